@@ -1,7 +1,7 @@
 #!/bin/sh
 # Measures the table of results/README.md anew: one commit, one machine, nothing beside it; hours.
-# Each folder has its command, machine, commit, load, number of samples and spread; what has ended
-# is not measured again. `make results`, or: sh scripts/results.sh .venv/bin/hires
+# Each folder has its command, machine, commit, load, number of samples and spread.
+# `make results`, or: sh scripts/results.sh .venv/bin/hires
 set -eu
 cd "$(dirname "$0")/.."
 hires=${1:-.venv/bin/hires}

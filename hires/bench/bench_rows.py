@@ -39,31 +39,21 @@ LOWER = ("bf16", "fp16", INT8)
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One row of a table."""
+    """One row of a table; ``config.batch`` images make one step."""
 
     name: str
     config: RunConfig
-    """``config.batch`` images make one step."""
-    plan: Plan | None = None
-    """Of :data:`PLANNED` peers: what is executed, and where it is cut."""
-    peer: str = "hires"
-    """What builds it: a module ``peers/peer_NAME.py``."""
+    plan: Plan | None = None  # of PLANNED peers: what is executed, and where it is cut
+    peer: str = "hires"  # what builds it: a module peers/peer_NAME.py
     what: str = ""
     ranks: int = 1
-    threads: int = 1
-    """Of each rank."""
-    baseline: str = ""
-    """Row whose images per second count as 1."""
-    beside: tuple[str, ...] = ()
-    """Rows of other libraries that do the same; the fastest is compared."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """For the peer."""
-    checked: bool = True
-    """Whether its result must be that of one process; a bound computes something else."""
-    small: BenchRow | None = None
-    """The same on a small image, in float64 unless its precision is lower."""
-    predicted_s: float | None = None
-    """Of a step, by the model of this machine."""
+    threads: int = 1  # of each rank
+    baseline: str = ""  # row whose images per second count as 1
+    beside: tuple[str, ...] = ()  # rows of others that do the same; the fastest is compared
+    settings: Mapping[str, Any] = field(default_factory=dict)  # for the peer
+    checked: bool = True  # whether its result must be that of one process; no bound's is
+    small: BenchRow | None = None  # on a small image, in float64 unless its precision is lower
+    predicted_s: float | None = None  # of a step, by the model of this machine
 
     @property
     def training(self) -> bool:
@@ -82,11 +72,6 @@ class BenchRow:
     def converted(self) -> bool:
         """Whether its library reads a file of the network, made for images of one size."""
         return getattr(peer(self.peer), "CONVERTED", False)
-
-    @property
-    def listed_elsewhere(self) -> bool:
-        """Whether oneDNN does not list its kernels: its library has others."""
-        return self.peer in ("onnxruntime", "openvino")
 
     def plain(self) -> dict[str, Any]:
         """Returns the row as plain values."""
@@ -141,17 +126,17 @@ def planned(row: BenchRow) -> BenchRow:
 
 def with_small(rows: Sequence[BenchRow]) -> list[BenchRow]:
     """Returns rows with what they are checked by, on the smallest image that all can cut."""
-    height, width = rows[0].config.image
+    largest = max(row.config.image for row in rows)
     for side in SMALL_SIDES:
         with contextlib.suppress(HiresError):
-            return [_with_small(row, min(height, side), min(width, side)) for row in rows]
-    return [_with_small(row, height, width) for row in rows]
+            return [_with_small(row, [min(side, length) for length in largest]) for row in rows]
+    return [_with_small(row, largest) for row in rows]
 
 
-def _with_small(row: BenchRow, height: int, width: int) -> BenchRow:
+def _with_small(row: BenchRow, image: list[int]) -> BenchRow:
     if not row.checked or row.converted:
         return row
-    config = replace(row.config, image=[height, width])
+    config = replace(row.config, image=image)
     if config.precision.name not in LOWER:
         config = in_float64(config)
     return replace(row, small=planned(replace(row, config=config)))
@@ -165,8 +150,7 @@ def in_float32(config: RunConfig) -> RunConfig:
 def graph_of(config: RunConfig) -> Graph:
     """Returns the graph of a config's network and microbatch; equal ones are traced once."""
     batch = config.batch // config.parallel.pieces
-    alone = replace(config, batch=batch, parallel=ParallelConfig())
-    return _traced(json.dumps(to_dict(alone)))
+    return _traced(json.dumps(to_dict(replace(config, batch=batch, parallel=ParallelConfig()))))
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,11 +8,10 @@ save ... add, save ... cat    with the value that was kept
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import re
-import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -22,12 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hires.bench.bench_rows import BenchRow, planned
-from hires.bench.peers.peer_module import ModuleSteps, plain_module
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, PlanError
 from hires.core.store import provenance
-from hires.engine.device import RankDevice
 from hires.plan.search.candidates import FUSED
 
 _DATA = yaml.safe_load((resources.files(__package__) / "rows/calibration.yaml").read_text("utf-8"))
@@ -35,7 +32,6 @@ CHAINS: list[dict[str, Any]] = _DATA["chains"]
 TILED: list[int] = _DATA["tiled"]
 PACE = 2
 """The chain that shows the pace: its maps are larger than caches, and its kernels usual."""
-TASKS = ("train", "infer")
 MOST_TILES = 4
 """Of an image in tiles."""
 OWN_FUSED, OWN_TILED = 2, 2
@@ -60,25 +56,34 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Chain(nn.Module):
     """Layers one after the other, then the mean of the image and a classifier."""
 
-    def __init__(self, words: str, classes: int, channels: int = 3) -> None:
+    def __init__(self, words: str, classes: int) -> None:
         super().__init__()
-        self.words, self.layers = words.split(), nn.ModuleList()
-        saved, self.places = 0, list[int]()
-        for word in self.words:
-            layer, before = _layer(word, channels), channels
-            self.places.append(len(self.layers) if layer is not None else -1)
-            self.layers.extend([] if layer is None else [layer])
-            shape = _SHAPE.fullmatch(word)
-            channels = int(shape[3]) if shape else channels
+        self.words, self.layers = words.split(), nn.ModuleDict()
+        channels, saved = 3, 0
+        for index, word in enumerate(self.words):
+            if shape := _SHAPE.fullmatch(word):
+                kernel, out, stride, groups = (int(n or 1) for n in shape.groups()[1:])
+                self.layers[str(index)] = (
+                    nn.ConvTranspose2d(channels, out, kernel, kernel)
+                    if shape[1] == "t"
+                    else nn.Conv2d(
+                        channels, out, kernel, stride, kernel // 2, groups=groups, bias=False
+                    )
+                )
+                channels = out
+            elif word == "bn":
+                self.layers[str(index)] = nn.BatchNorm2d(channels)
+            elif word == "gn":
+                self.layers[str(index)] = nn.GroupNorm(min(8, channels), channels)
             saved = channels if word == "save" else saved
             channels += saved if word == "cat" else 0
-            channels = before // 4 if word == "shuffle" else channels
+            channels //= 4 if word == "shuffle" else 1
         self.fc = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, 3, H, W) -> logits (n, classes)."""
         kept = x
-        for word, place in zip(self.words, self.places, strict=True):
+        for index, word in enumerate(self.words):
             if word == "save":
                 kept = x
             elif word == "add":
@@ -86,22 +91,9 @@ class Chain(nn.Module):
             elif word == "cat":
                 x = torch.cat([kept, x], 1)
             else:
-                x = self.layers[place](x) if place >= 0 else _FUNCTIONS[word](x)
+                x = self.layers[str(index)](x) if word not in _FUNCTIONS else _FUNCTIONS[word](x)
         logits: Tensor = self.fc(x.mean((2, 3)))
         return logits
-
-
-def _layer(word: str, channels: int) -> nn.Module | None:
-    """Returns the layer of a word; None: it has no parameters."""
-    if shape := _SHAPE.fullmatch(word):
-        kernel, out = int(shape[2]), int(shape[3])
-        stride, groups = int(shape[4] or 1), int(shape[5] or 1)
-        if shape[1] == "t":
-            return nn.ConvTranspose2d(channels, out, kernel, kernel)
-        return nn.Conv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=False)
-    if word == "bn":
-        return nn.BatchNorm2d(channels)
-    return nn.GroupNorm(min(8, channels), channels) if word == "gn" else None
 
 
 class Networks(NamedTuple):
@@ -114,14 +106,13 @@ class Networks(NamedTuple):
 def usual_networks(chosen: Iterable[int], tiles: int) -> Networks:
     """Returns the networks on one rank, in every precision and task, and some in tiles."""
     fast = {"avx512_bf16", "amx_bf16"} & provenance.cpu_flags()
-    whole, tiled = [], []
-    for index, dtype, task in itertools.product(chosen, ["fp32", *["bf16"] * bool(fast)], TASKS):
+    types, networks = ["fp32", *["bf16"] * bool(fast)], Networks([], [])
+    for index, dtype, task in itertools.product(chosen, types, ("train", "infer")):
         config = chain_config(CHAINS[index], dtype, task)
-        whole.append(row_with_plan(config))
+        networks.whole.append(row_with_plan(config))
         if tiles > 1 and index in TILED and dtype == "fp32":
-            cut = dataclasses.replace(config.parallel, tiles=[tiles, 1])
-            tiled.append(row_with_plan(dataclasses.replace(config, parallel=cut)))
-    return Networks(whole, tiled)
+            networks.tiled.append(row_with_plan(config, tiles=[tiles, 1]))
+    return networks
 
 
 def own_networks(config: RunConfig) -> Networks:
@@ -131,81 +122,47 @@ def own_networks(config: RunConfig) -> Networks:
     fewer; of whole batches with fused halos, too. A network that cannot be cut is measured whole.
     ConfigError, PlanError: it makes no plan on one rank.
     """
-    single = dataclasses.replace(
-        config,
-        device="cpu",
-        parallel=ParallelConfig(),
-        steps=1,
-        measure=dataclasses.replace(config.measure, warmup=0),
-        weights=None,
-        ranks=None,
-    )
+    measure = replace(config.measure, warmup=0)
+    single = replace(config, steps=1, measure=measure, device="cpu", parallel=ParallelConfig())
+    single = replace(single, weights=None, ranks=None)
     most = min(config.ranks or MOST_TILES, MOST_TILES)
     grids = [[rows, 1] for rows in range(2, most + 1)] + [[2, 2]] * (most >= 4)
-    whole: list[BenchRow] = []
-    tiled: list[BenchRow] = []
-    samples = config.batch
+    networks, samples = Networks([], []), config.batch
     while samples:
-        part = dataclasses.replace(single, batch=samples)
+        part = replace(single, batch=samples)
         try:
-            whole.append(row_with_plan(part))
+            networks.whole.append(row_with_plan(part))
         except ConfigError:
-            if not whole:
+            if not networks.whole:
                 raise
             break  # as batch norms refuse a single sample
         # The search fuses the halos of the best layouts, whose microbatches are large.
-        fused = FUSED[: OWN_FUSED if len(whole) == 1 else 1]
-        for grid, fuse in itertools.product(grids, fused) if len(whole) <= OWN_TILED else []:
-            halo = dataclasses.replace(part.parallel.halo, fuse=fuse)
-            cut = dataclasses.replace(part.parallel, tiles=grid, halo=halo)
+        first = len(networks.whole) == 1
+        cuts = itertools.product(grids, FUSED[: OWN_FUSED if first else 1])
+        for grid, fuse in cuts if len(networks.whole) <= OWN_TILED else ():
+            halo = replace(part.parallel.halo, fuse=fuse)
             with contextlib.suppress(ConfigError, PlanError):
-                tiled.append(row_with_plan(dataclasses.replace(part, parallel=cut)))
+                networks.tiled.append(row_with_plan(part, tiles=grid, halo=halo))
         samples //= 2
-    return Networks(whole, tiled)
+    return networks
 
 
-def row_with_plan(config: RunConfig) -> BenchRow:
+def row_with_plan(config: RunConfig, **parallel: Any) -> BenchRow:
     """Returns what is timed of a config; PlanError: its layout is impossible."""
+    config = replace(config, parallel=replace(config.parallel, **parallel))
     return planned(BenchRow("timed", config))
 
 
 def chain_config(chain: dict[str, Any], dtype: str, task: str) -> RunConfig:
     """Returns the config of a network of the calibration on one rank."""
-    target = f"{__name__}:Chain"
     words = {"words": chain["words"], "classes": 10}
-    return from_dict(
-        {
-            "device": "cpu",
-            "image": [chain["image"]] * 2,
-            "batch": chain["batch"],
-            "steps": 1,
-            "model": {"name": "custom", "target": target, "args": words, "classes": 10},
-            "data": {"classes": 10, "prefetch": 0},
-            "task": {"name": task},
-            "precision": {"name": dtype},
-            "optimizer": {"lr": 0.0},
-            "measure": {"warmup": 0},
-        }
-    )
+    values = {"device": "cpu", "image": [chain["image"]] * 2, "batch": chain["batch"], "steps": 1}
+    values |= {"task": {"name": task}, "precision": {"name": dtype}, "optimizer": {"lr": 0.0}}
+    values |= {"data": {"classes": 10, "prefetch": 0}, "measure": {"warmup": 0}}
+    model = {"name": "custom", "target": f"{__name__}:Chain", "args": words, "classes": 10}
+    return from_dict({**values, "model": model})
 
 
-def pace_steps() -> ModuleSteps:
-    """Returns the steps that show how fast the machine is at a moment; a rank runs them alone."""
-    config = chain_config(CHAINS[PACE], "fp32", "train")
-    return ModuleSteps(plain_module(config), BenchRow("pace", config), 0, RankDevice())
-
-
-class Pace:
-    """Times these steps by the clock of this thread."""
-
-    def __init__(self) -> None:
-        self.steps = pace_steps()
-        self.steps.step()  # prepares kernels
-
-    def step(self) -> float:
-        """Runs one step and returns its seconds."""
-        begin_s = time.thread_time()
-        self.steps.step()
-        taken_s = time.thread_time() - begin_s
-        self.steps.after_step()
-        return taken_s
+def pace_config() -> RunConfig:
+    """Returns the network whose steps show how fast the machine is; each rank runs them alone."""
+    return chain_config(CHAINS[PACE], "fp32", "train")

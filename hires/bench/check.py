@@ -8,10 +8,11 @@ element: in float64, or in bf16 and int8 with one process of the same precision.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,28 +41,6 @@ Reference = dict[str, Tensor]
 log = logging.getLogger(__name__)
 
 
-class Deviation(NamedTuple):
-    """How far a row is from what one process computes; infinite where nothing came, or NaN."""
-
-    value: float
-    """Error of loss or outputs as they are timed."""
-    exact: float = 0.0
-    """Largest error of an element of loss or outputs on a small image, ..."""
-    gradient: float = 0.0
-    """... and of a gradient."""
-    value_limit: float = VALUE_TOLERANCE
-    limit: float = EXACT_TOLERANCE
-
-    @property
-    def ok(self) -> bool:
-        """Whether the row is right."""
-        return self.value <= self.value_limit and max(self.exact, self.gradient) <= self.limit
-
-    def plain(self) -> dict[str, Any]:
-        """Returns it for a table."""
-        return {"value": self.value, "exact": max(self.exact, self.gradient), "ok": self.ok}
-
-
 class FirstStepCheck:
     """Compares the first step of every row with that of one process."""
 
@@ -69,8 +48,8 @@ class FirstStepCheck:
         self.rank, self.device = rank, device
         self._references: dict[tuple[Any, ...], Reference] = {}
 
-    def __call__(self, row: BenchRow, runner: Runner | None) -> Deviation | None:
-        """Returns whether a row is right, on rank 0; None: nothing is compared.
+    def __call__(self, row: BenchRow, runner: Runner | None) -> dict[str, Any] | None:
+        """Returns the errors of a row and whether it is right, on rank 0; None: not compared.
 
         All ranks call it together.
         """
@@ -89,47 +68,47 @@ class FirstStepCheck:
                 errors = {n: tensor_error(g, expected[n], n, largest) for n, g in gradients.items()}
         answers: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(answers, (value, exact, errors))
-        deviation = None
+        verdict = None
         if self.rank == 0:
-            deviation = self._deviation(row, *zip(*answers, strict=True))
-            log.info("%s: error %.1e, on a small image %.1e, of gradients %.1e", row.name,
-                     deviation.value, deviation.exact, deviation.gradient)  # fmt: skip
+            verdict = self._verdict(row, *zip(*answers, strict=True))
+            log.info("%s: %s", row.name, verdict)
         dist.barrier()
-        return deviation
+        return verdict
 
-    def _deviation(
+    def _verdict(
         self,
         row: BenchRow,
         values: Sequence[Tensor | None],
         exact: Sequence[Tensor | None],
         gradients: Sequence[Mapping[str, float]],
-    ) -> Deviation:
+    ) -> dict[str, Any]:
+        # By what each rank holds; errors are infinite where nothing came, or NaN.
         lower = row.config.precision.name in LOWER
         expected = value_of(self._reference(in_float32(row.config)))
         error = value_error(values, expected, mean_square=lower)
-        limit = LOWER_TOLERANCE if lower else VALUE_TOLERANCE
-        if row.small is None:
-            return Deviation(error, value_limit=limit)
-        small = self._small_reference(row.small)
-        wanted = [name for name in small if name.startswith("gradients/")]
-        errors = value_error(exact, value_of(small)), gradient_error(gradients, wanted)
-        return Deviation(error, *errors, limit, small_limit(row.small))
+        ok, small_error = error <= (LOWER_TOLERANCE if lower else VALUE_TOLERANCE), 0.0
+        if row.small is not None:
+            small = self._small_reference(row.small)
+            wanted = [name for name in small if name.startswith("gradients/")]
+            small_error = value_error(exact, value_of(small))
+            small_error = max(small_error, gradient_error(gradients, wanted))
+            ok = ok and small_error <= small_limit(row.small)
+        return {"value": error, "exact": small_error, "ok": ok}
 
     def _small_reference(self, row: BenchRow) -> Reference:
-        if row.config.precision.name != INT8:
-            return self._reference(lowest(row.config))
-        key = INT8, *row.config.image, row.config.parallel.pieces
-        if key not in self._references:
-            assert row.plan is not None
-            self._references[key] = quantised_step(row.config, row.plan)
-        return self._references[key]
+        if row.config.precision.name == INT8:
+            return self._reference(row.config, row)
+        return self._reference(lowest(row.config))
 
-    def _reference(self, config: RunConfig) -> Reference:
+    def _reference(self, config: RunConfig, quantised: BenchRow | None = None) -> Reference:
         # What one process answers to the same microbatches.
         pieces = config.batch, config.parallel.pieces, config.parallel.replicas
         key = config.precision.name, *config.image, *pieces
         if key not in self._references:
-            self._references[key] = reference_step(config, RankDevice())
+            plan = quantised and quantised.plan
+            self._references[key] = (
+                quantised_step(config, plan) if plan else reference_step(config, RankDevice())
+            )
         return self._references[key]
 
 
@@ -185,37 +164,33 @@ def value_error(
 
 
 def _pairs(parts: list[Tensor], expected: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Returns tensors and what each should be; none: the parts of all ranks are not the whole."""
+    # Tensors and what each should be; none: the parts of all ranks are not the whole.
     if parts and expected.dim() == 1:  # losses: the mean of the replicas counts
         return [(torch.cat(parts).mean().view(1), expected)]
-    for replicas in (n for n in range(1, len(parts) + 1) if len(parts) % n == 0):
+    for replicas in range(1, len(parts) + 1):
         each, batches = len(parts) // replicas, expected.chunk(replicas)
-        groups = [parts[first : first + each] for first in range(0, len(parts), each)]
-        pairs = [_joined(group, batch) for group, batch in zip(groups, batches, strict=False)]
-        if len(batches) == replicas and all(pairs):
-            return [pair for group in pairs for pair in group]
+        if len(parts) % replicas == 0 and len(batches) == replicas:
+            groups = [parts[first : first + each] for first in range(0, len(parts), each)]
+            pairs = [_joined(group, batch) for group, batch in zip(groups, batches, strict=True)]
+            if all(pairs):
+                return [pair for group in pairs for pair in group]
     return []
 
 
 def _joined(parts: list[Tensor], expected: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Returns copies of a tensor, or its tiles put together, with it; none: they are neither."""
+    # Copies of a tensor, or its tiles put together, with it; none: they are neither.
     if all(part.shape == expected.shape for part in parts):
         return [(part, expected) for part in parts]
-    for cols in (
-        n for n in range(1, len(parts) + 1) if len(parts) % n == 0 and expected.dim() == 4
-    ):
-        try:
+    for cols in range(1, len(parts) + 1) if expected.dim() == 4 else ():
+        with contextlib.suppress(RuntimeError):  # tiles of other heights beside each other
             rows = [torch.cat(parts[n : n + cols], 3) for n in range(0, len(parts), cols)]
-            grid = torch.cat(rows, 2)
-        except RuntimeError:  # tiles of other heights beside each other
-            continue
-        if grid.shape == expected.shape:
-            return [(grid, expected)]
+            if (grid := torch.cat(rows, 2)).shape == expected.shape:
+                return [(grid, expected)]
     return []
 
 
 def _first_step(runner: Runner) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """Runs one step; returns what this rank holds then, on the host, with its gradients."""
+    # Runs one step; returns what this rank holds then, on the host, with its gradients.
     runner.before_step()
     value = runner.step()
     grads = {f"gradients/{name}": p.grad for name, p in runner.parameters.items()}

@@ -15,30 +15,32 @@ import importlib.util
 import logging
 import os
 import shutil
-import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch.distributed as dist
 
 from hires import comm
 from hires.bench.bench_main import BenchTable, Result
-from hires.bench.message_race import (
+from hires.bench.messages import (
+    BARRIER,
+    BENCHED,
+    BenchBuffers,
     BenchCell,
-    Bind,
     Block,
     RaceWorld,
     Row,
+    bind,
     noise_of,
     race_cell,
     timed,
 )
-from hires.bench.messages import BARRIER, BENCHED, BenchBuffers, bind, table_name
 from hires.bench.peers.mpi4py_calls import RawMpi
-from hires.bench.start_ranks import TORCHRUN, join_world, stream_ranks, torch_world
+from hires.bench.start_ranks import TORCHRUN, join_world, stream_ranks
+from hires.comm.backends import rendezvous
 from hires.comm.backends.known_backends import BACKENDS
 from hires.comm.backends.mpi_backend import MpiBackend
 from hires.comm.transport import transport
@@ -47,7 +49,7 @@ from hires.core.errors import ConfigError
 from hires.core.ranks import mpi_starter
 from hires.core.ranks.world import World
 from hires.core.registry import offer
-from hires.core.units import parse_size, rough, size
+from hires.core.units import parse_size, size
 from hires.engine.device import open_device
 from hires.plan.routes import DIRECT, OWN, Route, is_possible, parse_route
 from hires.plan.table_rules import CARRIES
@@ -60,67 +62,31 @@ SEGMENTS = ("1MiB", "4MiB", "16MiB")
 MOST_DIRECT_BYTES = 2**20
 """Largest size of which each rank sends to each other one: more is never faster."""
 WAIT_S = 120.0
-NOTES = """\
-The sample of a call is its slowest rank; all ranks leave a fence together before it. Libraries run
-in turns, in another order every round. A size is what a rank contributes. Bandwidths: nccl-tests,
-PERFORMANCE.md. `raw:mpi4py` and `raw:gloo` are the libraries without hires, `table` is hires.comm
-with `comm=mix`."""
-
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class SweepOptions:
-    """What is measured, where, and how long."""
+def options_of(task: Mapping[str, Any]) -> SimpleNamespace:
+    """Returns the options of a task, lists as tuples; ConfigError: one makes no sense.
 
-    start: str
-    hosts: tuple[str, ...]
-    device: str
-    ranks: tuple[int, ...]
-    rounds: int
-    seconds: float
-    """Of each way in a cell, all rounds together."""
-    timeout: float
-    """Seconds for each number of ranks."""
-    operations: tuple[str, ...]
-    sizes: tuple[int, ...]
-    dtypes: tuple[str, ...]
-    ways: tuple[str, ...]
-    """Routes and baselines; empty: all that are here."""
+    ``routes`` that were not asked for are all that this machine has, backends first.
+    """
+    options = SimpleNamespace(**{**task, "start": starter_of(task["start"])})
+    ranks, options.routes = words_of(task["ranks"]), words_of(task["routes"])
+    if not all(word.isdecimal() and int(word) > 1 for word in ranks):
+        raise ConfigError(f"--ranks {task['ranks']}: write numbers above 1, as 2,4")
+    for route in (route for route in options.routes if route not in (*BASELINES, TABLE)):
+        parse_route(route)
+    options.routes = options.routes or routes_here(task["device"], has_mpi(options.start))
+    options.ranks, options.hosts = sorted({*map(int, ranks)}), words_of(task["hosts"])
+    options.operations = words_of(task["only"], "--only", BENCHED)
+    options.sizes = sizes_of(task["sizes"])
+    options.dtypes = words_of(task["dtypes"], "--dtypes", DTYPES)
+    return options
 
-    @staticmethod
-    def of(task: Mapping[str, Any]) -> SweepOptions:
-        """Returns the options of a task; ConfigError: one makes no sense."""
-        ranks = words_of(task["ranks"])
-        if not all(word.isdecimal() and int(word) > 1 for word in ranks):
-            raise ConfigError(f"--ranks {task['ranks']}: write numbers above 1, as 2,4")
-        ways = words_of(task["routes"])
-        for way in ways:
-            if way not in (*BASELINES, TABLE):
-                parse_route(way)
-        return SweepOptions(
-            starter_of(task["start"]),
-            words_of(task["hosts"]),
-            task["device"],
-            tuple(sorted({int(word) for word in ranks})),
-            task["rounds"],
-            float(task["seconds"]),
-            task["timeout"],
-            words_of(task["only"], "--only", BENCHED),
-            sizes_of(task["sizes"]),
-            words_of(task["dtypes"], "--dtypes", DTYPES),
-            ways,
-        )
 
-    @property
-    def routes(self) -> tuple[str, ...]:
-        """The routes that were asked for, or all that this machine has, backends first."""
-        return self.ways or routes_here(self.device, self.has_mpi)
-
-    @property
-    def has_mpi(self) -> bool:
-        """Whether the ranks are those of an MPI."""
-        return bool(DIALECTS[self.start].libraries) or self.start == "srun"
+def has_mpi(start: str) -> bool:
+    """Whether the ranks that a starter starts are those of an MPI."""
+    return bool(DIALECTS[start].libraries) or start == "srun"
 
 
 def words_of(text: str, option: str = "", choices: Iterable[str] = ()) -> tuple[str, ...]:
@@ -135,10 +101,8 @@ def words_of(text: str, option: str = "", choices: Iterable[str] = ()) -> tuple[
 def sizes_of(text: str) -> tuple[int, ...]:
     """Returns sizes in bytes: ``4,64KiB``, all powers of two of ``4..64MiB``, or of four: ``x4``.
 
-    >>> sizes_of("16,1KiB..4KiB")
-    (16, 1024, 2048, 4096)
-    >>> sizes_of("1KiB..64KiBx8")
-    (1024, 8192, 65536)
+    >>> sizes_of("16,1KiB..64KiBx8")
+    (16, 1024, 8192, 65536)
     """
     sizes: set[int] = set()
     for part in text.split(","):
@@ -169,10 +133,10 @@ def starter_of(text: str) -> str:
     return mpi_starter.mpi_here() or ("srun" if in_slurm else TORCHRUN)
 
 
-def routes_here(device: str, has_mpi: bool) -> tuple[str, ...]:
+def routes_here(device: str, mpi: bool) -> tuple[str, ...]:
     """Returns the routes that a machine may have, the backends themselves first."""
     own = "shm" if device == "cpu" else "nccl"
-    backends = [name for name in ("gloo", *["mpi"] * has_mpi, own) if name in BACKENDS]
+    backends = [name for name in ("gloo", *["mpi"] * mpi, own) if name in BACKENDS]
     routes = [*backends]
     for name in (name for name in backends if name != "shm"):
         routes += [f"{name}:direct"] * is_possible(Route(name, DIRECT))
@@ -182,12 +146,10 @@ def routes_here(device: str, has_mpi: bool) -> tuple[str, ...]:
 
 def applies_to(way: str, operation: str, num_bytes: int) -> bool:
     """Whether a way differs from its backend alone in a cell, and may be faster."""
-    if way in (*BASELINES, TABLE):
+    route = None if way in (*BASELINES, TABLE) else parse_route(way)
+    if route is None or route.algorithm == OWN:
         return True
-    route = parse_route(way)
-    if route.algorithm == OWN:
-        return True
-    if table_name(operation) not in CARRIES.get(route.algorithm, ()):
+    if BENCHED[operation].table not in CARRIES.get(route.algorithm, ()):
         return False
     if route.algorithm == DIRECT and num_bytes > MOST_DIRECT_BYTES:
         return False
@@ -207,44 +169,36 @@ def cells_of(
 
 
 def sweep(
-    options: SweepOptions,
+    options: SimpleNamespace,
     cells: Sequence[BenchCell],
     ways: Sequence[str],
-    rows: list[Row],
     table: TuningTable | None = None,
-) -> Iterator[None]:
-    """Measures the cells that ``rows`` lacks, and appends each; yields after each."""
-    done = {(row["ranks"], *(row[name] for name in BenchCell._fields)) for row in rows}
+) -> Iterator[list[Row]]:
+    """Yields all rows after each cell."""
+    rows: list[Row] = []
+    plain = table.to_dict() if table is not None else None
     for ranks in options.ranks:
-        todo = [cell for cell in cells if (ranks, *cell) not in done]
-        if not todo:
-            continue
-        job = todo, ways, options.rounds, options.seconds, options.device
-        measured = stream_ranks(
-            f"{__name__}:run_cells",
-            ranks,
-            options.timeout,
-            *job,
-            table.to_dict() if table is not None else None,
-            start=options.start,
-            hosts=options.hosts,
-        )
-        first_s = 0.0  # in which the ranks start and join is part of no cell
+        job = cells, ways, options.rounds, options.seconds, options.device, plain
+        where = {"start": options.start, "hosts": options.hosts}
+        measured = stream_ranks(f"{__name__}:run_cells", ranks, options.timeout, *job, **where)
         for number, row in enumerate(measured):
             rows.append(row)
-            first_s = first_s or time.monotonic()
-            left_s = (time.monotonic() - first_s) / max(number, 1) * (len(todo) - number - 1)
-            about = f"; {rough(left_s)} left" if number else ""
-            yield  # a cell that is shown has been kept
-            log.info("%d ranks, %d of %d: %s%s", ranks, number + 1, len(todo), describe(row), about)
+            yield rows  # a cell that is shown has been kept
+            log.info("%d ranks, %d of %d: %s", ranks, number + 1, len(cells), describe(row))
 
 
 def describe(row: Row) -> str:
     """Returns a row in a line: the operation, the size and the fastest way."""
-    measured = {name: way["p50_s"] for name, way in row["ways"].items() if "p50_s" in way}
-    best = min(measured, key=measured.__getitem__, default="-")
-    best_us = f" {measured[best] * 1e6:.1f} us" if measured else ""
+    right = right_ways(row)
+    best = min(right, key=right.__getitem__, default="-")
+    best_us = f" {right[best] * 1e6:.1f} us" if right else ""
     return f"{row['operation']} {size(row['bytes'])}, fastest {best}{best_us}"
+
+
+def right_ways(row: Row) -> dict[str, float]:
+    """Returns the medians of the ways whose results were right."""
+    ways = row["ways"].items()
+    return {name: way["p50_s"] for name, way in ways if way.get("p50_s") and not way["wrong"]}
 
 
 def wrong_rows(rows: Sequence[Row]) -> list[str]:
@@ -289,7 +243,7 @@ def join(world: World, ways: Sequence[str], table: TuningTable | None, device: s
     if RAW_GLOO in ways:
         # torch renames its collectives in one version after the other; both names work.
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-        torch_world(world, WAIT_S)
+        rendezvous.torch_world(world, WAIT_S)
     largest = functools.partial(comm.all_reduce, op=dist.ReduceOp.MAX, backend=backends[0])
     # The quickest that there is, so that ranks leave it close together.
     quickest = next((b for b in ("shm", "mpi", "gloo") if b in backends), backends[0])
@@ -299,43 +253,31 @@ def join(world: World, ways: Sequence[str], table: TuningTable | None, device: s
         place.synchronize()
         barrier()
 
-    near = barrier if place.torch.type == "cpu" else fence
-    name = str(place.torch)
-    return RaceWorld(world.rank, world.size, near, largest, name, place.synchronize)
+    return RaceWorld(world.rank, world.size, fence, largest, str(place.torch), place.synchronize)
 
 
-class RoutedComm:
-    """hires.comm with ``backend=`` given; None: as its table chooses."""
-
-    def __init__(self, route: Route | None) -> None:
-        self._route = route
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(comm, name)
-        return function if self._route is None else functools.partial(function, backend=self._route)
-
-
-def _bound(way: str, world: RaceWorld) -> Bind:
-    """Returns what binds a way to the buffers of a cell."""
+def _bound(way: str, world: RaceWorld) -> Callable[[BenchBuffers], Block]:
+    # What binds a way to the buffers of a cell.
     if way != RAW_MPI4PY:
-        library = (
-            dist if way == RAW_GLOO else RoutedComm(None if way == TABLE else parse_route(way))
-        )
+        library: Any = dist if way == RAW_GLOO else comm
+        if way not in (*BASELINES, TABLE):
+            route = parse_route(way)
+            names = {*BENCHED, "send", "recv", "isend", "irecv"}
+            calls = {n: getattr(comm, n) for n in names if hasattr(comm, n)}
+            bound = {n: functools.partial(call, backend=route) for n, call in calls.items()}
+            library = SimpleNamespace(**bound)
         return lambda buffers: timed(bind(library, buffers), world)
-    calls = cast(MpiBackend, transport.backends["mpi"]).calls
-    with calls:
+    lock = cast(MpiBackend, transport.backends["mpi"]).calls
+    with lock:
         raw = RawMpi()
     own = world._replace(fence=raw.world.Barrier)
 
-    def bind_raw(buffers: BenchBuffers) -> Block | None:
-        call = raw.bind(buffers)
-        if call is None:
-            return None
-        block = timed(call, own)
+    def bind_raw(buffers: BenchBuffers) -> Block:
+        block = timed(raw.bind(buffers), own)
 
         # The thread of hires.comm must not call MPI meanwhile; so the fence is MPI's own, too.
         def run(times: int) -> list[float]:
-            with calls:
+            with lock:
                 return block(times)
 
         return run
@@ -343,24 +285,18 @@ def _bound(way: str, world: RaceWorld) -> Bind:
     return bind_raw
 
 
-def measure(task: Mapping[str, Any], previous: Result | None) -> Iterator[Result]:
+def measure(task: Mapping[str, Any]) -> Iterator[Result]:
     """Yields all rows after each cell."""
-    options = SweepOptions.of(task)
+    options = options_of(task)
     table = TuningTable.read(task["table"]) if task["table"] else None
-    if TABLE in options.ways and table is None:
+    if TABLE in options.routes and table is None:
         raise ConfigError("--routes table needs --table FILE, as `hires tune comm` writes it")
-    ways = options.ways or (*options.routes, *(BASELINES if options.has_mpi else BASELINES[:1]))
-    ways = tuple(dict.fromkeys((*ways, *([TABLE] if table else []))))
-    rows: list[Row] = previous["rows"] if previous else []
+    baselines = () if task["routes"] else BASELINES[: 1 + has_mpi(options.start)]
+    ways = dict.fromkeys((*options.routes, *baselines, *([TABLE] if table else [])))
     cells = cells_of(options.operations, options.sizes, options.dtypes)
-
-    def result() -> Result:
+    for rows in sweep(options, cells, [*ways], table):
         wrong = wrong_rows(rows)
-        return {"ok": not wrong, "start": options.start, "wrong": wrong, "rows": rows}
-
-    for _ in sweep(options, cells, ways, rows, table):
-        yield result()
-    yield result()
+        yield {"ok": not wrong, "start": options.start, "wrong": wrong, "rows": rows}
 
 
 def noise_facts(rows: Sequence[Row]) -> list[str]:
@@ -372,12 +308,9 @@ def noise_facts(rows: Sequence[Row]) -> list[str]:
 
 def facts(result: Result) -> list[str]:
     """Returns what stands above the tables."""
-    missing: dict[str, dict[str, None]] = defaultdict(dict)
-    for row in result["rows"]:
-        for name, way in row["ways"].items():
-            if way.get("missing"):
-                missing[way["missing"]][f"{name} in {row['operation']}"] = None
-    lines = [f"not measured: {', '.join([*ways][:3])}: {why}" for why, ways in missing.items()]
+    ways = [(*item, row["operation"]) for row in result["rows"] for item in row["ways"].items()]
+    lacks = dict.fromkeys(f"{n} in {op}: {w['missing']}" for n, w, op in ways if "missing" in w)
+    lines = [f"not measured: {text}" for text in lacks]
     results = f"WRONG: {'; '.join(result['wrong'])}" if result["wrong"] else "all right"
     noise = noise_facts(result["rows"])
     return [f"ranks started by {result['start']}", *noise, f"results: {results}", *lines]
@@ -396,26 +329,18 @@ def tables(result: Result) -> list[BenchTable]:
     return tables
 
 
-def right_ways(row: Row) -> dict[str, Row]:
-    """Returns what was measured of the ways whose results were right."""
-    return {name: way for name, way in row["ways"].items() if way.get("p50_s") and not way["wrong"]}
-
-
 def _cells(row: Row, ways: Sequence[str]) -> dict[str, str]:
-    """Returns the size, the fastest way with its bandwidths, and the median of every way."""
-    right = right_ways(row)
-    best = min(right, key=lambda name: right[name]["p50_s"], default="-")
-    cells = {"size": "-" if row["operation"] == BARRIER else size(row["bytes"]), "fastest": best}
-    cells |= dict.fromkeys(("p99", "alg GB/s", "bus GB/s", "n"), "-")
+    # The size, the fastest way with its bandwidths, and the median of every way.
+    right, values = right_ways(row), ["-"] * 4
+    best = min(right, key=right.__getitem__, default="-")
     if right:
-        way, operation = right[best], BENCHED[row["operation"]]
-        rates = operation.bandwidths(row["bytes"], row["ranks"], way["p50_s"])
-        values = f"{way['p99_s'] * 1e6:.1f}", *(f"{rate / 1e9:.3f}" for rate in rates)
-        cells |= dict(zip(("p99", "alg GB/s", "bus GB/s"), values, strict=True))
-        cells["n"] = str(way["count"])
+        way, operation = row["ways"][best], BENCHED[row["operation"]]
+        rates = operation.bandwidths(row["bytes"], row["ranks"], right[best])
+        rates_text = [f"{rate / 1e9:.3f}" for rate in rates]
+        values = [f"{way['p99_s'] * 1e6:.1f}", *rates_text, str(way["count"])]
+    cells = {"size": "-" if row["operation"] == BARRIER else size(row["bytes"]), "fastest": best}
+    cells |= dict(zip(("p99", "alg GB/s", "bus GB/s", "n"), values, strict=True))
     for name in ways:
         wrong = row["ways"].get(name, {}).get("wrong")
-        cells[name] = "WRONG" if wrong else "-"
-        if name in right:
-            cells[name] = f"{right[name]['p50_s'] * 1e6:.1f}"
+        cells[name] = f"{right[name] * 1e6:.1f}" if name in right else "WRONG" if wrong else "-"
     return cells

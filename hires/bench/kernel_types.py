@@ -21,8 +21,9 @@ from hires.core.precisions import INT8
 TYPES = {"fp32": {"f32"}, "bf16": {"bf16"}, INT8: {"u8", "s8"}}
 """oneDNN's names of the types that the kernels of a precision read."""
 _EXECUTED = re.compile(
-    r"onednn_verbose,(?:v1,)?primitive,exec,cpu,(?:convolution|deconvolution|inner_product|matmul)"
-    r",[^,]+,[^,]*,.*?src[^:]*:(\w+):"
+    r"^onednn_verbose,(?:v1,)?primitive,exec,cpu,(?:convolution|deconvolution|inner_product|matmul)"
+    r",[^,]+,[^,]*,.*?src[^:]*:(\w+):",
+    re.MULTILINE,
 )
 
 
@@ -46,8 +47,7 @@ def onednn_kernels(step: Callable[[], object]) -> dict[str, int]:
 
 def count_kernels(text: str) -> dict[str, int]:
     """Returns how many heavy primitives oneDNN's verbose output lists, by type."""
-    matches = [_EXECUTED.match(line) for line in text.splitlines()]
-    return dict(collections.Counter(match[1] for match in matches if match))
+    return dict(collections.Counter(_EXECUTED.findall(text)))
 
 
 def ran_as(precision: str, kernels: Mapping[str, int]) -> bool:

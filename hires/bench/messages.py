@@ -1,7 +1,10 @@
-"""Defines the messages that ``hires bench comm`` measures: buffers, calls, results, bandwidths.
+"""Defines and times the messages of ``hires bench comm``: buffers, calls, results, bandwidths.
 
 A call is made through any library with the names of ``torch.distributed``, so that hires.comm and
 torch run the same lines. The values are small whole numbers, whose sums are exact in every type.
+Of every operation and size each library runs a block of calls in every round, in turns. A call is
+timed alone, behind a fence that all ranks leave together; the slowest rank is the sample. The first
+and the last round check every element of the result.
 
 Source:
     Bandwidths: NVIDIA nccl-tests, doc/PERFORMANCE.md. Point to point: OSU micro-benchmarks,
@@ -11,35 +14,39 @@ Source:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hires.bench.race import turns
+from hires.core.errors import HiresError
+
 ROOT = 0
-WINDOW = 64
-"""Messages under way at once in the tests of bandwidth, as in osu_bw."""
-WINDOW_BYTES = 2**26
-"""Fewer where they would be more than this."""
-_PERIOD = 7
-_POISON = 99
-_TAG = 11
+WINDOW, WINDOW_BYTES = 64, 2**26
+"""Messages under way at once in the tests of bandwidth, as in osu_bw; fewer if they were larger."""
+LEAST_CALLS, MOST_CALLS = 2, 400
+"""Of a block."""
+_PERIOD, _POISON, _TAG = 7, 99, 11
 
 Call = Callable[[], object]
+Block = Callable[[int], list[float]]
+"""Runs so many calls and returns the seconds of each."""
+Row = dict[str, Any]
+"""What was measured of a cell on some ranks, as plain values."""
 
 
-@dataclass(frozen=True)
-class BenchOperation:
-    """An operation of a size as it is measured; sizes are of the tensor that a rank contributes."""
+class BenchOperation(NamedTuple):
+    """An operation as it is measured; a size is of the tensor that a rank contributes."""
 
-    name: str
-    """Of the function, or of a test of messages."""
-    table: str = ""
-    """In a tuning table; empty: the same."""
-    total: Callable[[int, int], float] = lambda num_bytes, ranks: num_bytes
-    """(bytes of the size, ranks) -> bytes by which nccl-tests divides the time."""
+    table: str
+    """Its name in a tuning table."""
+    of_all: bool = False
+    """Whether nccl-tests divides the time by the bytes of all ranks, or of both directions."""
     factor: Callable[[int], float] = lambda ranks: 1.0
     """Ranks -> bus bandwidth over algorithm bandwidth."""
     parts: bool = False
@@ -47,76 +54,85 @@ class BenchOperation:
 
     def bandwidths(self, num_bytes: int, ranks: int, seconds: float) -> tuple[float, float]:
         """Returns algorithm and bus bandwidth in bytes per s."""
-        algorithm = self.total(num_bytes, ranks) / seconds
+        many = 2 if self.table == "send" else ranks
+        algorithm = num_bytes * (many if self.of_all else 1) / seconds
         return algorithm, algorithm * self.factor(ranks)
-
-
-def _of_all(num_bytes: int, ranks: int) -> float:
-    return num_bytes * ranks
 
 
 def _others(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
-LATENCY, BANDWIDTH, BIDIRECTIONAL, BARRIER = "latency", "bandwidth", "bidirectional", "barrier"
-BENCHED = {
-    operation.name: operation
-    for operation in (
-        BenchOperation(LATENCY, "send"),
-        BenchOperation(BANDWIDTH, "send"),
-        BenchOperation(BIDIRECTIONAL, "send", lambda num_bytes, ranks: 2 * num_bytes),
-        BenchOperation("all_reduce", factor=lambda ranks: 2 * (ranks - 1) / ranks),
-        BenchOperation("reduce"),
-        BenchOperation("broadcast"),
-        BenchOperation("all_gather_into_tensor", "all_gather", _of_all, _others),
-        BenchOperation("reduce_scatter_tensor", "reduce_scatter", factor=_others, parts=True),
-        BenchOperation("all_to_all_single", "all_to_all", factor=_others, parts=True),
-        BenchOperation("gather", "", _of_all, _others),
-        BenchOperation("scatter"),
-        BenchOperation(BARRIER),
-    )
-}
-"""Name -> operation; in a scatter the size is what a rank gets."""
-MESSAGES = (LATENCY, BANDWIDTH, BIDIRECTIONAL)
+MESSAGES = LATENCY, BANDWIDTH, BIDIRECTIONAL = "latency", "bandwidth", "bidirectional"
+BARRIER = "barrier"
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_tensor")
+BENCHED = {
+    LATENCY: BenchOperation("send"),
+    BANDWIDTH: BenchOperation("send"),
+    BIDIRECTIONAL: BenchOperation("send", of_all=True),
+    "all_reduce": BenchOperation("all_reduce", factor=lambda ranks: 2 * (ranks - 1) / ranks),
+    "reduce": BenchOperation("reduce"),
+    "broadcast": BenchOperation("broadcast"),
+    "all_gather_into_tensor": BenchOperation("all_gather", True, _others),
+    "reduce_scatter_tensor": BenchOperation("reduce_scatter", factor=_others, parts=True),
+    "all_to_all_single": BenchOperation("all_to_all", factor=_others, parts=True),
+    "gather": BenchOperation("gather", True, _others),
+    "scatter": BenchOperation("scatter"),
+    BARRIER: BenchOperation(BARRIER),
+}
+"""Name of the function, or of a test of messages; in a scatter the size is what a rank gets."""
 
 
-def table_name(operation: str) -> str:
-    """Returns the name of a measured operation in a tuning table."""
-    return BENCHED[operation].table or operation
+class BenchCell(NamedTuple):
+    """What is measured at a time."""
+
+    operation: str
+    num_bytes: int
+    dtype: str = "float32"
+
+
+class RaceWorld(NamedTuple):
+    """What ranks agree by: the library beside which nothing is measured."""
+
+    rank: int
+    ranks: int
+    fence: Callable[[], object]
+    """All ranks leave it together, and the device has done all before it."""
+    largest: Callable[[Tensor], object]
+    """Makes a tensor of float64 the element-wise largest of all ranks."""
+    device: str = "cpu"
+    synchronize: Callable[[], object] = lambda: None
+    """Returns when the device has done all that it was given."""
+
+    def most(self, value: float) -> float:
+        """Returns the largest value of all ranks."""
+        tensor = torch.tensor([value], dtype=torch.float64)
+        self.largest(tensor)
+        return tensor.item()
 
 
 class BenchBuffers:
-    """The tensors of one rank for one operation and size."""
+    """The tensors of one rank for one cell."""
 
-    def __init__(
-        self,
-        operation: str,
-        num_bytes: int,
-        dtype: torch.dtype,
-        rank: int,
-        ranks: int,
-        device: str = "cpu",
-    ) -> None:
-        self.operation, self.rank, self.ranks = operation, rank, ranks
+    def __init__(self, cell: BenchCell, rank: int, ranks: int, device: str = "cpu") -> None:
+        self.operation, self.rank, self.ranks = cell.operation, rank, ranks
         self.peer = {0: ranks - 1, ranks - 1: 0}.get(rank, -1)
         """The other rank of messages, which the first and last exchange; -1: none."""
-        number = max(1, num_bytes // dtype.itemsize)
-        if BENCHED[operation].parts:
+        dtype, root, name = getattr(torch, cell.dtype), rank == ROOT, cell.operation
+        number = max(1, cell.num_bytes // dtype.itemsize)
+        if BENCHED[name].parts:
             number = max(1, number // ranks) * ranks
         self.input = torch.zeros(number, dtype=dtype, device=device)
-        input, root = self.input, rank == ROOT
         sizes = {
             "all_gather_into_tensor": ranks * number,
             "gather": ranks * number if root else 0,
             "reduce_scatter_tensor": number // ranks,
             **dict.fromkeys(("all_to_all_single", "scatter", *MESSAGES), number),
         }
-        self.output = input.new_zeros(sizes[operation]) if operation in sizes else input
-        if operation == "scatter" and root:
-            self.input = input.new_zeros(ranks * number)
-        most = number * (ranks if operation == "scatter" else 1)
+        self.output = self.input.new_zeros(sizes[name]) if name in sizes else self.input
+        if name == "scatter" and root:
+            self.input = self.input.new_zeros(ranks * number)
+        most = number * (ranks if name == "scatter" else 1)
         values = torch.arange(most + _PERIOD, dtype=torch.int32).remainder_(_PERIOD)
         self._values = values.to(device=device, dtype=dtype)
         self.num_bytes = number * dtype.itemsize
@@ -145,34 +161,35 @@ class BenchBuffers:
         return self._values[3 * rank % _PERIOD :][:number]
 
     def _expected(self) -> Tensor | None:
-        """Returns the right result; None: this rank gets none."""
-        name, number, ranks = self.operation, self.input.numel(), range(self.ranks)
-        root = self.rank == ROOT
-        if name in REDUCTIONS:
-            total = torch.zeros_like(self.input)
-            for rank in ranks:
-                total += self._pattern(rank, number)
-            if name == "reduce_scatter_tensor":
-                return self.split(total)[self.rank]
-            return total if name == "all_reduce" or root else None
+        # The right result; None: this rank gets none.
+        name, number, root = self.operation, self.input.numel(), self.rank == ROOT
         if name in MESSAGES:
             silent = self.peer < 0 or (name == BANDWIDTH and root)
             return None if silent else self._pattern(self.peer, number)
-        if name == "broadcast":
-            return self._pattern(ROOT, number)
-        if name == "all_to_all_single":
-            return torch.cat([self.split(self._pattern(r, number))[self.rank] for r in ranks])
-        if name == "scatter":
-            inputs = self._pattern(ROOT, self.output.numel() * self.ranks)
-            return self.split(inputs)[self.rank]
-        if (name == "gather" and not root) or name == BARRIER:
+        if name == BARRIER or (name in ("reduce", "gather") and not root):
             return None
-        return torch.cat([self._pattern(rank, number) for rank in ranks])
+        if name == "scatter":
+            whole = self._pattern(ROOT, self.output.numel() * self.ranks)
+            return self.split(whole)[self.rank]
+        inputs = [self._pattern(rank, number) for rank in range(self.ranks)]
+        if name in REDUCTIONS:
+            total = torch.stack(inputs).sum(0, dtype=self.input.dtype)
+            return self.split(total)[self.rank] if "scatter" in name else total
+        if name == "all_to_all_single":
+            inputs = [self.split(one)[self.rank] for one in inputs]
+        return inputs[ROOT] if name == "broadcast" else torch.cat(inputs)
 
 
 def window(num_bytes: int) -> int:
     """Returns how many messages of a size are under way at once."""
     return max(2, min(WINDOW, WINDOW_BYTES // max(num_bytes, 1)))
+
+
+def messages_in(operation: str, num_bytes: int) -> int:
+    """Returns the messages one way, one after another, in a call: its time is divided by them."""
+    if operation == LATENCY:
+        return 2
+    return window(num_bytes) if operation in MESSAGES else 1
 
 
 def bind(library: Any, buffers: BenchBuffers) -> Call:
@@ -200,23 +217,20 @@ def _messages(library: Any, buffers: BenchBuffers) -> Call:
     send = functools.partial(library.isend, input, peer, tag=_TAG)
     receive = functools.partial(library.irecv, output, peer, tag=_TAG)
     answer = input.new_zeros(1)
+    both = (library.send, input), (library.recv, output)
 
     def ping_pong() -> None:  # of blocking calls, as osu_latency has
-        if first:
-            library.send(input, peer, tag=_TAG)
-            library.recv(output, peer, tag=_TAG)
-        else:
-            library.recv(output, peer, tag=_TAG)
-            library.send(input, peer, tag=_TAG)
+        for call, tensor in both if first else both[::-1]:
+            call(tensor, peer, tag=_TAG)
 
     def one_way() -> None:
-        works = [send() if first else receive() for _ in range(count)]
-        for work in works:
-            work.wait()
+        wait([send() if first else receive() for _ in range(count)])
         (library.irecv if first else library.isend)(answer, peer, tag=_TAG + 1).wait()
 
     def both_ways() -> None:
-        works = [receive() for _ in range(count)] + [send() for _ in range(count)]
+        wait([receive() for _ in range(count)] + [send() for _ in range(count)])
+
+    def wait(works: list[Any]) -> None:
         for work in works:
             work.wait()
 
@@ -225,8 +239,89 @@ def _messages(library: Any, buffers: BenchBuffers) -> Call:
     return {LATENCY: ping_pong, BANDWIDTH: one_way, BIDIRECTIONAL: both_ways}[name]
 
 
-def messages_in(operation: str, num_bytes: int) -> int:
-    """Returns the messages one way, one after another, in a call: its time is divided by them."""
-    if operation == LATENCY:
-        return 2
-    return window(num_bytes) if operation in MESSAGES else 1
+def timed(call: Call, world: RaceWorld) -> Block:
+    """Returns the block of a call."""
+    clock, fence, synchronize = time.perf_counter, world.fence, world.synchronize
+    on_host = world.device == "cpu"
+
+    def block(times: int) -> list[float]:
+        seconds = []
+        for _ in range(times):
+            fence()
+            begin_s = clock()
+            call()
+            if not on_host:
+                synchronize()
+            seconds.append(clock() - begin_s)
+        return seconds
+
+    return block
+
+
+def race_cell(
+    cell: BenchCell,
+    libraries: Mapping[str, Callable[[BenchBuffers], Block]],
+    world: RaceWorld,
+    rounds: int,
+    seconds: float,
+) -> Row:
+    """Returns the row of a cell as plain values, the same on all ranks.
+
+    ``libraries`` bind the buffers to a block. ``seconds``: of each library, all rounds together.
+    One that lacks the operation on a rank has its reason as ``missing``.
+    """
+    buffers = BenchBuffers(cell, world.rank, world.ranks, world.device)
+    messages = messages_in(cell.operation, buffers.num_bytes)
+    blocks: dict[str, Block] = {}
+    results: dict[str, Row] = {}
+    for name, bound in libraries.items():
+        missing = ""
+        buffers.fill()
+        try:
+            block = bound(buffers)
+            block(1)
+        except (HiresError, RuntimeError, ValueError, TypeError, KeyError) as error:
+            missing = " ".join(str(error).split())[:200] or type(error).__name__
+        if world.most(bool(missing)):
+            results[name] = {"missing": missing or "another rank lacks it"}
+        else:
+            results[name], blocks[name] = {"wrong": 0}, block
+    counts = {}
+    for name, block in blocks.items():  # from the quickest of three calls that warm up
+        buffers.zero_inputs()
+        fitting = seconds / rounds / max(world.most(min(block(3))), 1e-7)
+        counts[name] = int(min(MOST_CALLS, max(LEAST_CALLS, fitting)))
+    samples: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in blocks}
+    for index, order in enumerate(turns(blocks, rounds)):
+        for name in order:
+            buffers.zero_inputs()
+            calls_s = torch.tensor(blocks[name](counts[name]), dtype=torch.float64)
+            world.largest(calls_s)
+            samples[name].append(calls_s.numpy() / messages)
+            if index in (0, rounds - 1):
+                buffers.fill()
+                blocks[name](1)
+                results[name]["wrong"] += int(world.most(buffers.num_wrong()))
+    for name, blocks_s in samples.items():
+        p50, p99 = np.quantile(np.concatenate(blocks_s), (0.5, 0.99)).tolist()
+        medians = [float(np.median(block_s)) for block_s in blocks_s]
+        results[name] |= {
+            "p50_s": p50,
+            "p99_s": p99,
+            "count": rounds * counts[name],
+            "rounds_s": medians,
+        }
+    return {**cell._asdict(), "bytes": buffers.num_bytes, "ranks": world.ranks, "ways": results}
+
+
+def noise_of(rows: Sequence[Row], share: float = 0.5) -> float:
+    """Returns the noise that a share of all libraries in all cells does not exceed.
+
+    It is how far the medians of rounds lie apart, relative to the middle one: 1.48 times the median
+    distance, which is the standard deviation of normal noise.
+    """
+    noises = [0.0]
+    for way in (way for row in rows for way in row["ways"].values() if "rounds_s" in way):
+        middle = statistics.median(way["rounds_s"])
+        noises.append(1.4826 * statistics.median(abs(s - middle) for s in way["rounds_s"]) / middle)
+    return float(np.quantile(noises[1:] or noises, share))

@@ -2,7 +2,7 @@
 
 ONNX Runtime and OpenVINO hold every value of the network at once while they calibrate, and were
 killed on a machine of 23 GiB by one image of 1024x1024 pixels. Ranges are single numbers, so those
-of one image of at most 512x512 pixels serve a network of the same weights for any batch and size.
+of images of at most 512x512 pixels serve a network of the same weights for any batch and size.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ STATISTICS_PIXELS = 2**22
 """Of images whose statistics are computed at once, unless a batch has more: 4 of 1024x1024."""
 CALIBRATED_PIXELS = 512
 """Rows and columns that the libraries calibrate on, at most."""
-INSTALL = "pip install 'hires[peers]'"
-MADE = ("weights", "results", "quant.images", "quant.calibration")
+REPLACED = ("weights", "results", "quant.images", "quant.calibration")
 """Keys of a calibration that :func:`with_inputs` sets."""
 
 
@@ -41,23 +40,25 @@ def with_inputs(
     """Returns rows with the weights and scales that are made for them; RunError: that failed.
 
     ``words`` are the overrides of the first row. A network without weights of its own gets first
-    ones whose norms have the statistics of ``settings.statistics`` images, so that no value
-    explodes.
+    ones whose norms have the statistics of ``settings.statistics`` images, the most of any row, so
+    that no value explodes. Rows without such images stay as they are.
     """
+    count = max(row.settings.get("statistics", 0) for row in rows)
+    if not count:
+        return rows
     first = in_float32(rows[0].config)
-    count, weights = rows[0].settings["statistics"], first.weights
+    weights = first.weights
     if not weights:
         module, images = plain_module(first), calibration_images(first, count)
-        set_statistics(
-            module, *torch.split(images, max(first.batch, STATISTICS_PIXELS // first.height**2))
-        )
+        at_once = max(first.batch, STATISTICS_PIXELS // (first.height * first.width))
+        set_statistics(module, *torch.split(images, at_once))
         weights = str(folder / "weights.safetensors")
         save_file({name: t.contiguous() for name, t in module.state_dict().items()}, weights)
     scales = None
     if any(row.peer == "hires" and row.config.precision.name == INT8 for row in rows):
         scales = str(folder / file_names.SCALES)
         images_used = first.batch * -(-count // first.batch)
-        usual = [word for word in words if word.partition("=")[0] not in MADE]
+        usual = [word for word in words if word.partition("=")[0] not in REPLACED]
         usual += [f"weights={weights}", f"results={folder}", f"quant.images={images_used}"]
         usual += [] if first.data.path else ["quant.calibration=noise"]
         hires_output(["quantize", *usual, "--out", scales], timeout_s)
@@ -66,7 +67,8 @@ def with_inputs(
         config = replace(row.config, weights=weights)
         if config.precision.name == INT8:
             config = replace(config, quant=replace(config.quant, scales=scales))
-        with_weights.append(replace(row, config=config))
+        settings = {**row.settings, "statistics": count, "folder": str(folder)}
+        with_weights.append(replace(row, config=config, settings=settings))
     return with_weights
 
 
@@ -99,9 +101,7 @@ def hires_output(words: Sequence[str], timeout_s: float) -> str:
     """Returns what a command of hires prints; RunError: it failed; LateError: it took too long."""
     what, command = f"`hires {' '.join(words)}`", module_command("hires", *words)
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         raise LateError(f"{what} was not done after {timeout_s:g} s; use --timeout") from None
     if done.returncode:
@@ -113,16 +113,21 @@ def hires_output(words: Sequence[str], timeout_s: float) -> str:
 def missing_packages(*names: str) -> str:
     """Returns what is not installed, and how to install it; nothing: all are here."""
     missing = [name for name in names if util.find_spec(name) is None]
-    return f"{', '.join(missing)} not installed: {INSTALL}" if missing else ""
+    install = "pip install 'hires[peers]'"
+    return f"{', '.join(missing)} not installed: {install}" if missing else ""
 
 
-def network_file(row: BenchRow) -> tuple[Path, Tensor]:
-    """Returns the network of a row for its batch, in fp32, and the images of a step."""
-    config = in_float32(row.config)
-    path, images = Path(row.settings["folder"]) / "network.onnx", whole_batch(config)[0]
+def network_file(row: BenchRow, sample: Tensor | None = None) -> tuple[Path, Tensor]:
+    """Returns the network of a row in fp32 for its images, or for one sample; and the images."""
+    config, name = in_float32(row.config), "network.onnx"
+    if sample is not None:
+        config, name = replace(config, image=[*sample.shape[2:]], batch=1), "sample.onnx"
+    images = whole_batch(config)[0].contiguous() if sample is None else sample
+    path = Path(row.settings["folder"]) / name
     if not path.exists():
-        write_onnx(plain_module(config, trick=False).eval(), images.contiguous(), path)
-    return path, images.contiguous()
+        with torch.no_grad():
+            write_onnx(plain_module(config, trick=False).eval(), images, path)
+    return path, images
 
 
 def calibration_samples(row: BenchRow) -> list[Tensor]:
@@ -132,12 +137,3 @@ def calibration_samples(row: BenchRow) -> list[Tensor]:
         kept = min(images.shape[dim], CALIBRATED_PIXELS)
         images = images.narrow(dim, (images.shape[dim] - kept) // 2, kept)
     return [image[None] for image in images.contiguous()]
-
-
-def sample_file(row: BenchRow, sample: Tensor) -> Path:
-    """Returns the network for one such image."""
-    path = Path(row.settings["folder"]) / "sample.onnx"
-    config = replace(in_float32(row.config), image=[*sample.shape[2:]], batch=1)
-    with torch.no_grad():
-        write_onnx(plain_module(config, trick=False).eval(), sample, path)
-    return path

@@ -10,7 +10,7 @@ import gc
 import logging
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -73,6 +73,15 @@ def ratios(over: Sequence[float], under: Sequence[float], factor: float = 1.0) -
     return spread([factor * a / b for a, b in zip(over, under, strict=True)])
 
 
+def turns(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
+    """Yields the order of each round: the same on all ranks, another each round."""
+    every = [*names]
+    for index in range(rounds):
+        order = [*every]
+        random.Random(index).shuffle(order)
+        yield order
+
+
 def race(
     runners: Mapping[str, Runner | None], rounds: int, warmup: int, world: Group
 ) -> Iterator[dict[str, Samples]]:
@@ -85,19 +94,16 @@ def race(
     gc.collect()
     gc.disable()  # a collection would hit one row and not the others
     try:
-        for index in range(warmup + rounds):
-            began = time.perf_counter()
-            order = [*runners]
-            random.Random(index).shuffle(order)  # the same on all ranks, another each round
-            mine = {name: _sample(runners[name]) for name in order}
-            table = torch.tensor([mine[name] for name in runners], dtype=torch.float64)
+        for index, order in enumerate(turns(runners, warmup + rounds)):
+            sampled = {name: _sample(runners[name]) for name in order}
+            table = torch.tensor([sampled[name] for name in runners], dtype=torch.float64)
             ranks = all_gather_stacked(table, world)  # (ranks, rows, 2)
-            took_s = time.perf_counter() - began
-            log.info("round %d of %d took %.1f s", index + 1, warmup + rounds, took_s)
+            round_s = sum(step_s for step_s, _ in sampled.values())
+            log.info("round %d of %d: steps of %.1f s", index + 1, warmup + rounds, round_s)
             if index >= warmup:
-                for sampled, steps in zip(samples.values(), ranks.unbind(1), strict=True):
-                    sampled.step_s.append(float(steps[:, 0].max()))
-                    sampled.cpu_s.append(float(steps[:, 1].sum()))
+                for kept, steps in zip(samples.values(), ranks.unbind(1), strict=True):
+                    kept.step_s.append(float(steps[:, 0].max()))
+                    kept.cpu_s.append(float(steps[:, 1].sum()))
                 yield samples
             gc.collect()
     finally:
@@ -105,7 +111,7 @@ def race(
 
 
 def _sample(runner: Runner | None) -> tuple[float, float]:
-    """Returns the seconds of one step on this rank and those of its processor, 0 if not in."""
+    # The seconds of one step on this rank and those of its processor, 0 if it is not in.
     if runner is None:
         barrier()
         return 0.0, 0.0
@@ -113,12 +119,12 @@ def _sample(runner: Runner | None) -> tuple[float, float]:
     barrier()
     cpu_s, began = time.process_time(), _now(runner)
     runner.step()
-    took_s, cpu_s = _now(runner) - began, time.process_time() - cpu_s
+    step_s, cpu_s = _now(runner) - began, time.process_time() - cpu_s
     runner.after_step()
-    return took_s, cpu_s
+    return step_s, cpu_s
 
 
 def _now(runner: Runner) -> float:
-    """Returns the time in seconds, when the runner's device has done all that it was given."""
+    # The time in seconds, when the runner's device has done all that it was given.
     runner.device.synchronize()
     return time.perf_counter()

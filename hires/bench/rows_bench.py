@@ -1,7 +1,7 @@
 """Measures the rows of a file, which ``hires bench`` has composed: layouts, precisions, choices.
 
 All rows get plans, ranks that hold all of them at once are started, first steps are compared with
-one process, and then the rows run in turns.
+one process, and then the rows run in turns. A wrong row has no ratio, and none is taken beside it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ import torch
 
 from hires.bench.bench_main import BenchTable, Result
 from hires.bench.bench_rows import BenchRow, peer, planned, row_of, with_small
-from hires.bench.bench_table import Measured, measured_rows, row_not_run, row_table
 from hires.bench.check import FirstStepCheck
-from hires.bench.chosen_rows import choice_facts, chosen_rows, normalised
+from hires.bench.chosen_rows import choice_facts, chosen_rows
 from hires.bench.kernel_types import onednn_kernels, ran_as
 from hires.bench.precision_inputs import with_inputs
-from hires.bench.race import Runner, Samples, race
-from hires.bench.start_ranks import join_world, stream_ranks, torch_world
+from hires.bench.race import Runner, Samples, race, ratios, spread
+from hires.bench.start_ranks import join_world, stream_ranks
 from hires.comm import make_groups
+from hires.comm.backends import rendezvous
 from hires.core.errors import HiresError
-from hires.core.ranks import gpus
 from hires.core.ranks.world import World
 from hires.engine import arithmetic
 from hires.engine.device import RankDevice, open_device
@@ -35,39 +34,35 @@ from hires.plan.route_choice import backends_of
 
 FEWEST_RANKS = 2
 """Of a world, so that rows of one and of two ranks have their turns in the same one."""
-
+MOST_CORES = 1.2
+"""Cores that a thread keeps busy, at most: threads of a library beside it do little."""
+Measured = dict[str, Any]
+"""One row as plain values."""
 log = logging.getLogger(__name__)
 
 
-def measure(task: Mapping[str, Any], previous: Result | None) -> Iterator[Result]:
-    """Yields all rows by group after each round; groups that the folder holds are not repeated."""
+def measure(task: Mapping[str, Any]) -> Iterator[Result]:
+    """Yields all rows by group after each round; a case of a choice that fails ends no other."""
     groups: dict[str, list[Measured]] = {}
-    if previous:
-        groups = {title: previous["groups"][title] for title in previous["done"]}
-    done = [*groups]
-
-    def result() -> Result:
-        ok = all(row["ok"] for rows in groups.values() for row in rows)
-        device = device_name(task["rows"][0]["config"]["device"])
-        return {"ok": ok, "device": device, "done": done, "groups": groups}
-
     for title in dict.fromkeys(row["title"] for row in task["rows"]):
-        if title in done:
-            log.info("%s is measured already; remove the folder to measure it again", title)
-            continue
         log.info("%s", title)
         composed = [row for row in task["rows"] if row["title"] == title]
         try:
             for groups[title] in _measured(composed, task):
-                yield result()
+                yield _result(task, groups)
         except HiresError as error:
-            if len(composed) > 1 or "choose" not in composed[0]:
+            if "choose" not in composed[0]:
                 raise
-            values = {"what": "", "peer": "hires", "ranks": 0, "threads": 1, "images": 0}
-            failed = {"name": title, **values, "predicted_s": None, "ok": False}
-            groups[title] = [{**failed, "not_run": str(error)}]
-        done.append(title)
-        yield result()
+            failed = BenchRow(title, row_of(composed[0]).config)
+            groups[title] = [{**not_run(failed, str(error)), "ok": False}]
+            yield _result(task, groups)
+
+
+def _result(task: Mapping[str, Any], groups: Mapping[str, list[Measured]]) -> Result:
+    ok = all(row["ok"] for rows in groups.values() for row in rows)
+    kind = task["rows"][0]["config"]["device"]
+    device = torch.cuda.get_device_name(0) if kind == "cuda" else kind
+    return {"ok": ok, "device": device, "groups": groups}
 
 
 def _measured(
@@ -77,27 +72,17 @@ def _measured(
     rows = chosen_rows(composed[0], timeout_s) if choose else [row_of(row) for row in composed]
     require_gpus(rows[0].config)
     with tempfile.TemporaryDirectory(prefix="hires-bench-") as folder:
-        if any(row.settings.get("statistics") for row in rows):
-            rows = with_inputs(rows, composed[0]["words"], Path(folder), timeout_s)
-        rows = [planned(replace(row, settings={**row.settings, "folder": folder})) for row in rows]
-        idle = [row_not_run(row, row.lacks) for row in rows if row.lacks]
+        rows = with_inputs(rows, composed[0]["words"], Path(folder), timeout_s)
+        rows = [planned(row) for row in rows]
+        idle = [not_run(row, row.lacks) for row in rows if row.lacks]
         finished: list[Measured] = []
         for group, num_ranks in races([row for row in rows if not row.lacks]):
             plain = [row.plain() for row in with_small(group)]
             job = plain, task["rounds"], task["warmup"], timeout_s
             for samples, facts in stream_ranks(f"{__name__}:run_race", num_ranks, timeout_s, *job):
-                stopped = {
-                    name: facts[name]["not_run"] for name in facts if "not_run" in facts[name]
-                }
-                timed = [row for row in group if row.name not in stopped]
-                by_name = {name: Samples(*both) for name, both in samples.items()}
-                latest = measured_rows(timed, by_name, facts)
-                latest += [row_not_run(r, stopped[r.name]) for r in group if r.name in stopped]
+                latest = measured_rows(group, samples, facts)
                 yield [*finished, *latest, *idle]
             finished += latest
-        if choose:
-            normalised(finished)
-        yield [*finished, *idle]
 
 
 def races(rows: Sequence[BenchRow]) -> Iterator[tuple[list[BenchRow], int]]:
@@ -122,37 +107,37 @@ def run_race(
     rows = [BenchRow.of_plain(values) for values in plain]
     largest = max(rows, key=lambda row: row.ranks).config
     names = dict.fromkeys(name for row in rows for name in backends_of(row.config))
-    backends = [*dict.fromkeys([largest.comm.backend, *names])]
-    join_world(world, timeout_s, backends, largest.device)
-    torch_world(world, timeout_s)
+    join_world(world, timeout_s, [*{largest.comm.backend: None, **names}], largest.device)
+    rendezvous.torch_world(world, timeout_s)
     group = make_groups([[*range(world.size)]])[0]
     device = open_device(largest.device, world.local_rank)
     arithmetic.prepare(rows[0].config, device, world.rank)
     check = FirstStepCheck(world.rank, device)
     runners: dict[str, Runner | None] = {}
-    facts: dict[str, dict[str, Any]] = {}
+    facts: dict[str, Measured] = {}
     for row in rows:
         log.info("%s: building and checking", row.name)
         runner, failure = _built(row, world, device)
-        runners[row.name] = runner
-        facts[row.name] = {"not_run": failure} if failure else {}
-        if failure:
-            continue
-        deviation = check(row, runner)
-        facts[row.name]["check"] = deviation and deviation.plain()
-        if row.settings.get("kernels") and not row.listed_elsewhere and runner is not None:
-            runner.before_step()  # on all ranks: a step has messages
-            kernels = onednn_kernels(runner.step)
-            runner.after_step()
-            kind = row.config.precision.name
-            wrong = "" if ran_as(kind, kernels) else f"kernels of another type than {kind}"
-            facts[row.name] |= {"kernels": kernels, "wrong": wrong}
+        facts[row.name] = {"not_run": failure}
+        if not failure:
+            runners[row.name] = runner
+            facts[row.name] = {"check": check(row, runner), **_kernels(row, runner)}
         torch.distributed.barrier()
     for samples in race(runners, rounds, warmup, group):
         yield samples, facts
-    for built in runners.values():
-        if built is not None:
-            built.close()
+    for built in filter(None, runners.values()):
+        built.close()
+
+
+def _kernels(row: BenchRow, runner: Runner | None) -> Measured:
+    # Kernels of a row whose settings ask for them, if oneDNN lists them; all ranks take the step.
+    if runner is None or not row.settings.get("kernels") or row.peer in ("onnxruntime", "openvino"):
+        return {}
+    runner.before_step()
+    kernels, kind = onednn_kernels(runner.step), row.config.precision.name
+    runner.after_step()
+    wrong = "" if ran_as(kind, kernels) else f"kernels of another type than {kind}"
+    return {"kernels": kernels, "wrong": wrong}
 
 
 def _built(row: BenchRow, world: World, device: RankDevice) -> tuple[Runner | None, str]:
@@ -173,14 +158,92 @@ def _built(row: BenchRow, world: World, device: RankDevice) -> tuple[Runner | No
     return None if failure else runner, failure
 
 
-def device_name(kind: str) -> str:
-    """Returns the kind of a device; of ``cuda`` the first GPU and the versions of its software."""
-    if kind != "cuda":
-        return kind
-    gpu = torch.cuda.get_device_properties(0)
-    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    software = f"driver {gpus.driver()}, CUDA {torch.version.cuda}, cuDNN {cudnn}"
-    return f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, {software}"
+def measured_rows(
+    rows: Sequence[BenchRow], samples: Mapping[str, Sequence[Any]], facts: Mapping[str, Measured]
+) -> list[Measured]:
+    """Returns each row with its speed and ratios.
+
+    ``facts`` are those that ranks found: ``check``, ``kernels`` and ``wrong``, or ``not_run``.
+    """
+    measured = [
+        _speed(row, Samples(*samples[row.name]), facts.get(row.name, {}))
+        if row.name in samples
+        else not_run(row, facts[row.name]["not_run"])
+        for row in rows
+    ]
+    right = {row["name"]: row for row in measured if row["ok"] and "step_s" in row}
+    for row, result in zip(rows, measured, strict=True):
+        others = [right[name] for name in row.beside if name in right]
+        best = min(others, key=lambda other: other["step_s"]["median"], default=None)
+        base = right.get(row.baseline or rows[0].name)
+        for ratio, name, other in (("speedup", "baseline", base), ("over_best", "best", best)):
+            if row.name in right and other is not None:
+                share = result["images"] / other["images"]
+                result[ratio] = ratios(other["samples_s"], result["samples_s"], share)
+                result[name] = other["name"]
+    return measured
+
+
+def not_run(row: BenchRow, why: str) -> Measured:
+    """Returns a row that cannot run here, with the reason."""
+    return {**_plain(row), "ok": True, "not_run": why}
+
+
+def _speed(row: BenchRow, samples: Samples, facts: Measured) -> Measured:
+    step_s = spread(samples.step_s)
+    cores = ratios(samples.cpu_s, samples.step_s)["median"]
+    wrong = [str(facts["wrong"])] if facts.get("wrong") else []
+    check = facts.get("check")
+    if row.checked and check is None:
+        wrong.append("it was not compared")
+    elif check is not None and not check["ok"]:
+        wrong.append("it computes something else")
+    if row.config.device == "cpu" and cores > MOST_CORES * row.ranks * row.threads:
+        wrong.append(f"it kept {cores:.1f} cores busy")
+    speed = {"step_s": step_s, "images_per_s": row.config.batch / step_s["median"], "cores": cores}
+    kept = {"samples_s": samples.step_s, "wrong": "; ".join(wrong), "ok": not wrong}
+    return {**_plain(row), **facts, **speed, **kept}
+
+
+def _plain(row: BenchRow) -> Measured:
+    names = "name", "what", "peer", "ranks", "threads", "predicted_s"
+    return {**{name: getattr(row, name) for name in names}, "images": row.config.batch}
+
+
+def row_table(title: str, rows: Sequence[Measured]) -> BenchTable:
+    """Returns the table of a group of rows; columns that no row has are left out."""
+    cells = [_cells(row) for row in rows]
+    keep = [head for head in cells[0] if head in ("row", "n") or {c[head] for c in cells} != {"-"}]
+    return BenchTable(title, [{head: row[head] for head in keep} for row in cells])
+
+
+def _cells(row: Measured) -> dict[str, str]:
+    step_s, check, predicted_s = row.get("step_s"), row.get("check"), row["predicted_s"]
+    state = f"not run: {row['not_run']}" if "not_run" in row else ""
+    state = f"WRONG: {row['wrong']}" if row.get("wrong") else state
+    kernels = ", ".join(f"{count} {kind}" for kind, count in row.get("kernels", {}).items())
+    times = {key: f"{step_s[key] * 1e3:.1f}" if step_s else "-" for key in ("median", "p10", "p90")}
+    return {
+        "row": row["name"],
+        "ranks": str(row["ranks"]) if row["threads"] == 1 else f"{row['threads']} threads",
+        "images": str(row["images"]),
+        "step ms": times["median"],
+        "p10": times["p10"],
+        "p90": times["p90"],
+        "n": str(step_s["count"]) if step_s else "-",
+        "predicted ms": f"{predicted_s * 1e3:.1f}" if predicted_s else "-",
+        "images/s": f"{row['images_per_s']:.3f}" if step_s else "-",
+        "speed-up": _ratio_text(row.get("speedup")),
+        "over the fastest other": _ratio_text(row.get("over_best")),
+        "cores": f"{row['cores']:.2f}" if step_s else "-",
+        "errors": f"{check['value']:.0e} {check['exact']:.0e}" if check else "-",
+        "kernels": kernels or "-",
+        "what": ". ".join(filter(None, (state, row["what"]))) or "-",
+    }
+
+
+def _ratio_text(value: Mapping[str, float] | None) -> str:
+    return f"{value['median']:.2f} ({value['p10']:.2f}-{value['p90']:.2f})" if value else "-"
 
 
 def tables(result: Result) -> list[BenchTable]:

@@ -1,6 +1,6 @@
 """Starts the ranks of a benchmark by torchrun, by the command of an MPI or by srun.
 
-    this process ── command ──▶ rank 0 ... n - 1     python -m hires.bench.start_ranks FILE
+    this process ── command ──▶ rank 0 ... n - 1     python -m hires.bench.start_ranks TASK
          ▲                          │
          └── lines of its standard output ◀── values of rank 0, and the error of any rank
 
@@ -29,7 +29,6 @@ from typing import Any
 import torch
 
 from hires import comm
-from hires.comm.backends import rendezvous
 from hires.core import log as logs
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.mpi_dialects import DIALECTS
@@ -44,13 +43,11 @@ from hires.nets.custom import error_line
 from hires.plan.hardware import CPU, GLOO
 
 TORCHRUN = "torchrun"
-"""The starter that needs no MPI."""
 LINE_PREFIX = b"\x1ehires "
 END_S = 10.0
 """How long the command may take to end after its ranks."""
 _SHOWN = 12
 """Last lines of other output that the error of a failed command has."""
-
 log = logging.getLogger(__name__)
 
 
@@ -72,28 +69,21 @@ def stream_ranks(
 ) -> Iterator[Any]:
     """Yields what the generator ``job(world, *args)`` yields on rank 0; no rank is left behind.
 
-    Args:
-        job: ``module:function``; its arguments and values are plain.
-        num_ranks: how many; they are spread over the hosts.
-        timeout_s: for all of it.
-        args: of the job, behind its :class:`World`.
-        start: a key of ``DIALECTS``.
-        hosts: none: this machine.
-
-    Raises:
-        RunError: a rank failed, or the command is missing or failed.
-        LateError: the time was over.
+    ``job`` is ``module:function``; its arguments and values are plain. The ranks are started by
+    ``start``, a key of ``DIALECTS``, and spread over the hosts; none: this machine. RunError: a
+    rank failed, or the command is missing or failed. LateError: the time for all of it was over.
     """
     config = RunConfig(launcher=LauncherConfig(TORCHRUN))
     if start != TORCHRUN:
         config.launcher = LauncherConfig("mpirun", mpi=start, hosts=[*hosts])
     starter = mpi_starter.starter(config, mpi_starter.hosts_of(config, num_ranks))
-    if shutil.which(starter.words[0]) is None:
+    words: Sequence[str] = starter.words[: starter.words.index(sys.executable)]
+    remedy = f"--start {TORCHRUN}"
+    if shutil.which(words[0]) is None:
         raise RunError(
-            f"there is no {starter.words[0]} here, which --start {start} needs; install it, load "
-            f"its module, or use --start {TORCHRUN}"
+            f"there is no {words[0]} here, which --start {start} needs; install it, load its "
+            f"module, or use {remedy}"
         )
-    words = starter.words[: starter.words.index(sys.executable)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     environ |= mpi_library.variables(start, words[0], environ)
     with contextlib.ExitStack() as stack:
@@ -106,27 +96,22 @@ def stream_ranks(
             file.write(text)
             file.flush()
             text = f"@{file.name}"
+        command = [*words, *module_command(__name__, text)]
         process = subprocess.Popen(
-            [*words, *module_command(__name__, text)],
+            command,
             env=starter.environment(environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
         assert process.stdout is not None
-        stack.enter_context(process.stdout)
         stack.callback(_end, process)
         late = threading.Event()
-
-        def stop() -> None:
-            late.set()
-            _end(process)
-
-        timer = threading.Timer(timeout_s, stop)
+        timer = threading.Timer(timeout_s, _end, (process, late))
         timer.start()
         stack.callback(timer.cancel)
         others: list[str] = []
-        for line in process.stdout:
+        for line in stack.enter_context(process.stdout):
             if line.startswith(LINE_PREFIX):
                 message = json.loads(line[len(LINE_PREFIX) :])
                 if "error" in message:
@@ -136,26 +121,19 @@ def stream_ranks(
                 others.append(line.decode(errors="replace").rstrip())
         if late.is_set():
             raise LateError(f"the ranks were not done after {timeout_s:g} s; use --timeout")
-        _require_success(process, start, hosts, others)
-
-
-def _require_success(
-    process: subprocess.Popen[bytes], start: str, hosts: Sequence[str], output: Sequence[str]
-) -> None:
-    try:
-        code = process.wait(END_S)
-    except subprocess.TimeoutExpired:  # all ranks have closed their output: nothing is missing
-        log.warning("--start %s: its command did not end after its ranks; it is killed", start)
-        return
-    if code:
-        last = " | ".join(filter(None, output[-_SHOWN:])) or "no message on its standard output"
-        where, remedy = "", "" if start == TORCHRUN else f"; use --start {TORCHRUN}"
-        if hosts:  # what torchrun would start on this one alone
-            where = f" on {', '.join(hosts)}"
-            remedy = "; each of --hosts must be reached without a password, as by `ssh HOST true`"
-        raise RunError(
-            f"--start {start}: its command{where} ended with code {code}: {last}{remedy}"
-        )
+        try:
+            code = process.wait(END_S)
+        except subprocess.TimeoutExpired:  # all ranks have closed their output: nothing is missing
+            log.warning("--start %s: its command did not end after its ranks; it is killed", start)
+            return
+        if code:
+            lines = " | ".join(filter(None, others[-_SHOWN:])) or "no message on standard output"
+            where = f" on {', '.join(hosts)}" if hosts else ""
+            if hosts:  # what torchrun would start on this one alone
+                remedy = "--hosts that are reached without a password, as by `ssh HOST true`"
+            raise RunError(
+                f"--start {start}: its command{where} ended with code {code}: {lines}; use {remedy}"
+            )
 
 
 def join_world(
@@ -173,13 +151,10 @@ def join_world(
     comm.init(backends, world=world, timeout_s=timeout_s, host_empty=place.host_empty, **more)
 
 
-def torch_world(world: World, timeout_s: float) -> None:
-    """Makes the default group of torch.distributed, for peers that are built on it."""
-    rendezvous.torch_world(world, timeout_s)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the command, and with it its ranks: first as it would itself, then at once."""
+def _end(process: subprocess.Popen[bytes], late: threading.Event | None = None) -> None:
+    # Ends the command, and with it its ranks: first as it would itself, then at once.
+    if late is not None:
+        late.set()
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -194,7 +169,13 @@ def main() -> None:
     """Runs the job on one rank."""
     text = sys.argv[1]
     task = json.loads(Path(text[1:]).read_text(encoding="utf-8") if text[0] == "@" else text)
-    world = _world(task)
+    numbers = mpi_starter.numbers(task["start"], os.environ)
+    outer = tuple(DIALECTS[TORCHRUN].outer.split()) if task["start"] == TORCHRUN else ()
+    for variable in [name for name in os.environ if name.startswith(outer)]:
+        del os.environ[variable]  # nothing names another rendezvous
+    world = World(*numbers, task["address"], task["port"], 0, meeting.secret_of_environment())
+    if world.local_size == world.size:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     output = os.dup(1)
     os.dup2(2, 1)  # what libraries print is no value
     logs.setup(world.rank)
@@ -215,20 +196,6 @@ def main() -> None:
         _send(output, {"error": text, "rank": world.rank})
     sys.stderr.flush()
     os._exit(code)  # threads of a broken transport must not keep it alive
-
-
-def _world(task: dict[str, Any]) -> World:
-    # This rank among all, in an environment that names no other rendezvous.
-    numbers = mpi_starter.numbers(task["start"], os.environ)
-    if task["start"] == TORCHRUN:
-        outer = tuple(DIALECTS[TORCHRUN].outer.split())
-        for name in [name for name in os.environ if name.startswith(outer)]:
-            del os.environ[name]
-    world = World(*numbers, task["address"], task["port"], 0, meeting.secret_of_environment())
-    if world.local_size == world.size:
-        loopback = "lo" if sys.platform == "linux" else "lo0"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    return world
 
 
 def _send(output: int, message: dict[str, Any]) -> None:

@@ -27,20 +27,19 @@ from hires.bench.bench_main import BenchTable, Result
 from hires.bench.comm_bench import (
     BASELINES,
     TABLE,
-    SweepOptions,
     cells_of,
     noise_facts,
+    options_of,
     right_ways,
     sweep,
     wrong_rows,
 )
-from hires.bench.message_race import Row, noise_of
-from hires.bench.messages import BARRIER, MESSAGES, table_name
+from hires.bench.messages import BARRIER, BENCHED, MESSAGES, Row, noise_of
 from hires.core.errors import ConfigError
 from hires.plan.route_choice import TUNED_FILE
 from hires.plan.routes import MESSAGE, OWN, Route, parse_route
 from hires.plan.table_gains import verdict
-from hires.plan.table_rules import ONE_ROUTE, Case, TuningRule, dtype_class
+from hires.plan.table_rules import ONE_ROUTE, Case, Interval, TuningRule, dtype_class
 from hires.plan.tuning_table import DISTURBED, Point, TuningTable
 
 LEAST_MARGIN = 0.02
@@ -64,32 +63,31 @@ class Series(NamedTuple):
     """Route -> seconds, at each size."""
 
     @property
-    def on_one_node(self) -> bool:
-        """Whether all ranks are on one machine."""
-        return self.ranks_per_node >= self.ranks
+    def near(self) -> int:
+        """Ranks of each node; 0: all are on one."""
+        return 0 if self.ranks_per_node >= self.ranks else self.ranks_per_node
 
 
-def measure(task: Mapping[str, Any], previous: Result | None) -> Iterator[Result]:
+def measure(task: Mapping[str, Any]) -> Iterator[Result]:
     """Yields all rows after each cell, then the table with what it gains, or why it is refused."""
-    options = SweepOptions.of(task)
-    for way in {TABLE, *BASELINES} & {*options.ways}:
-        raise ConfigError(f"{way} is no route of hires.comm; leave it out")
+    options = options_of(task)
+    for route in {TABLE, *BASELINES} & {*options.routes}:
+        raise ConfigError(f"{route} is no route of hires.comm; leave it out")
     alone = next((route for route in options.routes if ":" not in route), None)
     if alone is None:
         raise ConfigError("a table needs a backend alone, for what no rule has: add gloo or mpi")
     cells = cells_of(options.operations, options.sizes, options.dtypes[:1])
     others = cells_of(options.operations, options.sizes, options.dtypes[1:])
     cells += [cell for cell in others if "reduce" in cell.operation]
-    rows: list[Row] = previous["rows"] if previous else []
-    for _ in sweep(options, cells, options.routes, rows):
+    rows: list[Row] = []
+    for rows in sweep(options, cells, options.routes):
         yield {"ok": True, "rows": rows}
     yield judged_table(rows, alone, task["noise"], task["force"], task["write"])
 
 
 def judged_table(rows: list[Row], alone: str, limit: float, force: bool, write: str) -> Result:
     """Returns the result of a whole sweep; ``alone`` is the backend of what no rule has."""
-    noise, wrong, table = noise_of(rows), wrong_rows(rows), table_of(rows, {}, alone)
-    mixed, backends, used = sums(rows, table)
+    noise, wrong, table = noise_of(rows), wrong_rows(rows), table_of(rows, alone)
     refused = f"wrong results: {'; '.join(wrong[:3])}" if wrong else ""
     if noise > limit and not refused and not force:
         refused = (
@@ -106,8 +104,6 @@ def judged_table(rows: list[Row], alone: str, limit: float, force: bool, write: 
         "limit": limit,
         "write": write,
         "disturbed": text if tenth > MOST_OF_A_TENTH else "",
-        "sums": {TABLE: mixed, **backends},
-        "used": used,
         "verdict": verdict(table),
         "table": table.to_dict(),
         "rows": rows,
@@ -118,22 +114,22 @@ def finish(folder: Path, result: Result) -> str:
     """Writes the table if it is good; returns how it is used."""
     if result["refused"]:
         return f"no table was written: {result['refused']}"
-    made = {
+    origin = {
         "machine": f"{result['hardware']['cpu']}, {result['hardware']['cores']} cores",
         "date": result["time"],
         "commit": result["git"] or "unknown",
         "command": result["command"],
         "noise": round(result["noise"], 4),
     }
-    made |= {"forced": True} if result["noise"] > result["limit"] else {}
-    made |= {DISTURBED: result["disturbed"]} if result["disturbed"] else {}
+    origin |= {"forced": True} if result["noise"] > result["limit"] else {}
+    origin |= {DISTURBED: result["disturbed"]} if result["disturbed"] else {}
     path = Path(result["write"] or folder / TUNED_FILE)
-    table = TuningTable.from_dict({**result["table"], "made": made})
+    table = TuningTable.from_dict({**result["table"], "made": origin})
     table.write(path)
-    backends = ",".join(result["used"])
+    backends = ",".join(table.backends)
     lines = [f"{path}: use it with\n  hires run comm=mix comm.table={path}\n(backends {backends})"]
     if result["disturbed"]:
-        remedy = f"end other programs, remove {folder}, and measure again"
+        remedy = "end other programs and measure again"
         lines.append(f"warning: {result['disturbed']}; the table is marked: {remedy}")
     lines += [f"warning: {words}; measure them with --sizes" for words in table.unmeasured]
     if lacks := table.unruled:
@@ -150,13 +146,7 @@ def tables(result: Result) -> list[BenchTable]:
         return []
     names = ("operation", "ranks", "dtype", "bytes", "route")
     rules = [{key: str(rule.get(key, "any")) for key in names} for rule in result["table"]["rules"]]
-    total = result["sums"][TABLE]
-    rows = [
-        {"way": way, "sum ms": f"{seconds * 1e3:.2f}", "over the table": f"{seconds / total:.2f}"}
-        for way, seconds in result["sums"].items()
-        if total
-    ]
-    return [BenchTable("Rules", rules), BenchTable("Sum of the sweep", rows, result["verdict"])]
+    return [BenchTable("Rules", rules, result["verdict"])]
 
 
 def facts(result: Result) -> list[str]:
@@ -173,7 +163,7 @@ def facts(result: Result) -> list[str]:
 
 def case_of(row: Row) -> Case:
     """Returns the case of a measured row."""
-    name = table_name(row["operation"])
+    name = BENCHED[row["operation"]].table
     kind, num_bytes = dtype_class(name, row["dtype"]), 0 if name == BARRIER else row["bytes"]
     ranks, near = row["ranks"], min(row["ranks"], row["ranks_per_node"])
     if row["operation"] in MESSAGES:  # between the first and the last rank
@@ -183,8 +173,7 @@ def case_of(row: Row) -> Case:
 
 def measured_routes(row: Row) -> dict[str, float]:
     """Returns the medians of a row's routes, whose results were right."""
-    right = right_ways(row)
-    return {name: way["p50_s"] for name, way in right.items() if name not in (*BASELINES, TABLE)}
+    return {name: s for name, s in right_ways(row).items() if name not in (*BASELINES, TABLE)}
 
 
 def series_of(rows: Sequence[Row]) -> list[Series]:
@@ -207,14 +196,13 @@ def choose(medians: Sequence[Mapping[str, float]], margin: float) -> list[str]:
     best: dict[str, tuple[float, list[str]]] = {}
     for measured in medians:
         least = min(measured.values())
-        behind = {route: math.log(seconds / least) for route, seconds in measured.items()}
         fresh: dict[str, tuple[float, list[str]]] = {}
-        for route, cost in behind.items():
+        for route, seconds in measured.items():
             before = [
                 (total + margin * (other != route), path) for other, (total, path) in best.items()
             ]
             total, path = min(before, key=lambda pair: pair[0], default=(0.0, []))
-            fresh[route] = total + cost, [*path, route]
+            fresh[route] = total + math.log(seconds / least), [*path, route]
         best = fresh
     return min(best.values(), key=lambda pair: pair[0])[1] if best else []
 
@@ -233,17 +221,23 @@ def rules_of(series: Sequence[Series], margin: float) -> list[TuningRule]:
     Rules of a number of ranks hold up to the next that was measured, and beyond the largest. Those
     of the first class of types hold for the classes that were not measured, too.
     """
+    first: dict[tuple[str, int, int, str], str] = {}
+    for one in series:
+        first.setdefault(one[:4], one.dtype_class)
     rules: list[TuningRule] = []
-    for one in sorted(series, key=lambda one: _is_first_class(one, series)):
-        ranks = _until_next(
-            one.ranks, sorted({other.ranks for other in series if _alike(other, one)})
-        )
-        near = None if one.on_one_node else (one.ranks_per_node, one.ranks_per_node)
-        classes = () if _is_first_class(one, series) else (one.dtype_class,)
+    for one in sorted(series, key=lambda one: first[one[:4]] == one.dtype_class):
+        counts = [
+            other.ranks
+            for other in series
+            if (other.operation, other.near, *other[3:5]) == (one.operation, one.near, *one[3:5])
+        ]
+        after = min((count for count in counts if count > one.ranks), default=math.inf)
+        ranks: Interval = (0 if one.ranks == min(counts) else one.ranks, after - 1)
+        near = (one.near, one.near) if one.near else None
+        classes = () if first[one[:4]] == one.dtype_class else (one.dtype_class,)
+        path = choose(one.medians, margin)
         if one.operation in ONE_ROUTE:
             path = [choose_one(one.medians)] * len(one.medians)
-        else:
-            path = choose(one.medians, margin)
         starts = [i for i, route in enumerate(path) if i == 0 or path[i - 1] != route]
         for start, last in zip(starts, [*starts[1:], None], strict=True):
             low = 0 if start == 0 else _middle(one.sizes[start - 1], one.sizes[start]) + 1
@@ -254,12 +248,17 @@ def rules_of(series: Sequence[Series], margin: float) -> list[TuningRule]:
     return rules
 
 
+def _middle(low: int, high: int) -> int:
+    # The size in the middle of two, as powers of two are counted.
+    return math.isqrt(low * high)
+
+
 def margin_of(noise: float) -> float:
     """Returns the gain below which no route is changed."""
     return max(LEAST_MARGIN, MARGIN_OF_NOISE * noise)
 
 
-def table_of(rows: Sequence[Row], made: Mapping[str, Any], default: str) -> TuningTable:
+def table_of(rows: Sequence[Row], default: str) -> TuningTable:
     """Returns the table of measured rows; its points keep all medians."""
     points = [
         Point(case, table_route(way, case.operation), seconds)
@@ -267,55 +266,11 @@ def table_of(rows: Sequence[Row], made: Mapping[str, Any], default: str) -> Tuni
         for case in [case_of(row)]
         for way, seconds in measured_routes(row).items()
     ]
-    rules = rules_of(series_of(rows), margin_of(noise_of(rows)))
-    return TuningTable(rules, Route(default), points, dict(made))
+    return TuningTable(rules_of(series_of(rows), margin_of(noise_of(rows))), Route(default), points)
 
 
 def table_route(way: str, operation: str) -> Route:
     """Returns the route of a measured way: of messages the library's own is ``message``."""
     route = parse_route(way)
-    if operation == "send" and route.algorithm == OWN:
-        return route._replace(algorithm=MESSAGE)
-    return route
-
-
-def sums(rows: Sequence[Row], table: TuningTable) -> tuple[float, dict[str, float], list[str]]:
-    """Returns what the sweep costs by the table, by each backend alone, and the backends in use.
-
-    A backend that lacks a cell is left out, and so is a cell that lacks the table's route.
-    """
-    mixed, used = 0.0, dict[str, None]()
-    cells: list[dict[str, float]] = []
-    for row in rows:
-        medians, case = measured_routes(row), case_of(row)
-        route = table.route(*case)
-        by_route = {table_route(way, case.operation): s for way, s in medians.items()}
-        if route in by_route:
-            mixed += by_route[route]
-            used[route.backend] = None
-            cells.append(medians)
-    shared = set.intersection(*map(set, cells)) if cells else set()
-    alone = sorted(way for way in shared if ":" not in way)
-    return mixed, {way: sum(cell[way] for cell in cells) for way in alone}, [*used]
-
-
-def _is_first_class(one: Series, series: Sequence[Series]) -> bool:
-    alike = (other for other in series if other[:4] == one[:4])
-    return next(alike).dtype_class == one.dtype_class
-
-
-def _alike(some: Series, other: Series) -> bool:
-    # Whether only their numbers of ranks differ.
-    near = some.on_one_node or some.ranks_per_node == other.ranks_per_node
-    same = (some.operation, *some[3:5]) == (other.operation, *other[3:5])
-    return same and near and some.on_one_node == other.on_one_node
-
-
-def _until_next(ranks: int, counts: Sequence[int]) -> tuple[float, float]:
-    later = [count for count in counts if count > ranks]
-    return 0 if ranks == counts[0] else ranks, later[0] - 1 if later else math.inf
-
-
-def _middle(low: int, high: int) -> int:
-    """Returns the size in the middle of two, as powers of two are counted."""
-    return math.isqrt(low * high)
+    message = operation == "send" and route.algorithm == OWN
+    return route._replace(algorithm=MESSAGE) if message else route

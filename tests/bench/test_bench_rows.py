@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
 import sys
-import time
-from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from hires.bench import bench_main, rows_bench
 from hires.bench.bench_rows import BenchRow, planned, row_of, with_small
-from hires.bench.bench_table import measured_rows, row_table
-from hires.bench.chosen_rows import kendall_tau, normalise_by_reference, of_different_shapes
+from hires.bench.chosen_rows import choice_facts, kendall_tau, of_different_shapes
 from hires.bench.kernel_types import count_kernels, ran_as
+from hires.bench.precision_inputs import with_inputs
 from hires.bench.race import Samples
+from hires.bench.rows_bench import measured_rows, row_table
 from hires.cli.verbs.verb_bench import PARSER, composed_task, file_of_rows
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError, PlanError
+from tests.helpers.bench_jobs import forked
 from tests.helpers.layouts import config_of
-from tests.helpers.patience import PATIENCE_S
 
 SMALL = ["model=preact_resnet", "model.n=1", "image=32", "batch=2", "device=cpu"]
 RIGHT = {"check": {"value": 1e-7, "exact": 1e-13, "ok": True}}
@@ -48,7 +47,6 @@ def test_rows_of_hires_compose_for_their_task():
     assert row_of(training["dp"]).config.batch == 4  # images of a microbatch times its number
     rows = task_of("precision", *SMALL, "batch=3", "--only", "hires int8*")["rows"]
     assert [row["name"] for row in rows] == ["hires fp32", "hires int8", "hires int8, two tiles"]
-    assert rows[1]["settings"]["statistics"] == 32
     assert "batch=3" in rows[0]["words"]  # those of the command take the place of the file's
     assert "batch=8" not in rows[0]["words"]
 
@@ -95,6 +93,14 @@ def test_small_image_is_one_that_every_layout_can_cut():
     assert rows[1].small.config.height < 512
     assert rows[1].small.config.precision.name == "fp64"
     assert BenchRow.of_plain(json.loads(json.dumps(rows[1].plain()))) == rows[1]
+
+
+def test_images_for_statistics_are_the_most_of_any_row(tmp_path):
+    config = row_of(task_of("precision", *SMALL, "--only", "torch fp32")["rows"][0]).config
+    rows = [BenchRow(f"{count}", config, settings={"statistics": count}) for count in (2, 4)]
+    rows = with_inputs([BenchRow("first", config), *rows], [], tmp_path, 60)
+    assert [row.settings["statistics"] for row in rows] == [4, 4, 4]
+    assert {row.config.weights for row in rows} == {str(tmp_path / "weights.safetensors")}
 
 
 def test_kernels_are_counted_by_the_type_that_they_read():
@@ -150,18 +156,13 @@ def test_nothing_is_compared_with_a_wrong_baseline_or_library():
     assert "over_best" not in table_of({"torch": WRONG})["tiles"]
 
 
-@pytest.mark.parametrize(
-    ("pairs", "tau"),
-    [([(1, 1), (2, 2), (3, 3)], 1.0), ([(1, 3), (2, 2), (3, 1)], -1.0), ([(1, 1)], 1.0)],
-)
-def test_kendalls_tau(pairs, tau):
-    assert kendall_tau(pairs) == tau
-
-
-def test_pace_of_each_round_is_taken_out_of_the_steps():
-    # The machine is twice as slow in the second round, and 1.5 times as slow as when calibrated.
-    steps_s = [[3.0, 6.0, 3.0], [6.0, 12.0, 6.0]]
-    assert normalise_by_reference(steps_s, [1.5, 3.0, 1.5], 1.0) == pytest.approx([2.0, 4.0])
+def test_predictions_are_weighed_by_error_order_and_choice():
+    assert kendall_tau([(1, 3), (2, 2), (3, 1)]) == -1.0
+    assert kendall_tau([(1, 1)]) == 1.0
+    rows = [{"predicted_s": p, "step_s": {"median": m}} for p, m in ((1.0, 2.0), (2.0, 1.0))]
+    [line] = choice_facts({"groups": {"a": rows, "b": [{**rows[0], "predicted_s": None}]}})
+    assert "mean error 75.0%" in line
+    assert "tau -1.00; the choice is within 5% of the best measured layout in 0 of 1" in line
 
 
 def test_layouts_of_different_shapes_are_spread_from_the_fastest_to_the_slowest():
@@ -177,61 +178,40 @@ def test_case_that_fails_is_red_and_ends_no_other(monkeypatch, choices):
         yield
 
     monkeypatch.setattr(rows_bench, "_measured", fail)
-    *_, result = rows_bench.measure(choices, None)
+    *_, result = rows_bench.measure(choices)
     assert len(result["groups"]) == 9
     assert not result["ok"]
     assert all("no calibration" in table.rows[0]["what"] for table in rows_bench.tables(result))
 
 
-def test_stopped_benchmark_keeps_what_it_measured_and_continues_there(
-    tmp_path, monkeypatch, capsys, choices
-):
-    measured = []
+def test_stopped_benchmark_keeps_and_shows_what_it_measured(tmp_path, monkeypatch, capsys):
+    def measure(task):
+        yield {"groups": {}, "device": "cpu"}
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    def measured_rows_of(rows, task):
-        if len(measured) == 4:
-            raise KeyboardInterrupt
-        measured.append(rows[0]["title"])
-        yield [{"name": "a", "ok": True}]
-
-    monkeypatch.setattr(rows_bench, "_measured", measured_rows_of)
-    monkeypatch.setattr(rows_bench, "tables", lambda result: [])
-    task = {**choices, "out": str(tmp_path), "json": True}
-    assert bench_main.run(task, rows_bench) == 130
-    kept = json.loads((tmp_path / "choose.json").read_text())
-    assert (kept["done"], kept["complete"]) == (measured, False)
+    monkeypatch.setattr(rows_bench, "measure", measure)
+    file = tmp_path / "task.json"
+    task = {"kind": "rows", "name": "layouts", "command": "c", "out": str(tmp_path), "json": True}
+    file.write_text(json.dumps(task))
+    monkeypatch.setattr(sys, "argv", ["", str(file)])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert bench_main.main() == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not json.loads((tmp_path / "layouts.json").read_text())["complete"]
     assert "* stopped before its end" in (tmp_path / "README.md").read_text()
-    assert "stopped by Ctrl-C" in capsys.readouterr().err
-    more = []
-    module = SimpleNamespace(
-        measure=lambda task, previous: more.append(previous and previous["done"]) or [],
-    )
-    for changed in ({}, {"timeout": 1}, {"rounds": 99}):
-        bench_main.run({**task, **changed}, module)
-    assert more == [kept["done"], kept["done"], None]
-    monkeypatch.setattr(bench_main.provenance, "collect", lambda: {"git": "other"})
-    monkeypatch.setattr(bench_main, "ORIGIN", ("git",))
-    bench_main.run(task, module)
-    assert more[-1] is None  # numbers of two commits are never in one table
+    printed = capsys.readouterr()
+    assert "stopped by Ctrl-C" in printed.err
+    assert json.loads(printed.out)["device"] == "cpu"
 
 
 @pytest.mark.dist
-def test_rows_run_in_turns_and_are_right(tmp_path):
-    words = [*SMALL, "--only", "sp,dp,torch 1f1b", "--rounds", "10000", "--out", str(tmp_path)]
-    command = [sys.executable, "-m", "hires", "bench", "layouts", *words]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE) as bench:
-        try:
-            begin_s = time.monotonic()
-            while not (tmp_path / "layouts.json").exists() and bench.poll() is None:
-                assert time.monotonic() - begin_s < PATIENCE_S
-                time.sleep(0.05)
-            bench.send_signal(signal.SIGTERM)
-            assert bench.wait(PATIENCE_S) == 130
-        finally:
-            bench.kill()
-    kept = json.loads((tmp_path / "layouts.json").read_text())
-    assert not kept["complete"]
-    [rows] = kept["groups"].values()
+def test_rows_run_in_turns_and_are_right(monkeypatch):
+    monkeypatch.setattr(rows_bench, "stream_ranks", forked)
+    task = task_of("layouts", *SMALL, "--only", "sp,ddp,dp,torch 1f1b", "--rounds", "2")
+    *_, result = rows_bench.measure(task)
+    [rows] = result["groups"].values()
     assert {row["name"] for row in rows} > {"single", "tiles 2x1", "ddp", "torch 1f1b"}
     for row in rows:
         assert row["ok"], row

@@ -10,18 +10,15 @@ import pytest
 
 from hires.bench import calibrate_machine as calibrate
 from hires.bench import calibration_chains as chains
-from hires.bench import link_times
 from hires.bench.bench_main import run
 from hires.bench.calibration_chains import Chain, chain_config
-from hires.bench.node_times import NodeTimes, typical
+from hires.bench.calibration_times import NodeTimes, typical
 from hires.core.errors import RunError
-from hires.core.store import provenance
 from hires.plan.operators.operator_families import BATCH_NORM, CONV, CONV_1X1, POINTWISE
 from hires.plan.simulation.machine_calibration import Links, Sample, kept_file, load_calibration
 from hires.plan.simulation.node_work import NodeWork, family_of
-from tests.helpers.bench_jobs import last_value
+from tests.helpers.bench_jobs import forked
 from tests.helpers.calibrations import CALIBRATION
-from tests.helpers.ranks import run_ranks
 
 TINY = {"image": 16, "batch": 2, "words": "c3:8 bn relu save c1:8/2 nearest add"}
 WORK = NodeWork("conv2d", CONV, False, True, "float32", 1e6, 8.0, (1, 1, 1, 9, 1, 1))
@@ -38,21 +35,14 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def forked(job, num_ranks, timeout_s, *args):
-    return run_ranks(last_value, num_ranks, job, *args)[0]
-
-
 @pytest.mark.dist
-@pytest.mark.timeout(180)
 def test_small_calibration_has_samples_of_each_pass_and_is_kept(cache, capsys, monkeypatch):
-    for module in (calibrate, link_times):  # another start of ranks, and the same jobs
-        monkeypatch.setattr(module, "run_ranks", forked)
+    monkeypatch.setattr(calibrate, "run_ranks", lambda *args: next(forked(*args)))
     task = {"name": "calibrate", "command": "hires doctor --calibrate", "config": None}
     task |= {"seconds": 0.1, "timeout": 150, "out": "", "json": True}
     assert run(task, calibrate) == 0
     result = json.loads(capsys.readouterr().out)
     calibration = load_calibration()
-    assert calibration is not None
     assert calibration.to_dict() == result["calibration"]
     assert result["kept"] == str(kept_file())
     samples = calibration.samples
@@ -67,21 +57,16 @@ def test_calibration_that_fails_leaves_no_file(cache, monkeypatch):
     def fail(*_):
         raise RunError("rank 0 failed")
 
-    monkeypatch.setattr(calibrate, "stream_ranks", lambda *_: (n for n in [True]))
     monkeypatch.setattr(calibrate, "run_ranks", fail)
     with pytest.raises(RunError, match="rank 0 failed"):
-        list(calibrate.measure({"config": None, "timeout": 1}, None))
+        list(calibrate.measure({"config": None, "timeout": 1}))
     assert not list(cache.rglob("*.json"))
 
 
 def test_chains_have_the_layers_that_they_describe():
     assert all(Chain(one["words"], 10).fc.out_features == 10 for one in chains.CHAINS)
-    # One in fp32, and one in bf16 where the CPU computes with it.
-    trained = [timed.plan for timed in chains.usual_networks([0], 1).whole if timed.plan.training]
-    fast = {"avx512_bf16", "amx_bf16"} & provenance.cpu_flags()
-    assert len(trained) == 1 + bool(fast)
-    for plan in trained:
-        assert len({family_of(plan.graph, node) for node in plan.graph.nodes}) > 8
+    trained, *_ = (timed.plan for timed in chains.usual_networks([0], 1).whole)
+    assert len({family_of(trained.graph, node) for node in trained.graph.nodes}) > 8
 
 
 def test_what_follows_from_samples_is_of_the_ranks_that_were_timed():
@@ -102,17 +87,13 @@ def test_samples_of_a_network_join_at_the_usual_pace_and_replace_their_own_alone
     kept = dataclasses.replace(CALIBRATION, samples=samples, pace_s=0.1, busy_pace_s=0.2)
     alone = {"ranks": 1, "pace_step_s": 0.3, "samples": [Sample(WORK, 1, 6.0)]}
     busy = {"ranks": 2, "pace_step_s": 0.1, "samples": [Sample(WORK, 2, 6.0)]}
-    seconds = {
-        count: {(s.work, s.ranks): s.seconds for s in calibrate.with_network(kept, found).samples}
-        for count, found in (("alone", [alone]), ("both", [alone, busy]))
-    }
-    first = {(WORK, 1): 2.0, (other, 1): 7.0}
-    assert seconds["alone"] == pytest.approx({**first, (WORK, 2): 9.0})  # those of busy cores stay
-    assert seconds["both"] == pytest.approx({**first, (WORK, 2): 12.0})
-    made = calibrate.with_network(kept, [alone])
-    assert made.time == kept.time  # the rest of the machine is as old as before
-    assert made.network_time != kept.network_time
-    assert (made.links, made.pace_s) == (kept.links, kept.pace_s)
+    for new, busy_s in (([alone], 9.0), ([alone, busy], 12.0)):  # those of busy cores stay
+        joined = calibrate.with_network(kept, new)
+        seconds = {(s.work, s.ranks): s.seconds for s in joined.samples}
+        expected = {(WORK, 1): 2.0, (other, 1): 7.0, (WORK, 2): busy_s}
+        assert seconds == pytest.approx(expected)
+        assert (joined.time, joined.links) == (kept.time, kept.links)
+        assert joined.network_time != kept.network_time
 
 
 def test_own_network_is_measured_in_parts_of_its_batch_and_in_tiles():
@@ -129,10 +110,6 @@ def test_nodes_are_timed_at_the_pace_of_their_own_round():
     recorder = SimpleNamespace(clock=None)
     times = NodeTimes(SimpleNamespace(engine=SimpleNamespace(recorder=recorder)))
     times.nodes["a", False] = [1.0, 2.0, 3.0]
-    assert times.medians() == {("a", False): 1.5}
     times.pace_s = [0.1, 0.2, 0.6]  # at the pace of the second round: 2, 2 and 1
     assert times.medians() == {("a", False): pytest.approx(2.0)}
-
-
-def test_typical_time_is_the_median_of_the_faster_half():
-    assert typical([9.0, 1.0, 2.0, 3.0, 50.0]) == 2.0
+    assert typical([9.0, 1.0, 2.0, 3.0, 50.0]) == 2.0  # the median of the faster half

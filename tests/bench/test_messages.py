@@ -10,24 +10,26 @@ import torch
 
 from hires.bench import comm_bench
 from hires.bench.bench_main import run
-from hires.bench.comm_bench import SweepOptions, applies_to, cells_of, sizes_of, sweep
-from hires.bench.message_race import BenchCell, RaceWorld, race_cell, timed
+from hires.bench.comm_bench import applies_to, cells_of, options_of, sizes_of, sweep
 from hires.bench.messages import (
     BARRIER,
     BENCHED,
     MESSAGES,
     ROOT,
     BenchBuffers,
+    BenchCell,
+    RaceWorld,
     arguments,
     messages_in,
+    race_cell,
+    timed,
     window,
 )
 from hires.cli.verbs import verb_bench
 from hires.core.errors import ConfigError
-from tests.helpers.bench_rows import row
+from tests.helpers.bench_jobs import row
 
 RANKS = 3
-COLLECTIVES = [name for name in BENCHED if name not in (*MESSAGES, BARRIER)]
 ALONE = RaceWorld(0, 1, lambda: None, lambda tensor: None)
 SUM = BenchCell("all_reduce", 64)
 
@@ -58,10 +60,11 @@ def carry_out(name: str, every: list[BenchBuffers]) -> None:
             call[0].copy_(sum(p.clone() for p in parts) if "reduce" in name else torch.cat(parts))
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("name", [n for n in BENCHED if n not in (*MESSAGES, BARRIER)])
 def test_right_result_passes_and_any_wrong_number_is_found(name):
-    for num_bytes, dtype in ((4, torch.float32), (1000, torch.int8)):
-        every = [BenchBuffers(name, num_bytes, dtype, rank, RANKS) for rank in range(RANKS)]
+    for num_bytes, dtype in ((4, "float32"), (1000, "int8")):
+        cell = BenchCell(name, num_bytes, dtype)
+        every = [BenchBuffers(cell, rank, RANKS) for rank in range(RANKS)]
         for buffers in every:
             buffers.fill()
         assert every[0].num_wrong() or name == "broadcast"
@@ -69,35 +72,28 @@ def test_right_result_passes_and_any_wrong_number_is_found(name):
         assert [buffers.num_wrong() for buffers in every] == [0, 0, 0]
         for rank, buffers in enumerate(every):
             buffers.output.view(-1)[-1:] += 1
-            has_result = rank == ROOT or name not in ("reduce", "gather")
-            assert buffers.num_wrong() == int(has_result)
+            assert buffers.num_wrong() == (rank == ROOT or name not in ("reduce", "gather"))
 
 
 def test_messages_of_the_first_and_last_rank_are_checked():
-    first, middle, last = (
-        BenchBuffers("latency", 64, torch.float32, rank, RANKS) for rank in range(RANKS)
-    )
-    for buffers in (first, middle, last):
+    every = first, middle, last = [BenchBuffers(BenchCell("latency", 64), r, 3) for r in range(3)]
+    for buffers in every:
         buffers.fill()
     assert (first.peer, middle.peer, last.peer) == (2, -1, 0)
-    assert (first.num_wrong(), middle.num_wrong(), last.num_wrong()) == (16, 0, 16)
+    assert [one.num_wrong() for one in every] == [16, 0, 16]
     first.output.copy_(last.input)
     last.output.copy_(first.input)
     assert first.num_wrong() == last.num_wrong() == 0
 
 
-def test_bandwidths_are_those_of_nccl_tests():
+def test_bandwidths_are_those_of_nccl_tests_and_windows_those_of_osu():
     # 1 MB in 1 ms on four ranks; factors of doc/PERFORMANCE.md.
     rates = {name: one.bandwidths(1_000_000, 4, 1e-3) for name, one in BENCHED.items()}
     assert rates["all_reduce"] == (1e9, 1.5e9)
     assert rates["all_gather_into_tensor"] == (4e9, 3e9)
-    assert rates["reduce_scatter_tensor"] == (1e9, 0.75e9)
-    assert rates["all_to_all_single"] == (1e9, 0.75e9)
+    assert rates["reduce_scatter_tensor"] == rates["all_to_all_single"] == (1e9, 0.75e9)
     assert rates["broadcast"] == rates["latency"] == (1e9, 1e9)
     assert rates["bidirectional"] == (2e9, 2e9)
-
-
-def test_windows_are_those_of_osu_and_fit_into_memory():
     assert [window(size) for size in (4, 1 << 20, 1 << 26, 1 << 30)] == [64, 64, 2, 2]
     assert [messages_in(name, 4) for name in ("latency", "bandwidth", "all_reduce")] == [2, 64, 1]
 
@@ -126,7 +122,6 @@ def test_wrong_number_is_found_in_the_first_round_and_in_the_last():
     assert [ways[name]["wrong"] for name in ("late", "wrong", "right")] == [1, 2, 0]
     assert len(ways["right"]["rounds_s"]) == 4
     assert ways["right"]["count"] == 8
-    assert ways["right"]["p50_s"] <= ways["right"]["p99_s"]
 
 
 def test_slowest_rank_is_the_sample_and_the_fence_is_not_timed():
@@ -136,31 +131,19 @@ def test_slowest_rank_is_the_sample_and_the_fence_is_not_timed():
 
     world = RaceWorld(0, 1, lambda: time.sleep(0.01), largest)
     way = race_cell(SUM, {"a": doing(right, world)}, world, 1, 1e-9)["ways"]["a"]
-    assert way["count"] == 2
     assert way["p50_s"] == pytest.approx(0.5, abs=0.005)
 
 
 def test_library_without_the_operation_is_left_out_with_its_reason_on_all_ranks():
     def refuse(buffers):
-        raise ValueError("no sums of this type\nmore")
+        raise ValueError("no sums of\nthis type")
 
-    libraries = {"a": doing(right), "lacks": lambda _: None, "refuses": refuse}
-    ways = race_cell(SUM, libraries, ALONE, 1, 1e-9)["ways"]
-    assert ways["lacks"] == {"missing": "it has no such operation or type"}
+    ways = race_cell(SUM, {"a": doing(right), "refuses": refuse}, ALONE, 1, 1e-9)["ways"]
     assert ways["refuses"] == {"missing": "no sums of this type"}
     assert "p50_s" in ways["a"]
     elsewhere = RaceWorld(0, 1, lambda: None, lambda tensor: tensor.fill_(1.0))
     ways = race_cell(SUM, {"a": doing(right)}, elsewhere, 1, 1e-9)["ways"]
     assert ways["a"] == {"missing": "another rank lacks it"}
-
-
-def test_time_of_a_message_is_half_a_round_trip():
-    def wait(buffers):
-        time.sleep(0.002)
-        buffers.output.copy_(buffers.input)
-
-    ways = race_cell(BenchCell("latency", 64), {"a": doing(wait)}, ALONE, 1, 1e-9)["ways"]
-    assert 0.001 <= ways["a"]["p50_s"] < 0.002
 
 
 def task_of(*words, **changed):
@@ -171,26 +154,24 @@ def task_of(*words, **changed):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--only", "all_reduce,halo"], "--only: unknown 'halo'"),
-        (["--dtypes", "float31"], "did you mean float32"),
-        (["--ranks", "1"], "--ranks 1: write numbers above 1"),
-        (["--routes", "mpi:segmented"], "has no segment size"),
-        (["--sizes", "8KiB..4KiB"], "--sizes 8KiB..4KiB is no size"),
-        (["--sizes", "4x4"], "is no size"),
-        (["--routes", "table"], "needs --table FILE"),
+        ("--only all_reduce,halo", "--only: unknown 'halo'"),
+        ("--dtypes float31", "did you mean float32"),
+        ("--ranks 1", "--ranks 1: write numbers above 1"),
+        ("--routes mpi:segmented", "has no segment size"),
+        ("--sizes 8KiB..4KiB", "--sizes 8KiB..4KiB is no size"),
+        ("--sizes 4x4", "is no size"),
+        ("--routes table", "needs --table FILE"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(words, message):
     with pytest.raises(ConfigError) as error:
-        list(comm_bench.measure(task_of(*words), None))
+        list(comm_bench.measure(task_of(*words.split())))
     assert message in str(error.value)
 
 
 def test_cells_leave_out_what_has_no_other_form_and_ways_what_is_no_gain():
     cells = cells_of(("latency", "barrier"), (4, 8), ("float32", "int8"))
-    assert [(cell.num_bytes, cell.dtype) for cell in cells if cell.operation == BARRIER] == [
-        (4, "float32")
-    ]
+    assert [cell[1:] for cell in cells if cell.operation == BARRIER] == [(4, "float32")]
     assert len(cells) == 5
     assert sizes_of("16,1KiB..64KiBx8") == (16, 1024, 8192, 65536)
     for way, operation, num_bytes, expected in (
@@ -205,18 +186,16 @@ def test_cells_leave_out_what_has_no_other_form_and_ways_what_is_no_gain():
         assert applies_to(way, operation, num_bytes) == expected, (way, operation)
 
 
-def test_cell_is_shown_only_once_it_is_kept_and_not_measured_again(monkeypatch, caplog):
-    # Ctrl-C after "1 of 2" must not lose that cell.
-    caplog.set_level("INFO")
+def test_cell_is_shown_only_once_it_is_kept(monkeypatch, caplog):
+    caplog.set_level("INFO")  # Ctrl-C after "1 of 2" must not lose that cell
     cells = [BenchCell("all_reduce", size) for size in (64, 4096)]
-    made = [row("all_reduce", cell.num_bytes, {"shm": 1.0}) for cell in cells]
-    monkeypatch.setattr(comm_bench, "stream_ranks", lambda *_, **__: iter(made))
-    options, rows, shown = SweepOptions.of(task_of()), [], []
-    for _ in sweep(options, cells, ["shm"], rows):
+    measured = [row("all_reduce", cell.num_bytes, {"shm": 1.0}) for cell in cells]
+    monkeypatch.setattr(comm_bench, "stream_ranks", lambda *_, **__: iter(measured))
+    shown = []
+    for rows in sweep(options_of(task_of()), cells, ["shm"]):
         shown.append((len(rows), len(caplog.records)))
     assert shown == [(1, 0), (2, 1)]
     assert "1 of 2: all_reduce 64 B" in caplog.text
-    assert list(sweep(options, cells, ["shm"], rows)) == []  # all are there
 
 
 def test_wrong_results_are_named_and_have_no_number(monkeypatch):
@@ -224,8 +203,7 @@ def test_wrong_results_are_named_and_have_no_number(monkeypatch):
     for way in wrong["ways"].values():
         way |= {"count": 3, "p99_s": 3.0}
     monkeypatch.setattr(comm_bench, "stream_ranks", lambda *_, **__: iter([wrong]))
-    task = task_of("--only", "reduce", "--sizes", "64")
-    *_, result = comm_bench.measure(task, None)
+    [result] = comm_bench.measure(task_of("--only", "reduce", "--sizes", "64"))
     assert not result["ok"]
     assert "WRONG: mpi: reduce 64 B" in "\n".join(comm_bench.facts(result))
     [table] = comm_bench.tables(result)
@@ -235,8 +213,7 @@ def test_wrong_results_are_named_and_have_no_number(monkeypatch):
 @pytest.mark.mpi
 def test_every_backend_and_baseline_is_right_under_an_mpi(mpi, capsys):
     words = ["--sizes", "16,256KiB", "--seconds", "1e-6", "--ranks", "2,3", "--json"]
-    task = task_of(*words, start=mpi, timeout=250, out="")
-    assert run(task, comm_bench) == 0
+    assert run(task_of(*words, start=mpi, timeout=250, out=""), comm_bench) == 0
     result = json.loads(capsys.readouterr().out)
     ways = {name for row in result["rows"] for name, way in row["ways"].items() if "p50_s" in way}
     assert ways >= {"gloo", "mpi", "shm", "raw:gloo", "raw:mpi4py", "mpi:direct", "gloo:direct"}

@@ -1,24 +1,19 @@
-"""What started ranks do in tests of the benchmarks."""
+"""What started ranks do in tests of benchmarks, and rows as `hires bench comm` measures them."""
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from hires.bench import calibration_chains
+from hires.bench import calibration_chains, calibration_times
 from hires.bench.start_ranks import join_world
 from hires.comm import all_reduce, barrier, make_groups, shutdown
 from hires.core.errors import CommError
-from hires.core.ranks.world import World
+from tests.helpers.ranks import run_ranks
 
 
-def add_up_and_fail(world: World, number: int) -> Iterator[float]:
+def add_up_and_fail(world, number):
     """Yields a number, and the sum of what all ranks add to it; then the last rank fails."""
     yield float(number)
     join_world(world, 60.0)
@@ -32,19 +27,32 @@ def add_up_and_fail(world: World, number: int) -> Iterator[float]:
         pass
 
 
-def sleep(world: World, folder: str) -> Iterator[None]:
-    """Notes the process and sleeps."""
-    Path(folder, f"{world.rank}.pid").write_text(str(os.getpid()))
-    time.sleep(600)
-    yield None
-
-
-def last_value(world: World, job: str, *args: Any) -> Any:
+def last_value(world, job, *args):
     """Returns the last value of a benchmark's job ``module:function``, on a rank."""
     torch.set_num_threads(1)
     calibration_chains.PACE = len(calibration_chains.CHAINS) - 2  # a network of milliseconds
+    calibration_times.ROUNDS, calibration_times.GRADIENTS = 4, 1 << 12
     module, _, name = job.partition(":")
     *_, value = getattr(import_module(module), name)(world, *args)
     barrier()
     shutdown()
     return value
+
+
+def forked(job, num_ranks, timeout_s, *args, **start):
+    """Yields the last value of a job on ranks that no command starts."""
+    yield run_ranks(last_value, num_ranks, job, *args)[0]
+
+
+def row(operation, num_bytes, medians, ranks=2, dtype="float32", near=2, noise=0.0, wrong=()):
+    """Returns a measured cell."""
+    cell = {"operation": operation, "num_bytes": num_bytes, "bytes": num_bytes, "dtype": dtype}
+    ways = {
+        way: {
+            "p50_s": seconds,
+            "rounds_s": [seconds * (1 + sign * noise / 1.4826) for sign in (-1, 0, 1)],
+            "wrong": int(way in wrong),
+        }
+        for way, seconds in medians.items()
+    }
+    return {**cell, "ranks": ranks, "ranks_per_node": near, "device": "cpu", "ways": ways}

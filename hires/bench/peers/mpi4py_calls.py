@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
-from hires.bench.messages import LATENCY, MESSAGES, ROOT, BenchBuffers, Call, bind
+from hires.bench.messages import MESSAGES, ROOT, BenchBuffers, Call, bind
 from hires.comm.backends.mpi_types import TYPES
 from hires.core.ranks import mpi_library
 
@@ -26,27 +27,22 @@ NAMES = {
 
 
 class RawMpi:
-    """The library's own world, beside that of hires."""
+    """The library's own world, beside that of hires; messages as ``torch.distributed`` has them."""
 
     def __init__(self) -> None:
         self.mpi = mpi = mpi_library.load()
         if not mpi.Is_initialized():
             mpi.Init_thread(mpi.THREAD_SERIALIZED)
         self.world = mpi.COMM_WORLD.Dup()
+        self._specs: dict[int, tuple[Tensor, list[Any]]] = {}
 
-    def bind(self, buffers: BenchBuffers) -> Call | None:
-        """Returns a call through mpi4py; None: MPI has no such type."""
+    def bind(self, buffers: BenchBuffers) -> Call:
+        """Returns a call through mpi4py; KeyError: MPI has no such type."""
         name, root = buffers.operation, buffers.rank == ROOT
+        self._specs.clear()
         input, output = self.spec(buffers.input), self.spec(buffers.output)
-        if input is None or output is None:
-            return None
-        if name == LATENCY and buffers.peer >= 0:
-            send = functools.partial(self.world.Send, input, buffers.peer, 1)
-            receive = functools.partial(self.world.Recv, output, buffers.peer, 1)
-            order = (send, receive) if root else (receive, send)
-            return lambda: [call() for call in order]
         if name in MESSAGES:
-            return bind(_Messages(self), buffers)
+            return bind(self, buffers)
         arguments = {
             "all_reduce": (self.mpi.IN_PLACE, output),
             "reduce": (self.mpi.IN_PLACE, output) if root else (input, None),
@@ -58,27 +54,19 @@ class RawMpi:
         words = arguments.get(name, (input, output))
         return functools.partial(getattr(self.world, NAMES[name]), *words)
 
-    def spec(self, tensor: Tensor) -> list[Any] | None:
-        """Returns a tensor as mpi4py takes it."""
-        if tensor.dtype not in TYPES:
-            return None
-        buffer = self.mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
-        return [buffer, getattr(self.mpi, TYPES[tensor.dtype])]
+    def spec(self, tensor: Tensor) -> list[Any]:
+        """Returns a tensor as mpi4py takes it; it is kept until other buffers are bound."""
+        if id(tensor) not in self._specs:
+            buffer = self.mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
+            self._specs[id(tensor)] = tensor, [buffer, getattr(self.mpi, TYPES[tensor.dtype])]
+        return self._specs[id(tensor)][1]
 
+    def __getattr__(self, name: str) -> Any:
+        """Returns ``send``, ``recv``, ``isend`` or ``irecv``."""
+        call = getattr(self.world, name.capitalize())
 
-class _Messages:
-    """Messages with the names of ``torch.distributed``."""
+        def message(tensor: Tensor, peer: int, *, tag: int) -> Any:
+            request = call(self.spec(tensor), peer, tag)
+            return SimpleNamespace(wait=request.Wait) if request else None
 
-    def __init__(self, raw: RawMpi) -> None:
-        self._raw = raw
-
-    def isend(self, tensor: Tensor, peer: int, *, tag: int) -> Any:
-        return _Request(self._raw.world.Isend(self._raw.spec(tensor), peer, tag))
-
-    def irecv(self, tensor: Tensor, peer: int, *, tag: int) -> Any:
-        return _Request(self._raw.world.Irecv(self._raw.spec(tensor), peer, tag))
-
-
-class _Request:
-    def __init__(self, request: Any) -> None:
-        self.wait = request.Wait
+        return message

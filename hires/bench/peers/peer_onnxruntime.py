@@ -14,12 +14,7 @@ import torch
 from torch import Tensor
 
 from hires.bench.bench_rows import BenchRow
-from hires.bench.precision_inputs import (
-    calibration_samples,
-    missing_packages,
-    network_file,
-    sample_file,
-)
+from hires.bench.precision_inputs import calibration_samples, missing_packages, network_file
 from hires.bench.race import Runner
 from hires.core.precisions import INT8
 from hires.engine.device import RankDevice
@@ -38,21 +33,19 @@ def lacks(row: BenchRow) -> str:
 
 def build(row: BenchRow, rank: int, device: RankDevice) -> Runner:
     """Returns a session of the network."""
-    path, images = network_file(row)
-    return SessionSteps(
-        _quantised(row, path) if row.config.precision.name == INT8 else path, images
-    )
+    return SessionSteps(row)
 
 
 class SessionSteps(Runner):
     """The steps of a session."""
 
-    def __init__(self, path: Path, images: Tensor) -> None:
+    def __init__(self, row: BenchRow) -> None:
         library = import_module("onnxruntime")
+        path, images = network_file(row)
+        path = _quantised(row, path) if row.config.precision.name == INT8 else path
         options = library.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        providers = ["CPUExecutionProvider"]
-        self.session = library.InferenceSession(path, options, providers=providers)
+        self.session = library.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self.feed = {INPUT: images.numpy()}
 
     def step(self) -> Tensor:
@@ -66,24 +59,23 @@ def _quantised(row: BenchRow, network: Path) -> Path:
     quantizer = import_module("onnxruntime.quantization.qdq_quantizer")
     loading = import_module("onnxruntime.quantization.quant_utils")
     registry = import_module("onnxruntime.quantization.registry")
-    samples = calibration_samples(row)
-    prepared = {}
-    for name, path in (("network", network), ("sample", sample_file(row, samples[0]))):
-        prepared[name] = path.with_name(f"{name}-prepared.onnx")
-        shapes.quant_pre_process(str(path), str(prepared[name]), skip_symbolic_shape=True)
+    samples, prepared = calibration_samples(row), []
+    for path in (network, network_file(row, samples[0])[0]):
+        prepared.append(path.with_name(f"{path.stem}-prepared.onnx"))
+        shapes.quant_pre_process(str(path), str(prepared[-1]), skip_symbolic_shape=True)
 
     class Reader(quantization.CalibrationDataReader):  # type: ignore[misc,name-defined]
         def get_next(self) -> dict[str, Any] | None:
             return {INPUT: samples.pop().numpy()} if samples else None
 
     calibrator = quantization.create_calibrator(
-        prepared["sample"],
+        prepared[1],
         augmented_model_path=str(network.with_name("augmented.onnx")),
         calibrate_method=quantization.CalibrationMethod.MinMax,
     )
     calibrator.collect_data(Reader())
-    made = quantizer.QDQQuantizer(
-        loading.load_model_with_shape_infer(prepared["network"]),
+    quantised = quantizer.QDQQuantizer(
+        loading.load_model_with_shape_infer(prepared[0]),
         per_channel=True,
         reduce_range=lacks_instructions(INT8),
         weight_qType=quantization.QuantType.QInt8,
@@ -94,7 +86,7 @@ def _quantised(row: BenchRow, network: Path) -> Path:
         op_types_to_quantize=sorted({*registry.QLinearOpsRegistry, *registry.QDQRegistry}),
         extra_options={},
     )
-    made.quantize_model()
+    quantised.quantize_model()
     path = network.with_name("onnxruntime-int8.onnx")
-    made.model.save_model_to_file(str(path), False)
+    quantised.model.save_model_to_file(str(path), False)
     return path

@@ -29,18 +29,16 @@ def lacks(row: BenchRow) -> str:
 
 def build(row: BenchRow, rank: int, device: RankDevice) -> Runner:
     """Returns a compiled model of the network."""
-    path, images = network_file(row)
-    core = import_module("openvino").Core()
-    model = core.read_model(path)
-    if row.config.precision.name == INT8:
-        model = _quantised(model, row)
-    return ModelSteps(core, model, row.config.precision.name, images)
+    return ModelSteps(row)
 
 
 class ModelSteps(Runner):
     """The steps of a compiled model."""
 
-    def __init__(self, core: Any, model: Any, precision: str, images: Tensor) -> None:
+    def __init__(self, row: BenchRow) -> None:
+        (path, images), precision = network_file(row), row.config.precision.name
+        core = import_module("openvino").Core()
+        model = core.read_model(path)
         options = {
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
@@ -48,8 +46,9 @@ class ModelSteps(Runner):
             "INFERENCE_PRECISION_HINT": _HINTS[precision],
             "ENABLE_CPU_PINNING": False,  # nor are the threads of the others bound to a core
         }
-        self.model = core.compile_model(model, "CPU", options)
-        self.request, self.feed = self.model.create_infer_request(), {INPUT: images.numpy()}
+        model = _quantised(model, row) if precision == INT8 else model
+        self.request = core.compile_model(model, "CPU", options).create_infer_request()
+        self.feed = {INPUT: images.numpy()}
 
     def step(self) -> Tensor:
         """Returns the outputs."""
@@ -62,12 +61,8 @@ def _quantised(model: Any, row: BenchRow) -> Any:
     samples = [sample.numpy() for sample in calibration_samples(row)]
     shape = [*model.input(0).shape]
     model.reshape([*samples[0].shape])
-    quantised = nncf.quantize(
-        model,
-        nncf.Dataset(samples),
-        subset_size=len(samples),
-        preset=nncf.QuantizationPreset.PERFORMANCE,
-        target_device=nncf.TargetDevice.CPU,
-    )
+    speed, cpu = nncf.QuantizationPreset.PERFORMANCE, nncf.TargetDevice.CPU
+    how = {"subset_size": len(samples), "preset": speed, "target_device": cpu}
+    quantised = nncf.quantize(model, nncf.Dataset(samples), **how)
     quantised.reshape(shape)
     return quantised

@@ -1,0 +1,273 @@
+"""Times nodes of networks, and messages, on started ranks: the jobs of a calibration.
+
+Each value of a step is seen when it is made, and again when its gradient comes back:
+
+    forward     a |--- b ---| c        from one value to the next
+    backward    grad c |--- c ---| grad b |--- b ---|
+
+A rank computes in one thread, whose clock stands still while the rank waits for a message and while
+another program has its core. So a machine that is in use can be measured, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hires.bench.bench_rows import BenchRow
+from hires.bench.calibration_chains import pace_config
+from hires.bench.peers import peer_hires, peer_module
+from hires.bench.peers.peer_hires import HiresSteps
+from hires.bench.start_ranks import join_world
+from hires.comm import (
+    all_gather_stacked,
+    all_reduce_coalesced,
+    barrier,
+    irecv,
+    isend,
+    make_groups,
+)
+from hires.comm.backends import rendezvous
+from hires.core.ranks import memory_files, timeline
+from hires.core.ranks.timeline import HostClock, MarkedSpan
+from hires.core.ranks.world import World
+from hires.engine.device import RankDevice
+from hires.plan.event import BYTES
+from hires.plan.hardware import GLOO
+from hires.plan.message_routes import joined_backends
+from hires.plan.plan import Plan
+from hires.plan.program import steps_of
+from hires.plan.routes import MEMORY
+from hires.plan.simulation.costs import UPDATE_TOUCHES, works_of
+from hires.plan.simulation.node_work import NodeWork
+
+LEAST_ROUNDS, MOST_ROUNDS = 3, 6
+"""Timed steps of a network besides the first."""
+COPIED = 1 << 24
+"""Elements of a copy that is larger than caches."""
+SMALL, LARGE, GRADIENTS = 256, 1 << 20, 1 << 22
+"""Elements of a message whose time is latency, of one whose time is bandwidth, and of a sum of the
+gradients of a small network."""
+ROUNDS, WARMUP = 60, 10
+"""Of each measurement of a link; four times as many for a mean, which one disturbance spoils."""
+IN_A_ROW = 10
+"""Exchanges of one sample. Inside a step an exchange takes as long as in the mean, which on a busy
+machine is several times what the fastest one takes."""
+PASSES = (timeline.FORWARD, timeline.BACKWARD)
+Key = tuple[str, bool]
+"""A node's name, and whether it is its backward pass."""
+log = logging.getLogger(__name__)
+
+
+class ThreadClock(HostClock):
+    """The seconds in which this thread has computed."""
+
+    def now(self) -> Any:
+        """Returns the mark of what happens now."""
+        return time.thread_time()
+
+
+class NodeTimes:
+    """Seconds of the nodes of a layout's first slot, step by step."""
+
+    def __init__(self, steps: HiresSteps) -> None:
+        self.steps, self.recorder = steps, steps.engine.recorder
+        self.recorder.clock = ThreadClock()
+        self.nodes: dict[Key, list[float]] = defaultdict(list)
+        self.step_s: list[float] = []
+        self.passes_s: list[float] = []
+        """Of all passes of a step besides their nodes."""
+        self.update_s: list[float] = []
+        self.pace_s: list[float] = []
+        """Of a step that shows the machine's pace, beside each of these."""
+        self._marks: list[tuple[Key, float]] = []
+
+    def step(self) -> None:
+        """Runs one step and keeps what it took."""
+        module = self.steps.engine.modules[0]
+        self.steps.before_step()
+        self._marks.clear()
+        module.watch(self._see)
+        begin_s = time.thread_time()
+        self.steps.step()
+        self.step_s.append(time.thread_time() - begin_s)
+        module.watch(None)
+        spans = self.recorder.steps[-1].spans
+        self.update_s.append(_length([s for s in spans if s.kind == timeline.OPTIMISER]))
+        passes = [span for span in spans if span.kind in PASSES]
+        self.passes_s.append(_length(passes) - sum(map(self._keep, passes)))
+
+    def medians(self) -> dict[Key, float]:
+        """Returns the seconds of every node's passes, at the pace of the median step.
+
+        They are medians, too: the least of quotients is that in which the pace was most off.
+        """
+        pace_s, medians = statistics.median(self.pace_s), {}
+        for key, seconds in self.nodes.items():
+            paces = self.pace_s if len(self.pace_s) == len(seconds) else [pace_s] * len(seconds)
+            both = zip(seconds, paces, strict=True)
+            medians[key] = statistics.median(s * pace_s / own_s for s, own_s in both)
+        return medians
+
+    def _see(self, name: str, value: Any) -> None:
+        self._marks.append(((name, False), time.thread_time()))
+        if isinstance(value, Tensor) and value.requires_grad:
+
+            def came_back(_: Tensor) -> None:
+                self._marks.append(((name, True), time.thread_time()))
+
+            value.register_hook(came_back)  # type: ignore[no-untyped-call]
+
+    def _keep(self, span: MarkedSpan) -> float:
+        # Keeps the seconds of the nodes of a pass, and returns their sum.
+        marks = [mark for mark in self._marks if span.begin <= mark[1] <= span.end]
+        times = [mark[1] for mark in marks]
+        # A value is seen at the end of its node, and a gradient at the beginning.
+        edges = [span.begin, *times] if span.kind == timeline.FORWARD else [*times, span.end]
+        seconds: dict[Key, float] = defaultdict(float)
+        for (key, _), begin, end in zip(marks, edges, edges[1:], strict=False):
+            seconds[key] += end - begin
+        for key, node_s in seconds.items():
+            self.nodes[key].append(node_s)
+        return sum(seconds.values())
+
+
+def typical(seconds: list[float]) -> float:
+    """Returns the median of the faster half of some times; what disturbed the others is no part."""
+    return statistics.median(sorted(seconds)[: (len(seconds) + 1) // 2])
+
+
+def _length(spans: list[MarkedSpan]) -> float:
+    return float(sum(span.end - span.begin for span in spans))
+
+
+def time_networks(
+    world: World, networks: list[dict[str, Any]], budget_s: float, busy: int, timeout_s: float
+) -> Iterator[list[dict[str, Any]]]:
+    """Yields what a rank takes for each network while ``busy`` ranks of the machine compute.
+
+    The networks take turns, each step between others that show the machine's pace at that moment.
+    All ranks take equally many steps; those of plans of one rank compute the same, each by itself.
+    """
+    rows = [BenchRow.of_plain(network) for network in networks]
+    plans = [row.plan for row in rows if row.plan is not None]
+    names = dict.fromkeys(name for plan in plans for name in joined_backends(plan))
+    rendezvous.torch_world(world, timeout_s)  # in which all wait for each other
+    if plans[0].world == 1:
+        world = replace(world, rank=0, size=1, local_rank=0, local_size=1)
+    join_world(world, timeout_s, [*{GLOO: None, **names}])
+    steps = [peer_hires.build(row, world.rank, RankDevice()) for row in rows]
+    pace = peer_module.build(BenchRow("pace", pace_config()), 0, RankDevice())
+
+    def pace_s() -> float:
+        dist.barrier()
+        begin_s = time.thread_time()
+        pace.step()
+        step_s = time.thread_time() - begin_s
+        pace.after_step()
+        return step_s
+
+    for _ in range(2):  # the first prepares kernels, the second shows how long a round takes
+        times = [NodeTimes(one) for one in steps]
+        for one in times:
+            one.step()
+        round_s = sum(one.step_s[0] + pace_s() for one in times)
+    fitting = torch.tensor(max(LEAST_ROUNDS, min(MOST_ROUNDS, int(budget_s / round_s))))
+    dist.all_reduce(fitting, dist.ReduceOp.MAX)
+    times = [NodeTimes(one) for one in steps]
+    for number in range(int(fitting)):
+        log.info("round %d of %d", number + 1, int(fitting))
+        paces_s = [pace_s()]
+        for one in times:
+            dist.barrier()
+            one.step()
+            paces_s.append(pace_s())
+        for index, one in enumerate(times):  # two before its step, and two after it
+            one.pace_s.append(statistics.median(paces_s[max(0, index - 1) : index + 3]))
+    yield [_parts_of(*both, world.rank, busy) for both in zip(times, plans, strict=True)]
+
+
+def _parts_of(times: NodeTimes, plan: Plan, rank: int, busy: int) -> dict[str, Any]:
+    # The samples of a rank's steps, and the parts of a step.
+    medians = times.medians()
+    equal: dict[NodeWork, list[float]] = defaultdict(list)  # one sample for each work
+    slot = plan.slot_of(rank, 0)
+    stage = plan.stages[slot.stage]
+    for back in (False, True) if plan.training else (False,):
+        works = works_of(plan, stage, slot.tile, back)
+        for step, work in zip(steps_of(plan, stage, back), works, strict=True):
+            if work is not None and medians.get((step.node.name, step.back)):
+                equal[work].append(medians[step.node.name, step.back])
+    passes_s, update_s = typical(times.passes_s), typical(times.update_s)
+    params = sum(one.params for one in plan.stages) if plan.training else 0
+    besides_s = typical(times.step_s) - sum(medians.values()) - passes_s - update_s
+    return {
+        "ranks": busy,
+        "pace_step_s": statistics.median(times.pace_s),
+        "samples": [[[*work], busy, typical(all_s)] for work, all_s in equal.items()],
+        "pass_s": passes_s / len(plan.actions_of(rank)),
+        "besides_s": max(0.0, besides_s),
+        "update_s": update_s,
+        "update_bytes": (UPDATE_TOUCHES + 2 * plan.optimizer_states) * params * BYTES["float32"],
+        "bytes_per_s": _bandwidth(),
+    }
+
+
+def _bandwidth() -> float:
+    source, target, rates = torch.ones(COPIED), torch.empty(COPIED), []
+    for _ in range(3):
+        begin_s = time.thread_time()
+        target.copy_(source)
+        rates.append(2 * 4 * COPIED / (time.thread_time() - begin_s))
+    return max(rates)
+
+
+def time_links(world: World, timeout_s: float) -> Iterator[list[float]]:
+    """Yields what :class:`Links` holds, as two ranks measure it together on the default route."""
+    backends = [GLOO, *MEMORY] if memory_files.is_supported() else [GLOO]
+    join_world(world, timeout_s, backends)
+    group, gradients = make_groups([[0, 1]], 1)[0], torch.zeros(GRADIENTS)
+
+    def exchange(elements: int) -> None:  # at once, as two tiles exchange their halos
+        received = irecv(torch.zeros(elements), 1 - world.rank, tag=0)
+        sent = isend(torch.zeros(elements), 1 - world.rank, tag=0)
+        received.wait()
+        sent.wait()
+
+    def gather() -> None:  # as much as a normalisation of many channels needs
+        all_gather_stacked(torch.zeros(SMALL), group)
+
+    def add_up() -> None:
+        all_reduce_coalesced([gradients], group, backend=backends[-1])
+
+    small_s = typical(_seconds(lambda: exchange(SMALL), ROUNDS))
+    large_s = typical(_seconds(lambda: exchange(LARGE), ROUNDS))
+    sum_s = typical(_seconds(add_up, ROUNDS // 4))
+    latency_s, gather_s = (
+        statistics.median(_seconds(run, 4 * ROUNDS, IN_A_ROW))
+        for run in (lambda: exchange(SMALL), gather)
+    )
+    bytes_per_s = 4 * (LARGE - SMALL) / max(large_s - small_s, 1e-9)
+    # Two ranks send each other half of the sum, and then the other half.
+    yield [latency_s, bytes_per_s, gather_s, 4 * GRADIENTS / max(sum_s - 2 * small_s, 1e-9)]
+
+
+def _seconds(run: Callable[[], object], rounds: int, in_a_row: int = 1) -> list[float]:
+    # The seconds of calls that both ranks begin together.
+    seconds = []
+    for _ in range(WARMUP + rounds):
+        barrier()
+        begin_s = time.perf_counter()
+        for _ in range(in_a_row):
+            run()
+        seconds.append((time.perf_counter() - begin_s) / in_a_row)
+    return seconds[WARMUP:]
