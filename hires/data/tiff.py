@@ -17,7 +17,7 @@ import itertools
 import logging
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -237,7 +237,7 @@ class TiffImage:
         page = self._page
         check_claim(size, page.samplesperpixel * page.bitspersample, self._max_pixels, part)
 
-    def _segment(self, index: int) -> bytes | bytearray | None:
+    def _segment(self, index: int) -> bytes | None:
         """Returns the bytes of a tile or strip; nothing if the file leaves it out."""
         page, handle = self._page, self._file.filehandle
         if index >= min(len(page.dataoffsets), len(page.databytecounts)):
@@ -318,56 +318,25 @@ def _samples_last(pixels: Pixels) -> Pixels:
     return last
 
 
-class _Bounded:
-    # At most so many bytes that come in pieces. They lie in memory once: a library that returns all
-    # at once collects them in blocks first, and then copies these.
-    def __init__(self, most: int) -> None:
-        self.made, self.size = bytearray(most), 0
-
-    def take(self, decompress: Callable[[bytes, int], bytes], data: bytes) -> int:
-        """Adds what some data make, up to a piece; returns how much there was room for."""
-        room = min(_PIECE, len(self.made) - self.size)
-        piece = decompress(data, room) if room else b""
-        self.made[self.size : self.size + len(piece)] = piece
-        self.size += len(piece)
-        return room if len(piece) == room else 0
-
-    def whole(self, ended: bool) -> bytearray:
-        if not ended and self.size < len(self.made):
-            raise ValueError("its compressed data is cut off")
-        del self.made[self.size :]
-        return self.made
-
-
-_PIECE = 2**18
-
-
-def _fed(data: bytes) -> Iterator[bytes]:
-    for start in range(0, len(data), _PIECE):
-        yield data[start : start + _PIECE]
-
-
-def _inflated(data: bytes, most: int) -> bytearray:
+def _inflated(data: bytes, most: int) -> bytes:
     """Returns at most so many bytes of a zlib stream."""
-    stream, out = zlib.decompressobj(), _Bounded(most)
-    for fed in _fed(data):
-        left = fed
-        while out.take(stream.decompress, left):
-            left = stream.unconsumed_tail
-    return out.whole(stream.eof)
+    stream = zlib.decompressobj()
+    return _complete(stream.decompress(data, most), most, stream.eof)
 
 
-def _unxz(data: bytes, most: int) -> bytearray:
+def _unxz(data: bytes, most: int) -> bytes:
     """Returns at most so many bytes of an LZMA stream."""
-    stream, out = lzma.LZMADecompressor(memlimit=2**28), _Bounded(most)
-    for fed in _fed(data):
-        left = fed
-        while not stream.eof and out.take(stream.decompress, left):
-            left = b""  # it keeps what it has not read yet
-    return out.whole(stream.eof)
+    stream = lzma.LZMADecompressor(memlimit=2**28)
+    return _complete(stream.decompress(data, most), most, stream.eof)
 
 
-def _unpacked(data: bytes, most: int) -> bytearray:
+def _complete(inflated: bytes, most: int, ended: bool) -> bytes:
+    if not ended and len(inflated) < most:
+        raise ValueError("its compressed data is cut off")
+    return inflated
+
+
+def _unpacked(data: bytes, most: int) -> bytes:
     """Returns about so many bytes, or all, of PackBits data: counts, each with its bytes."""
     made, place = bytearray(), 0
     while place < len(data) and len(made) < most:
@@ -378,10 +347,10 @@ def _unpacked(data: bytes, most: int) -> bytearray:
         elif count > 128:
             made += data[place : place + 1] * (257 - count)
             place += 1
-    return made
+    return bytes(made)
 
 
-DECOMPRESSORS: dict[int, Callable[[bytes, int], bytearray]] = {
+DECOMPRESSORS: dict[int, Callable[[bytes, int], bytes]] = {
     **dict.fromkeys((8, 32946, 50013), _inflated),
     32773: _unpacked,
     34925: _unxz,

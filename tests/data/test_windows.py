@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
-from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import from_dict
 from hires.data import image_fit, whole
 from hires.data.augmented import AugmentedSource
@@ -24,7 +23,7 @@ from hires.data.image_fit import fitted, resize, taps
 from hires.data.mask_shapes import make_masks
 from hires.data.masks import AugmentedMasks, MaskSource
 from hires.data.slide_shapes import make_slides
-from hires.data.source import KINDS, PairSource, open_data, open_source
+from hires.data.source import KINDS, PairSource, open_data
 from hires.data.tiff import TiffImage
 from tests.helpers.image_files import cifar10_folder
 
@@ -278,18 +277,3 @@ def test_whole_files_are_decoded_once_while_there_is_room_and_anew_if_changed(
     assert decoded == ["a.png", "b.png", "c.png", "b.png"]
     source_of(Image.fromarray(pixels(16, 16, 3) // 2), "b.png")
     assert (source.window(1, (0, 16), (0, 16)) != before).any()
-
-
-@pytest.mark.parametrize("name", ["synthetic", "hard", "textures"])
-def test_made_images_follow_from_seed_and_number_and_stay_in_range(name):
-    def opened(length, seed):
-        source = open_source(DataConfig(name=name, classes=12, length=length), (40, 40), 3, seed)
-        return source, np.stack([source.window(i, (0, 40), (0, 40)) for i in range(24)])
-
-    source, images = opened(48, 0)
-    np.testing.assert_array_equal(images, opened(50, 0)[1])
-    assert (images != opened(48, 1)[1]).any((1, 2, 3)).all()
-    assert (images[0] != images[12]).any()  # of one class
-    assert -2 <= images.min() < -1 < 1 < images.max() <= 2
-    assert abs(images.mean()) < 0.2
-    assert [source.label(i) for i in range(13)] == [*range(12), 0]
