@@ -31,29 +31,23 @@ def pixels() -> Callable[..., np.ndarray]:
 
 @pytest.fixture
 def source_of(tmp_path: Path) -> Callable[..., Source]:
-    """Writes an array or a Pillow image into a folder of one class, and opens the folder."""
+    """Writes an array, a Pillow image or bytes into a folder of one class, and opens the folder."""
 
     def make(
-        image: Any,
-        name: str = "a.tif",
-        *,
-        size: tuple[int, int] | None = None,
-        channels: int = 3,
-        fit: str = "error",
-        max_pixels: int = MAX_PIXELS,
-        **how: Any,
-    ) -> Source:
-        folder = tmp_path / "data" / "only"
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / name
+        image: Any, name: str = "a.tif", *, size: tuple[int, int] = (16, 16), channels: int = 3,
+        fit: str = "error", max_pixels: int = MAX_PIXELS, **how: Any,
+    ) -> Source:  # fmt: skip
+        path = tmp_path / "data" / "only" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(image, bytes):
             path.write_bytes(image)
         elif isinstance(image, Image.Image):
             image.save(path, **how)
         else:
             tifffile.imwrite(path, image, **how)
-        data = DataConfig(name="folder", path=str(folder.parent), fit=fit, max_pixels=max_pixels)
-        return open_source(data, size or (16, 16), channels, seed=0)
+        folder = str(path.parents[1])
+        data = DataConfig(name="folder", path=folder, fit=fit, max_pixels=max_pixels)
+        return open_source(data, size, channels, seed=0)
 
     return make
 
@@ -65,7 +59,6 @@ def whole() -> Callable[[Source, int, int], np.ndarray]:
     def read(source: Source, height: int, width: int) -> np.ndarray:
         window = source.window(0, (0, height), (0, width))
         assert window.dtype == np.float32
-        assert window.flags["C_CONTIGUOUS"]
         return window.transpose(1, 2, 0) / 4 + 0.5
 
     return read

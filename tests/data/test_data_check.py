@@ -79,15 +79,14 @@ def test_unreadable_files_are_all_listed_with_their_reasons_by_a_verb_that_fails
     (folder / "a/text.tif").write_text("hello")
     floats = 9 * pixels(8, 8, 3, dtype=np.float32)
     tifffile.imwrite(folder / "a/float.tif", floats, photometric="rgb")
+    (folder / "none").mkdir()
     code, out = check(folder, "--json")
-    [finding] = json.loads(out)["findings"]
-    names = [line.partition(":")[0] for line in finding["files"]]
-    assert (code, names) == (1, ["a/cut.png", "a/empty.jpg", "a/float.tif", "a/text.tif"])
-    assert "a/empty.jpg: the file is empty" in finding["files"]
-    assert "floats reach from" in finding["files"][2]
-    for name in ("empty", "none"):
-        (folder / name).mkdir()
-    assert check_data(str(folder), RunConfig()).findings[0].files == ["empty", "none"]
+    empty, unreadable = (finding["files"] for finding in json.loads(out)["findings"])
+    names = [line.partition(":")[0] for line in unreadable]
+    assert (code, empty) == (1, ["none"])
+    assert names == ["a/cut.png", "a/empty.jpg", "a/float.tif", "a/text.tif"]
+    assert "a/empty.jpg: the file is empty" in unreadable
+    assert "floats reach from" in unreadable[2]
     assert check("data=synthetic")[0] == check(folder, "data=digits")[0] == 2
     for part, name in itertools.product(("train", "val"), ("cat", "dog", "eel")):
         file = tmp_path / part / name / f"{name}.png"
@@ -135,18 +134,15 @@ def test_same_pixels_are_found_however_they_are_stored(folder, pixels):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("fit", "words"),
-    [
+def test_sizes_are_judged_as_the_run_fits_them(folder):
+    for fit, words in (
         ("error", ["error: not of 19"]),
         ("crop", ["note: cropped or padded"]),
         ("resize", ["warning: shrunk more than", "note: resized to 19"]),
-    ],
-)
-def test_sizes_are_judged_as_the_run_fits_them(folder, fit, words):
-    config = RunConfig(image=[19, 30], data=DataConfig("folder", fit=fit))
-    assert not findings(folder, config)  # the size of the run was not given
-    assert list(findings(folder, config, sized=True)) == words
+    ):
+        config = RunConfig(image=[19, 30], data=DataConfig("folder", fit=fit))
+        assert not findings(folder, config)  # the size of the run was not given
+        assert list(findings(folder, config, sized=True)) == words
 
 
 def test_samples_classes_and_lists_are_checked_as_the_run_reads_them(folder, tmp_path, pixels):
@@ -265,14 +261,13 @@ def test_start_check_is_bounded_in_seconds_and_the_first_steps_come_first(
 
 def test_plan_says_what_is_far_shrunk_or_cannot_be_opened(config, pixels):
     assert size_finding(config) is None
-    assert size_finding(RunConfig()) is None
-    Image.fromarray(pixels(40, 33, 3)).save(Path(str(config.data.path), "a", "large.png"))
+    large = Path(str(config.data.path), "a", "large.png")
+    Image.fromarray(pixels(40, 33, 3)).save(large)
     severity, key, text = size_finding(config)
     assert (severity, key) == ("note", "data.fit")
     assert "shrinks 1 of the 13 images" in text
     assert "40 x 33 pixels to 16 x 16" in text
-    assert size_finding(replace(config, data=replace(config.data, fit="crop"))) is None
-    Path(str(config.data.path), "a", "large.png").unlink()
+    large.unlink()
     last = spoil(config, -1)
     severity, key, text = size_finding(replace(config, batch=2))
     assert (severity, key, str(last) in text) == ("warning", "data.path", True)
