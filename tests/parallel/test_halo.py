@@ -16,7 +16,7 @@ KINDS = {"conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "pad", "slice
 KINDS |= {"upsample_bilinear2d", "upsample_nearest2d"}
 ZOO, CELLS = (
     {"model": {"name": "custom", "target": f"tests.helpers.custom_nets:{name}"}, "image": size}
-    for name, size in (("zoo", [37, 41]), ("cells", [25, 22]))
+    for name, size in (("Zoo", [37, 41]), ("Cells", [25, 22]))
 )
 RESNET = {"model": {"name": "resnet", "depth": 18, "classes": 4}, "image": [75, 61]}
 CASES: dict[str, tuple[dict[str, Any], list[int], dict[str, Any], set[str]]] = {
