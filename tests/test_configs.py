@@ -19,7 +19,9 @@ from hires.cli.compose.choices import (
 from hires.cli.compose.compose_config import Composer
 from hires.cli.sweep.axes import axes_of, stored_sweep
 from hires.cli.sweep.sweep_points import Where, compose_all
+from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig, from_dict
+from hires.launcher.interface import LAUNCHERS, all_launchers, launcher_named
 
 CHOICES = groups()
 NEEDED = {
@@ -84,6 +86,12 @@ def test_joined_layouts_are_made_of_their_parts():
         parts = [*name.split("+"), "_self_"] if "+" in name else None
         assert keys_of("parallel", name).get("defaults") == parts
         assert keys_of("parallel", name)["name"] == name
+
+
+def test_every_launcher_has_a_class():
+    names = groups()["launcher"]
+    assert {type(one) for one in all_launchers()} == {LAUNCHERS[name] for name in names}
+    assert all(launcher_named(n).has_jobs == LauncherConfig(n).has_jobs for n in names)
 
 
 def test_groups_are_sections_of_the_config_and_have_every_name_of_the_schema():

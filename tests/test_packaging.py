@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import site
 import subprocess
@@ -66,42 +65,6 @@ def test_make_installs_once_and_again_when_the_dependencies_change(tmp_path):
     later = (tmp_path / ".venv" / ".installed").stat().st_mtime + 5
     os.utime(tmp_path / "constraints.txt", (later, later))
     assert output(*command, cwd=tmp_path) == "installed\nran\n"
-
-
-def test_debian_without_ensurepip_gets_it_as_root_and_else_names_the_package(tmp_path):
-    """Python lacks ensurepip until apt-get has run; every call is noted in log."""
-    log = tmp_path / "log"
-    scripts = {
-        "id": "echo $USER_ID",
-        "apt-get": f'echo "apt-get $*" >> {log}',
-        "python3": f"""
-case "$*" in
-*ensurepip*) grep -q "^apt-get" {log} 2>/dev/null ;;
-*version_info*) exec {sys.executable} "$@" ;;
-"-m venv"*) mkdir -p "$4/bin"; for n in pip python; do
-    printf '#!/bin/sh\\necho "pip $*" >> {log}\\n' > "$4/bin/$n"; chmod +x "$4/bin/$n"; done ;;
-esac""",
-    }
-    (tmp_path / "bin").mkdir()
-    for name, text in scripts.items():
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
-
-    def install(user: int) -> subprocess.CompletedProcess[str]:
-        environ = {**os.environ, "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "USER_ID": str(user)}
-        command = ["sh", str(ROOT / "scripts" / "install.sh"), "python3", "venv"]
-        return subprocess.run(
-            command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
-        )
-
-    done = install(1000)
-    assert (done.returncode, log.exists()) == (1, False)
-    assert re.search(r"sudo apt-get install python3\.\d+-venv", done.stderr)
-    done = install(0)
-    assert done.returncode == 0, done.stderr
-    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert f"install -y -q --no-install-recommends python{version}-venv" in log.read_text()
-    assert "--editable .[dev] --constraint constraints.txt" in log.read_text()
 
 
 @pytest.mark.slow

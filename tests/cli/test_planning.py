@@ -14,7 +14,7 @@ from hires.core.config.run_config import MemoryConfig, RunConfig, from_dict
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.units import MIB
 from hires.plan.graph import Graph
-from hires.plan.memory import LIBRARIES_BYTES, RankMemory
+from hires.plan.memory import RankMemory
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from tests.helpers.fake_torch import fake_torch
@@ -22,7 +22,6 @@ from tests.helpers.small_plans import config_of, forked
 
 MODEL = ModelConfig(depth=18, classes=10)
 CONFIG = RunConfig(image=32, batch=4, model=MODEL)
-GIB = 2**30
 
 
 def planned(config: RunConfig) -> Plan:
@@ -111,25 +110,3 @@ def test_forecast_that_fails_or_does_not_fit_is_a_finding(graph, tmp_path, monke
         "`hires plan --choose ranks=1 KEY=VALUE...` with the other keys of this run lists the "
         "layouts that fit, or how many ranks would do"
     )
-
-
-def test_plan_of_a_point_says_what_each_gpu_and_the_host_need(monkeypatch, tmp_path):
-    """Ranks need 1, 2, 3 ... GiB of a GPU, and 16 of the host."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,1")
-
-    def large(config: RunConfig, rank: int) -> RankMemory:
-        return RankMemory((rank + 1) * GIB, 0, 0, 0, 0, host_bytes=16 * GIB)
-
-    def packed(count: int, tiles: list[int], forecasts_s: float = 60.0, device: str = "cuda"):
-        config = config_of("train", 4, tiles=tiles)
-        config.device, config.cluster.gpus = device, count
-        process = fake_torch(lambda config: forked(4, True), large)()
-        return Planner(process, forecasts_s).packed(config)
-
-    assert packed(2, [2, 2], 0).gpu_bytes == (0, 0)  # without a forecast
-    plan = packed(2, [2, 2])
-    assert plan.gpu_bytes == (4 * GIB, 6 * GIB)  # ranks 0 and 2, ranks 1 and 3
-    assert plan.needs_bytes == 4 * (16 * GIB + LIBRARIES_BYTES)
-    assert packed(1, [2, 1]).gpu_bytes == (3 * GIB,)
-    assert packed(2, [2, 2], device="cpu").gpu_bytes == ()

@@ -62,13 +62,3 @@ def test_scales_are_those_of_the_weights_that_a_checkpoint_gives(hires, run):
     assert "calibrating on 8 images" in first.err, first.err
     second = hires("run", *int8, f"weights={run}", "--dry-run")
     assert "reusing an earlier calibration" in second.err, second.err
-
-
-def test_run_is_shown_and_compared_with_itself(hires, run):
-    facts = json.loads(hires("compare", "net", "net", "--metric", "loss", "--json").out)
-    assert [point["status"] for point in facts["points"]] == ["same"]
-    text = hires("show", str(run)).out
-    assert "placement (ranks)\n  stage 0\n  [ 0 ]\n  [ 1 ]" in text
-    assert "measured, step " in text
-    line = hires("show", str(run), "--reproduce").out.splitlines()[0]
-    assert line.startswith(f"hires run {' '.join(NET)} data.validation=0.005 steps=4 ")

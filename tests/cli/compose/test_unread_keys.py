@@ -21,16 +21,12 @@ from hires.nets import NETS
     [
         ("model=resnet18 model.width=64", "model.width", "model.depth"),  # though it is the default
         ("task=predict loss.label_smoothing=0.0", "loss.label_smoothing", "task=evaluate"),
-        ("model=inception_bn model.depth=18", "model.depth", "no key"),
         ("data=synthetic data.tissue=0.3", "data.tissue", "data.length"),
-        ("loss=bce loss.label_smoothing=0.1", "loss.label_smoothing", "loss.ignore_index"),
         ("optimizer=adam optimizer.momentum=0.5", "optimizer.momentum", "optimizer.betas"),
         ("lr_schedule=cosine lr_schedule.gamma=0.5", "lr_schedule.gamma", "lr_schedule.final"),
         ("task=infer lr_schedule=cosine", "lr_schedule", "task=train"),
-        ("task=infer data.balance=true", "data.balance", "task=train"),
         ("task=predict data.shuffle=false", "data.shuffle", "task=train"),
         ("data=slide data.labels=labels.csv data.outside=normal", "data.outside", "geojson"),
-        ("data=slide data.cut=whole data.stride=8", "data.stride", "data.cut=patches"),
         ("data=folder data.test=0.2", "data.test", "data.split"),
     ],
 )

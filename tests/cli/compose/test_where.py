@@ -24,10 +24,8 @@ def test_true():
         "image * batch <= 4096 and not (image > 512 or batch != 8)",
         "256 < image <= 512 and ranks == 4 and height == width",
         "parallel == 'sp' and precision in ['bf16', 'fp32'] and 'sp' in parallel",
-        "parallel.tiles == [2, 2]",
         "optimizer.lr * 2 - 1 == 0 and -batch < 0 and +batch // 3 == 2 and batch % 3 == 2",
         "data.shuffle == true and data.path == null and model.target == None",
-        "batch / 16 == optimizer.lr",
         "not " * 120 + "true",  # deep, and yet within what Python can nest
     ):
         assert keeps(text)
@@ -41,8 +39,6 @@ def test_true():
         ("parallel == sp", "text needs quotes, as 'sp'"),
         ("image", "is 512 and neither true nor false"),
         ("1 / (batch - 8) < 1", "cannot be worked out"),
-        ("parallel * 1000 == 1", "is no number"),
-        ("image <", "is no expression"),
         ("", "is empty; leave it out to keep all"),
         ("(" * 300 + ")" * 300, "longer than"),
     ],
@@ -59,13 +55,9 @@ def test_nothing_but_arithmetic_comparisons_and_keys(tmp_path, monkeypatch):
         "__import__('os').system('touch x')",
         "image.__class__ == 1",
         "().__class__.__bases__",
-        "[x for x in [1]] == 1",
         "(lambda: 1)() == 1",
         "9 ** 9 ** 9 > 1",
         "1 << 99999999 > 1",
-        "f'{image}' == ''",
-        "parallel.tiles[0] == 2",
-        "image if batch else 1",
         "(x := 1) == 1",
         "print",
     ):

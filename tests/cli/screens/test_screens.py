@@ -9,9 +9,7 @@ import sys
 from hires.cli.screens import screen
 from hires.cli.screens.printable import printable_output
 from hires.cli.screens.progress import StepProgress
-from hires.cli.screens.show_plan import bar, memory_lines, placement_lines
-from hires.core.units import MIB
-from hires.plan.memory import RankMemory
+from hires.cli.screens.show_plan import placement_lines
 from hires.report.columns import Column
 from tests.helpers.commands import HOSTILE, UNSEEN
 
@@ -89,16 +87,3 @@ def test_tiles_stand_as_they_cut_the_image_and_stages_side_by_side():
     ]
     last = placement_lines(facts(100, [1, 2]))[-1]
     assert last == "and 99 more replicas, alike, each 2 ranks further"
-
-
-def test_memory_is_a_bar_of_its_parts():
-    small = RankMemory(MIB, MIB, MIB, 4 * MIB, MIB).to_dict()
-    large = RankMemory(2 * MIB, 0, 2 * MIB, 11 * MIB, MIB).to_dict()
-    assert bar(small, 16 * MIB) == "[PPGOAAAAAABB............]"
-    assert bar(large, 8 * MIB).endswith("A>]")  # beyond the limit
-    head, first, second, names, scale = memory_lines([large, large, small])
-    assert max(map(len, (head, first, second, names))) <= 80
-    assert first.split()[0] == "0-1"  # equal neighbours share a line
-    assert first.split()[-6:] == ["16.0", "2.0", "0.0", "2.0", "11.0", "1.0"]
-    assert scale == "MiB, predicted; a full bar is 16.0 MiB"
-    assert memory_lines([small], limit=32 * MIB)[1].count(".....") == 3

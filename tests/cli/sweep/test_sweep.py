@@ -16,9 +16,9 @@ import pytest
 
 from hires.cli import planning
 from hires.core.errors import PlanError, RunError
-from hires.core.store import campaign
-from tests.helpers.commands import SMALL
-from tests.helpers.patience import until
+from hires.core.store import campaign, provenance
+from tests.helpers.commands import SMALL, fake_hires
+from tests.helpers.patience import PATIENCE_S, until
 from tests.helpers.run_folders import begin
 
 pytestmark = pytest.mark.usefixtures("traced")
@@ -204,17 +204,6 @@ def test_second_sweep_of_a_campaign_is_refused_with_the_process_named(hires, fak
     assert f"note: {FOLDER.absolute() / '.sweep.lock'} was left by process" in answer.err
 
 
-def test_points_that_are_the_same_run_count_once(hires):
-    words = ("parallel=single,sp", "parallel.tiles=[2,1]", "memory.limit=1GiB,2GiB")
-    answer = hires("sweep", *SMALL, *words, "--dry-run")
-    assert (answer.code, "3 the same run as another" in answer.out) == (0, True)
-    for same in (
-        "memory.limit=2GiB is the same run as memory.limit=1GiB",
-        "parallel=sp with parallel.tiles=[2,1] is the same run as parallel=single",
-    ):
-        assert same in answer.err
-
-
 def test_plans_are_shared_where_keys_do_not_matter(hires, monkeypatch):
     plans, real = [], planning.make_plan
     monkeypatch.setattr(planning, "make_plan", lambda *args: plans.append(args) or real(*args))
@@ -236,3 +225,57 @@ def test_point_that_another_machine_runs_is_left_to_it_as_it_is(hires, fake_rank
     assert "1 of 1 attempts done" in answer.err
     assert (run / "config.yaml").read_bytes() == before
     assert not (run / "a2").exists()
+
+
+WORDS = ("sweep", *SMALL, "parallel=sp", "campaign=mend", "seed=0,1,2")
+RANKS = {str(rank): "once 1" for rank in range(2)}
+"""The first attempt of seed 1 hangs until something is killed."""
+
+
+def run_of(seed: int) -> Path:
+    """Returns the run folder of a seed."""
+    for config in Path("results/mend").glob("*/config.yaml"):
+        if f"\nseed: {seed}\n" in f"\n{config.read_text()}":
+            return config.parent
+    return Path("none")
+
+
+def pids(name: str) -> list[int]:
+    """Returns the processes of the events of one kind in the first attempt of seed 1."""
+    path = run_of(1) / "a0" / "events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [one["pid"] for one in map(json.loads, lines) if one["event"] == name]
+
+
+def exits() -> list[list[str]]:
+    """Returns for each seed the states in which its attempts ended."""
+    files = [sorted(run_of(seed).glob("a[0-9]*/exit.json")) for seed in range(3)]
+    return [[json.loads(path.read_text())["state"] for path in one] for one in files]
+
+
+def test_killed_process_is_mended_by_the_same_command(graph, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with fake_hires(graph, RANKS, *WORDS) as sweep:
+        until(lambda: len(pids("rank_started")) == 2)
+        processes = [*pids("rank_started"), *pids("launch_started")]
+        sweep.kill()
+        sweep.communicate(timeout=PATIENCE_S)
+    until(lambda: all(provenance.state_of(pid) in (None, "Z") for pid in processes))
+    assert sweep.returncode == -signal.SIGKILL
+    assert exits() == [["done"], ["cancelled"], []]
+    with fake_hires(graph, RANKS, *WORDS) as again:
+        _, err = again.communicate(timeout=PATIENCE_S)
+    assert (again.returncode, "which is gone; taken over" in err) == (0, True), err
+    assert exits() == [["done"], ["cancelled", "done"], ["done"]]
+    records = [json.loads((run_of(seed) / "record.json").read_text()) for seed in range(3)]
+    assert [(one["state"], one["attempt"]) for one in records] == [
+        ("done", 0),
+        ("done", 1),
+        ("done", 0),
+    ]
+    campaign = json.loads(Path("results/mend/campaign.json").read_text())
+    assert len(campaign["points"]) == len({point["run"] for point in campaign["points"]}) == 3
+    assert len(campaign["sweeps"]) == 2
+    table = Path("results/mend/throughput.csv").read_text().splitlines()
+    assert len(table) == 1 + 3  # every run counts once
+    assert not [*Path("results/mend").glob(".*")]  # no lock

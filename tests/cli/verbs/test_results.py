@@ -1,4 +1,4 @@
-"""``hires list runs`` and ``export`` hand on what the run folders hold."""
+"""``hires list`` and ``export`` hand on what there is, ``hires data`` makes and checks images."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hires.cli.compose.choices import ALIASES, config_keys, groups
 from tests.helpers.compared_runs import compared_run, failed_run
 from tests.helpers.run_folders import make_run
 
@@ -92,3 +93,64 @@ def test_export_as_csv_holds_runs_attempts_steps_and_configs(hires):
     assert rows("failures")[0]["cause"].startswith("'=cmd")  # no formula in a spreadsheet
     assert hires("export", "--to", "csv", "--out", "out", "b").code == 0
     assert len(rows("runs")) == 1
+
+
+def test_every_file_key_and_alias_is_listed(hires):
+    text = hires("list").out
+    for group, names in groups().items():
+        assert f"\n{group}\n" in f"\n{text}"
+        assert all(f"\n  {name} " in text for name in names), group
+    assert all(key.meaning for key in config_keys().values())
+    text = hires("list", "aliases").out
+    for word, (key, _) in ALIASES.items():
+        assert word in text
+        assert key.split("=")[0] in config_keys()
+
+
+def test_one_key_names_its_alias_and_the_choices_that_set_it(hires):
+    text = hires("list", "parallel.stages").out
+    assert "  values   a whole number, 1 or more\n" in text
+    assert "  alias    split_size\n" in text
+    assert "parallel=pp (2)" in text
+    facts = json.loads(hires("list", "parallel.stages", "--json").out)["parallel.stages"]
+    assert facts["set_by"]["parallel=sp+gems"] == 3
+    assert facts["set_by"]["parallel=sp+pp"] == 2  # which takes it from pp
+    # The last word of a key is enough, and so is a choice.
+    assert hires("list", "stages").out == text
+    assert hires("list", "resnet50").out.startswith("model\n  resnet50  ResNet-50")
+    for wrong, meant in (
+        (["parallel.stags"], "did you mean parallel.stages?"),
+        (["nonsense"], "choose one of augment, cluster, "),
+        (["model", "--where", "batch > 3"], "hires list runs --where"),
+        (["models", "--markdown"], "markdown"),
+    ):
+        answer = hires("list", *wrong)
+        assert (answer.code, meant in answer.err) == (2, True)
+
+
+def test_folder_of_images_is_made_once_and_checked(hires):
+    words = ["data", "make", "my images", "--classes", "3", "--count", "6", "--size", "20x30"]
+    answer = hires(*words)
+    assert (answer.code, answer.err) == (0, "")
+    assert "6 images of 20 x 30 in 3 classes, 6 written now" in answer.out
+    assert len(list(Path("my images").glob("*/*.tif*"))) == 6
+    assert "there already" in hires(*words).out
+    answer = hires("data", "check", "my images", "--json")
+    assert (answer.code, sum(json.loads(answer.out)["classes"].values())) == (0, 6)
+    next(Path("my images").glob("*/*.tif*")).write_bytes(b"II*\0")
+    answer = hires("data", "check", "my images", "--json")
+    assert (answer.code, json.loads(answer.out)["ok"]) == (1, False)
+
+
+def test_mistakes_end_with_2_and_write_nothing(hires):
+    Path("d").mkdir()
+    Path("d/thesis.pdf").write_text("precious")
+    for words, text in (
+        (["--size", "big"], "write HEIGHTxWIDTH"),
+        (["--classes", "4", "--count", "2"], "--count 2 must be at least 4"),
+        (["image=4"], "image=4 is a key, which hires data make does not take"),
+        (["--count", "4", "--size", "16"], "d"),
+    ):
+        answer = hires("data", "make", "d", *words)
+        assert (answer.code, text in answer.err) == (2, True)
+    assert [file.name for file in Path("d").iterdir()] == ["thesis.pdf"]

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.verbs import verb_status
 from hires.cli.verbs.verb_logs import RankLogs
 from hires.launcher.status import state
 from tests.helpers.commands import REPOSITORY
@@ -61,14 +60,6 @@ def test_every_point_has_a_line_with_its_state_and_numbers(hires, tmp_path, monk
     ):
         answer = hires("status", name)
         assert (answer.code, text in answer.err) == (2, True)
-
-
-def test_watching_ends_when_nothing_is_left_to_do(hires, tmp_path, monkeypatch):
-    folder = begin(make_run(tmp_path / "results"))
-    monkeypatch.setattr(verb_status.time, "sleep", lambda _: end(folder, "cancelled"))
-    answer = hires("status", "--watch")
-    assert answer.code == 0
-    assert ["running" in answer.out, "cancelled" in answer.out] == [True, True]
 
 
 def following(folder: Path, *words: str) -> subprocess.Popen[str]:

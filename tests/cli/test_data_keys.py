@@ -1,20 +1,109 @@
-"""Are classes of data those of the same names in the run of the weights, or refused?"""
+"""What follows from data: classes and their names, steps and saved weights; and an evaluation says
+which of its images its weights or scales were made with."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from hires.cli.data_keys import with_classes
-from hires.core.config.run_config import from_dict
+from hires.cli.learnt_images import learnt_images
+from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.store import rundir
+from hires.core.store.naming import run_name
 from hires.data.slide_shapes import make_slides
 from hires.data.source import open_data
 from hires.engine.seen_outputs import names_of_classes
+
+
+def resolved(**keys: Any) -> RunConfig:
+    """Returns a config of 10 images with what follows from them."""
+    return with_classes(from_dict({"image": 8, "batch": 4, "data": {"length": 10}, **keys}))
+
+
+def test_every_image_is_taken_as_often_as_there_are_epochs():
+    for epochs, batch, length, steps in (
+        (2, 4, 10, 5),
+        (0.5, 4, 10, 2),
+        (1.1, 1, 10, 11),
+        (0.07, 1, 100, 7),  # though the product of the two numbers is a little more
+    ):
+        keys = {"data": {"length": length}, "measure": {"warmup": 0}}
+        config = resolved(epochs=epochs, batch=batch, **keys)
+        assert (config.steps, config.epochs) == (steps, None)
+
+
+def test_run_of_epochs_is_the_run_of_as_many_steps_and_saves_its_weights():
+    long = resolved(epochs=40.0)
+    assert (long.measure.warmup, resolved(epochs=0.1).measure.warmup) == (2, 0)
+    assert run_name(long) == run_name(resolved(steps=100))
+    assert long.checkpoint.saves_end
+    # Of a training from real images nothing was left; weights from synthetic ones are of no use.
+    keys = {"steps": 5, "data": {"name": "digits"}, "model": {"channels": 1}}
+    assert resolved(**keys).checkpoint.saves_end
+    assert not resolved(steps=5).checkpoint.saves_end
+    assert not resolved(**keys, task={"name": "infer"}).checkpoint.saves_end
+    never = resolved(**keys, checkpoint={"at_end": "never"})
+    assert not never.checkpoint.saves_end
+    assert run_name(never) == run_name(resolved(**keys))
+
+
+NET = {"name": "unet", "levels": 2, "width": 4, "channels": 1}
+DIGITS = {"name": "digits"}
+TEXTURES = {"name": "textures", "length": 40}
+
+
+def run_of(folder, data, **keys):
+    """Returns the folder of a training that has not begun, and what it reads."""
+    config = from_dict({"image": 16, "batch": 4, "steps": 3, "model": NET, "data": data, **keys})
+    config = with_classes(dataclasses.replace(config, results=str(folder)))
+    return str(rundir.create(config, {}, ["hires", "run"]).path)
+
+
+def findings_of(weights, data, task="evaluate", **keys):
+    values = {"image": 16, "batch": 4, "model": NET, "data": data, "task": {"name": task}, **keys}
+    seen = {}
+    found = learnt_images(with_classes(from_dict({**values, "weights": weights}), seen), seen)
+    return [(one.severity, one.key, one.text) for one in found]
+
+
+def test_images_of_the_training_are_counted(tmp_path):
+    # All 1797 digits were evaluated without a word, 1618 of which the training learns from.
+    run = run_of(tmp_path, DIGITS, validate={"every": 3})
+    [(severity, key, text)] = findings_of(f"{run}/best", DIGITS)
+    assert (severity, key) == ("warning", "data.split")
+    assert "trains with 1618 of the 1797 images that this evaluates" in text
+    assert "data.split=train of its run" in text
+    assert text.endswith("use data.split=validation")
+    assert findings_of(run, DIGITS, "predict")[0][0] == "note"
+    [(severity, _, text)] = findings_of(run, {**DIGITS, "split": "train"})
+    assert (severity, "1618 of the 1618" in text) == ("note", True)
+    # Other images are no finding.
+    assert findings_of(run, {**DIGITS, "split": "validation"}) == []
+    assert findings_of(run, TEXTURES) == []
+    assert findings_of(run, DIGITS, "infer") == []
+    [(severity, key, _)] = findings_of("net.safetensors", DIGITS)
+    assert (severity, key) == ("note", "data.order")  # it has no names of classes
+    other = run_of(tmp_path, TEXTURES)
+    assert findings_of(other, TEXTURES, seed=1) == []
+    assert "40 of the 40" in findings_of(other, TEXTURES)[0][2]
+
+
+def test_data_that_is_divided_in_another_way_shares_some_images(tmp_path):
+    run = run_of(tmp_path, DIGITS, validate={"every": 3})
+    [(_, _, text)] = findings_of(run, {**DIGITS, "split": "validation", "split_seed": 1})
+    assert 0 < int(text.partition("trains with ")[2].split()[0]) < 179
+    assert "use the data.split_file, data.validation" in text
+    every = run_of(tmp_path / "all", DIGITS)
+    [(_, _, text)] = findings_of(every, {**DIGITS, "split": "validation"})
+    assert "179 of the 179" in text
+    assert "train with data.split=train (validate.every sets it)" in text
+
 
 KEYS = {"image": 16, "batch": 2, "steps": 3, "model": {"name": "resnet", "depth": 18}}
 UNET = {"name": "unet", "levels": 1, "width": 4}
