@@ -16,7 +16,6 @@ from hires.plan.routes import Route
 from tests.helpers.threaded import Programs
 
 POSTS = ("send", "recv")
-Found = list[tuple[int, int]]
 
 
 @dataclass
@@ -35,11 +34,8 @@ def valid_programs(plan: Plan, backend: str = "") -> tuple[Programs, list[list[i
     With a backend all of it goes through that one, else each event has its own route.
     """
     members = groups(plan)
-    programs = [
-        [*creation(members, rank), *through(events(plan, rank), backend)]
-        for rank in range(plan.world)
-    ]
-    return programs, members
+    ranks = range(plan.world)
+    return [[*creation(members, r), *through(events(plan, r), backend)] for r in ranks], members
 
 
 def through(program: Iterable[Event], backend: str) -> list[Event]:
@@ -72,63 +68,47 @@ def damage(rng: random.Random, programs: Programs, members: list[list[int]]) -> 
 Way = Callable[[random.Random, Programs, list[list[int]]], "tuple[int, set[int]] | None"]
 
 
-def _places(programs: Programs, *kinds: str) -> Found:
+def _places(programs: Programs, *kinds: str) -> list[tuple[int, int]]:
     """Returns (rank, index) of the events of these kinds."""
-    return [
-        (rank, index)
-        for rank, program in enumerate(programs)
-        for index, event in enumerate(program)
-        if event.kind in kinds
-    ]
+    return [(r, i) for r, one in enumerate(programs) for i, e in enumerate(one) if e.kind in kinds]
 
 
 def _drop(rng: random.Random, programs: Programs, members: list[list[int]]):
-    """One message or wait is left out."""
-    found = _places(programs, *POSTS, "wait_recv")
-    if not found:
+    places = _places(programs, *POSTS, "wait_recv")
+    if not places:
         return None
-    rank, index = rng.choice(found)
+    rank, index = rng.choice(places)
     return rank, {programs[rank].pop(index).peer}
 
 
-def _swap(rng: random.Random, programs: Programs, members: list[list[int]]):
-    """Two messages of a rank change places."""
-    ranks = [r for r in range(len(programs)) if len(_posts_of(programs[r])) > 1]
-    if not ranks:
-        return None
-    rank = rng.choice(ranks)
-    return rank, _exchange(programs[rank], *rng.sample(_posts_of(programs[rank]), 2))
+def _swapped(*kinds: str) -> Way:
+    """Returns the way in which two events of a rank change places, but not those of group calls."""
 
+    def way(rng: random.Random, programs: Programs, members: list[list[int]]):
+        every = [[i for i, e in enumerate(one) if e.kind in kinds] for one in programs]
+        ranks = [rank for rank, places in enumerate(every) if len(places) > 1]
+        if not ranks:
+            return None
+        rank = rng.choice(ranks)
+        program, (one, other) = programs[rank], rng.sample(every[rank], 2)
+        first, second = program[one], program[other]
+        program[one] = second._replace(call=first.call)
+        program[other] = first._replace(call=second.call)
+        if kinds == POSTS:
+            return rank, {first.peer, second.peer}
+        return rank, {*members[first.peer], *members[second.peer]} - {rank}
 
-def _reorder(rng: random.Random, programs: Programs, members: list[list[int]]):
-    """Two collectives of a rank change places."""
-    ranks = [r for r in range(len(programs)) if len(_meetings_of(programs[r])) > 1]
-    if not ranks:
-        return None
-    rank = rng.choice(ranks)
-    groups_of = _exchange(programs[rank], *rng.sample(_meetings_of(programs[rank]), 2))
-    return rank, {other for group in groups_of for other in members[group]} - {rank}
-
-
-def _regroup(rng: random.Random, programs: Programs, members: list[list[int]]):
-    """A rank creates its groups in another order."""
-    made = {r: [i for i, e in enumerate(p) if e.kind == "create"] for r, p in enumerate(programs)}
-    ranks = [rank for rank, found in made.items() if len(found) > 1]
-    if not ranks:
-        return None
-    rank = rng.choice(ranks)
-    groups_of = _exchange(programs[rank], *rng.sample(made[rank], 2))
-    return rank, {other for group in groups_of for other in members[group]} - {rank}
+    return way
 
 
 def _changed(change: Callable[[random.Random, Event, int], Event]) -> Way:
     """Returns the way that changes one message."""
 
     def way(rng: random.Random, programs: Programs, members: list[list[int]]):
-        found = _places(programs, *POSTS)
-        if not found:
+        places = _places(programs, *POSTS)
+        if not places:
             return None
-        rank, index = rng.choice(found)
+        rank, index = rng.choice(places)
         before = programs[rank][index]
         programs[rank][index] = change(rng, before, len(programs))
         return rank, {before.peer}
@@ -137,7 +117,6 @@ def _changed(change: Callable[[random.Random, Event, int], Event]) -> Way:
 
 
 def _at_once(rng: random.Random, programs: Programs, members: list[list[int]]):
-    """One rank posts a receive when it needs it, and waits for every send at once."""
     rank = rng.randrange(len(programs))
     peers = {event.peer for event in programs[rank] if event.kind in POSTS}
     if not peers:
@@ -162,27 +141,11 @@ def at_once(program: list[Event]) -> list[Event]:
     return made
 
 
-def _exchange(program: list[Event], one: int, other: int) -> set[int]:
-    """Swaps two events, which keep the places of group calls; returns their peers or groups."""
-    first, second = program[one], program[other]
-    program[one] = second._replace(call=first.call)
-    program[other] = first._replace(call=second.call)
-    return {first.peer, second.peer}
-
-
-def _posts_of(program: list[Event]) -> list[int]:
-    return [index for index, event in enumerate(program) if event.kind in POSTS]
-
-
-def _meetings_of(program: list[Event]) -> list[int]:
-    return [index for index, event in enumerate(program) if event.kind == "collective"]
-
-
 WAYS: dict[str, Way] = {
     "drop": _drop,
-    "swap": _swap,
-    "reorder": _reorder,
-    "regroup": _regroup,
+    "swap": _swapped(*POSTS),
+    "reorder": _swapped("collective"),
+    "regroup": _swapped("create"),
     "at once": _at_once,
     "peer": _changed(lambda rng, e, n: e._replace(peer=(e.peer + rng.randint(1, n)) % (n + 1))),
     "tag": _changed(lambda rng, e, n: e._replace(tag=e.tag + rng.choice([1, 2, 1000]))),

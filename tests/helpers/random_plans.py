@@ -19,29 +19,36 @@ CHANNELS = 2
 
 def random_graph(rng: random.Random, samples: int, size: list[int], num_layers: int) -> Graph:
     """Returns convolutions with norms, skips and what tiles cannot divide, and a classifier."""
-    image = [samples, CHANNELS, *size]
+    shape = image = [samples, CHANNELS, *size]
     made: list[Made] = []
     maps: dict[str, list[int]] = {}
-    last, shape = INPUT, image
-    for layer in range(num_layers):
-        made.append(_conv(f"c{layer}", last, shape, rng))
-        last, shape = made[-1][0].name, list(made[-1][0].shape or [])
-        for kind in ("batch_norm", "relu"):
+    last = INPUT
+
+    def add(name: str, kind: str, reads: list[str], args: dict[str, Any]) -> str:
+        made.append(node(name, kind, reads, shape))
+        made[-1][0].args.update(args)
+        return name
+
+    for layer in range(num_layers):  # a convolution of 1x1, 3x3 or 5x5 that may halve the map
+        kernel, stride = rng.choice([1, 3, 3, 5]), rng.choice([1, 1, 2])
+        shape = [*shape[:2], *(-(-length // stride) for length in shape[2:])]
+        args = {"stride": [stride] * 2, "padding": [kernel // 2] * 2, "dilation": [1, 1]}
+        last = add(f"c{layer}", "conv2d", [last], args)
+        made[-1][0].flops = rng.randint(1, 9)
+        weight = Parameter([CHANNELS, CHANNELS, kernel, kernel], "float32", True)
+        made[-1][1][f"{last}.weight"] = weight
+        for kind, args in (("batch_norm", {"training": True}), ("relu", {})):
             if rng.random() < 0.5:
-                facts = {"training": True} if kind == "batch_norm" else {}
-                made.append(_node(f"{kind}{layer}", kind, [last], shape, facts))
-                last = made[-1][0].name
+                last = add(f"{kind}{layer}", kind, [last], args)
         skips = [name for name, other in maps.items() if other == shape]
         if skips and rng.random() < 0.6:
-            made.append(_node(f"add{layer}", "add", [last, rng.choice(skips)], shape, {}))
-            last = made[-1][0].name
+            last = add(f"add{layer}", "add", [last, rng.choice(skips)], {})
         if rng.random() < 0.15:  # computed whole
-            made.append(_node(f"flip{layer}", "flip", [last], shape, {"dims": [2]}))
-            last = made[-1][0].name
+            last = add(f"flip{layer}", "flip", [last], {"dims": [2]})
         maps[last] = shape
-    pooled = shape[:2]
-    made.append(_node("pool", "mean", [last], pooled, {"dim": [2, 3], "keepdim": False}))
-    made.append(_node("fc", "linear", ["pool"], pooled, {"weight": {"param": "fc.weight"}}))
+    shape = shape[:2]
+    add("pool", "mean", [last], {"dim": [2, 3], "keepdim": False})
+    add("fc", "linear", ["pool"], {"weight": {"param": "fc.weight"}})
     made[-1][1]["fc.weight"] = Parameter([CHANNELS, CHANNELS], "float32", True)
     return graph_of(*made, image=tuple(image))
 
@@ -89,21 +96,3 @@ def random_layout(rng: random.Random, num_layers: int) -> dict[str, Any]:
         "pairs": rng.choice([1, 1, 2]) if both else 1,
         "schedule": rng.choice(["gems", "gems_1f1b"] if both else ["gpipe", "1f1b"]),
     }
-
-
-def _conv(name: str, value: str, shape: list[int], rng: random.Random) -> Made:
-    """Returns a convolution of 1x1, 3x3 or 5x5 that may halve the map."""
-    kernel, stride = rng.choice([1, 3, 3, 5]), rng.choice([1, 1, 2])
-    made = [*shape[:2], *(-(-length // stride) for length in shape[2:])]
-    facts = {"stride": [stride] * 2, "padding": [kernel // 2] * 2, "dilation": [1, 1]}
-    one = _node(name, "conv2d", [value], made, facts)
-    one[1][f"{name}.weight"] = Parameter([CHANNELS, CHANNELS, kernel, kernel], "float32", True)
-    one[0].flops = rng.randint(1, 9)
-    return one
-
-
-def _node(name: str, kind: str, reads: list[str], shape: list[int], args: dict[str, Any]) -> Made:
-    """Returns a node with more arguments than the values that it reads."""
-    one = node(name, kind, reads, shape)
-    one[0].args.update(args)
-    return one

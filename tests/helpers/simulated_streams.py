@@ -31,7 +31,6 @@ class _LateCopy(NamedTuple):
     source: Tensor
 
     def touches(self, tensor: Tensor) -> bool:
-        """Whether it reads or writes the memory of a tensor."""
         return _address(tensor) in (_address(self.target), _address(self.source))
 
 
@@ -65,15 +64,12 @@ class SimulatedStream:
                 self.done += 1
 
     def wait_event(self, event: SimulatedEvent) -> None:
-        """Goes on behind an event."""
         event.synchronize()
 
     def wait_stream(self, stream: SimulatedStream) -> None:
-        """Goes on behind all that another stream was given."""
         stream.finish()
 
     def synchronize(self) -> None:
-        """Returns when everything is done."""
         self.finish()
         for memory in [*_memory.values()]:
             memory.users.discard(self)
@@ -99,15 +95,12 @@ class SimulatedEvent:
         self._number, self._at_s = self._stream.begun, time.perf_counter()
 
     def synchronize(self) -> None:
-        """Returns when everything before the event is done."""
         self._stream.finish(self._number)
 
     def query(self) -> bool:
-        """Whether everything before the event is done."""
         return self._stream.done >= self._number
 
     def elapsed_time(self, later: SimulatedEvent) -> float:
-        """Returns the milliseconds from this event to a later one."""
         return 1e3 * (later._at_s - self._at_s)
 
 
@@ -121,7 +114,6 @@ _freed_early: list[RuntimeError] = []  # found since the last operator
 
 
 def current_stream() -> SimulatedStream:
-    """Returns the stream of this thread."""
     stream: SimulatedStream = getattr(_current, "stream", _default)
     return stream
 
@@ -174,16 +166,11 @@ def _free(address: int, memory: _Memory) -> None:
     if _memory.get(address) is memory:
         del _memory[address]
     if memory.users - memory.kept_for - {memory.home}:
-        _freed_early.append(
-            RuntimeError(
-                "a tensor was freed while another stream than the one that allocated it used it, "
-                "so its memory may hold other numbers by then; keep_for(tensor, stream) is missing"
-            )
-        )
+        text = "a tensor was freed while another stream than the one that allocated it used it"
+        _freed_early.append(RuntimeError(f"{text}; keep_for(tensor, stream) is missing"))
 
 
 def synchronize_all() -> None:
-    """Returns when all streams are done."""
     with _lock:
         for stream in [*_streams]:
             stream.synchronize()
@@ -196,7 +183,6 @@ def set_current(stream: SimulatedStream) -> SimulatedStream:
 
 
 def is_pinned(tensor: Tensor) -> bool:
-    """Returns whether the memory of a tensor of the host counts as pinned."""
     return _address(tensor) in _pinned
 
 

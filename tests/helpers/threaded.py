@@ -1,18 +1,88 @@
 """Programs of events executed for real: a thread for each rank, blocking on conditions.
 
-It shares no code with the abstract machine.
+It shares no code with the abstract machine. A thread that blocks says what it waits for, and
+whoever changes something wakes those whose wait is over, so when all threads block nobody is left
+to wake them: a deadlock is told at once.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import defaultdict, deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import ALONE, Event
-from tests.helpers.threads import HARD_TIMEOUT_S, Threads
+
+HARD_TIMEOUT_S = 60.0
+"""Longer than any program runs: only a mistake in this file is ever caught by it."""
+
+Condition = Callable[[], bool]
+
+
+class AllBlockedError(Exception):
+    pass
+
+
+class Threads:
+    """Threads that share one lock and know when all of them are blocked."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.waiting: dict[threading.Condition, Condition] = {}
+        self.num_live = 0
+        self.stopped = False
+        self.timed_out = False
+        self.threads: list[threading.Thread] = []
+
+    def start(self, work: Callable[[], None]) -> None:
+        def body() -> None:
+            with self.lock:
+                try:
+                    work()
+                except AllBlockedError:
+                    pass
+                finally:
+                    self.num_live -= 1
+                    self.changed()
+                    self._stop_if_all_wait()
+
+        self.num_live += 1
+        self.threads.append(threading.Thread(target=body, daemon=True))
+        self.threads[-1].start()
+
+    def wait(self, over: Condition) -> None:
+        """Blocks the calling thread, which holds the lock, until ``over()``."""
+        if self.stopped:
+            raise AllBlockedError
+        if over():
+            return
+        condition = threading.Condition(self.lock)
+        self.waiting[condition] = over
+        self._stop_if_all_wait()
+        while condition in self.waiting and not self.stopped:
+            if not condition.wait(HARD_TIMEOUT_S):
+                self.timed_out = True
+                self._stop()
+        if self.stopped:
+            raise AllBlockedError
+
+    def changed(self) -> None:
+        for condition in [c for c, over in self.waiting.items() if over()]:
+            del self.waiting[condition]
+            condition.notify()
+
+    def _stop_if_all_wait(self) -> None:
+        if self.num_live and len(self.waiting) == self.num_live:
+            self._stop()
+
+    def _stop(self) -> None:
+        self.stopped = True
+        for condition in self.waiting:
+            condition.notify()
+
 
 Programs = list[list[Event]]
 
@@ -30,14 +100,11 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether all went as it should."""
         return not (self.stuck or self.wrong or self.left)
 
 
 @dataclass(eq=False)
 class Post:
-    """A send or receive under way."""
-
     event: Event
     rank: int
     met: bool = False
@@ -45,13 +112,11 @@ class Post:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """Source and target."""
         other = self.event.peer
         return (self.rank, other) if self.event.kind == "send" else (other, self.rank)
 
 
 def is_mail(event: Event) -> bool:
-    """Whether a message goes through a mailbox."""
     return "mailbox" in str(event.route)
 
 
@@ -80,7 +145,6 @@ class Execution(Threads):
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
-        """Executes all programs."""
         with self.lock:
             for rank in range(len(self.programs)):
                 self.start(lambda rank=rank: self.walk(rank))  # type: ignore[misc]
@@ -96,7 +160,6 @@ class Execution(Threads):
         return self.outcome
 
     def walk(self, rank: int) -> None:
-        """Executes the program of a rank."""
         program, at = self.programs[rank], 0
         while at < len(program):
             event, steps = program[at], 1
@@ -142,7 +205,6 @@ class Execution(Threads):
         return len(call)
 
     def receive(self, rank: int, event: Event) -> bool:
-        """Waits for a message; returns whether the rank may go on."""
         if is_mail(event):
             return self.read(rank, event)
         posted = self.receives[rank, event.peer, event.backend, event.tag]
@@ -151,7 +213,6 @@ class Execution(Threads):
         return True
 
     def all_sent(self, rank: int, event: Event) -> bool:
-        """Whether the sends that an event waits for are done."""
         return all(
             post.done
             for post in self.sends[rank]
@@ -172,14 +233,11 @@ class Execution(Threads):
         return other
 
     def compare(self, post: Post, other: Post) -> None:
-        """Notes where both sides of a message say different things."""
         mine, theirs = ((e.tag, e.shape, e.dtype, e.what) for e in (post.event, other.event))
         if mine != theirs:
             self.outcome.wrong.append(f"{post.ends}: {mine} is not {theirs}")
 
     def enqueue(self, posts: list[Post]) -> None:
-        """Hands the parts of a group call to the threads of their communicators."""
-
         def place(post: Post) -> Hashable:
             one = post.event
             return (one.channel,) if one.channel else (one.peer, one.kind, one.lane)
@@ -192,7 +250,6 @@ class Execution(Threads):
             queue.append([post for post in posts if place(post) == key])
 
     def stream(self, queue: deque[list[Post]]) -> None:
-        """Runs what a rank posts on one communicator, one call after the other."""
         while True:
             self.wait(lambda: bool(queue))
             unit = queue.popleft()
@@ -236,7 +293,6 @@ class Execution(Threads):
         return True
 
     def meet(self, rank: int, event: Event) -> None:
-        """Comes to a collective, and waits until all members have."""
         members = self.members[event.peer] if event.kind != "barrier" else range(len(self.programs))
         if rank not in members:
             self.outcome.wrong.append(f"{rank} is not in group {event.peer}")
@@ -253,7 +309,6 @@ class Execution(Threads):
             self.wait(lambda: self.meetings.get(key) is not present)
 
     def issue(self, rank: int, event: Event) -> None:
-        """Begins a sum and goes on."""
         present = self.sums[event.peer, event.tag]
         present[rank] = event
         if len(set(present.values())) > 1:
@@ -261,11 +316,9 @@ class Execution(Threads):
         self.changed()
 
     def is_summed(self, rank: int, event: Event) -> bool:
-        """Whether all members have begun a sum that this rank has begun."""
         present = self.sums[event.peer, event.tag]
         return rank in present and len(present) == len(self.members[event.peer])
 
 
 def execute(programs: Programs, members: list[list[int]]) -> Outcome:
-    """Executes programs in threads of this process."""
     return Execution(programs, members).run()

@@ -200,17 +200,6 @@ def test_distributions_have_their_mean_and_spread():
     assert float(waits.min()) > 0
 
 
-def test_places_may_be_factors_of_dims():
-    # Tokens (n, H W, C) of a tile: rows and columns are factors of one dim.
-    whole, parts = (2, 20, 3), (2, 4, 5, 3)
-    with Draws(0, 0, 0, 2):
-        expected = torch.rand(whole)
-    places = [range(2), range(1, 3), range(2, 5), range(3)]
-    with Draws(0, 0, 0, 2, places=lambda shape: (places, parts)):
-        made = torch.rand(2, 6, 3)
-    assert torch.equal(made, expected.view(parts)[:, 1:3, 2:5].reshape(2, 6, 3))
-
-
 def test_attention_without_dropout_counts_as_no_draw():
     # The kernel is marked as random whatever its rate: what followed it drew other numbers than the
     # graph, whose node draws nothing.
@@ -252,15 +241,3 @@ def test_threads_that_seed_the_same_generator_wait_for_each_other():
 
     with ThreadPoolExecutor(4) as pool:
         assert [len(drawn) for drawn in pool.map(draw, range(4))] == [1] * 4
-
-
-def test_operator_without_a_generator_draws_of_its_place():
-    given = {"input": torch.ones(64), "p": 0.5, "train": True}
-    host = torch.get_rng_state()
-    one, again, other = (
-        Draws(0, step, 0, 2)._seeded(torch.ops.aten.native_dropout.default, given, False)[0]
-        for step in (0, 0, 1)
-    )
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
-    assert torch.equal(torch.get_rng_state(), host)

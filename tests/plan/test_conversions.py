@@ -70,29 +70,11 @@ def test_parameter_with_rows_or_columns_is_cropped():
         assert [op.kind for op in plan.stages[0].comm] == kinds
 
 
-def test_gradient_of_a_computed_weight_is_shared():
-    weight = nn.Parameter(torch.ones(5, 3, 3, 3))
-    plan = planned(lambda n, x: F.conv2d(x, n.raw / n.raw.norm()), raw=weight)
-    assert plan.stages[0].layout["conv2d"] == "tiled"
-    assert ("conv2d", "share", True) in comm_of(plan)
-
-
 def test_indices_travel_in_their_own_type():
     plan = planned(lambda n, x: n.conv(x) * (n.conv(x) > 0).flip(2), **CONV)
     [gather] = [op for op in plan.stages[0].comm if op.kind == "gather"]
     assert plan.dtype_of(gather.value) == "bool"
     assert plan.totals["by_kind"]["gather"]["bytes"] == 2 * 5 * 13 * 10
-
-
-def test_shards_gather_samples_and_keep_their_own_at_once():
-    graph = traced(lambda n, x: n.conv(x).flip(0), (2, 3, *IMAGE), **CONV)
-    plan = make_plan(config_of("train", 2, local_dp=2), graph)
-    assert ways(plan) == [
-        *("conv sharded", "conv.gather0 whole", "flip.whole0 whole", "flip sharded")
-    ]
-    gather, _ = plan.stages[0].comm
-    assert (gather.kind, gather.back) == ("gather", True)  # each shard has a part of the gradient
-    assert gather.messages == [[1, 0, 1, 2, 0, 1], [0, 1, 0, 1, 0, 1]]
 
 
 ACROSS: dict[str, Forward] = {

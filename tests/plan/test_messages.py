@@ -12,13 +12,12 @@ from hires.core.errors import ConfigError, PlanError
 from hires.nets.trace import trace
 from hires.plan import gradient_sums, traffic
 from hires.plan.event import JOINT, POSTS, WORLD, Event
-from hires.plan.gradient_sums import LATE, TOGETHER
+from hires.plan.gradient_sums import TOGETHER
 from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.program import events
 from hires.plan.proof.prove import judged, verify
-from hires.plan.routes import parse_route
 from tests.helpers.custom_nets import Scaled
 from tests.helpers.small_plans import BATCH, LAYOUTS, config_of, forked, plan_of
 
@@ -192,24 +191,6 @@ def test_default_table_uses_common_memory_where_there_is_some():
     ways = {str(event.route) for _, event in routed(plan)}
     assert ways == {"gloo:message", "gloo:direct", "gloo:flat", "gloo"}
     assert plan.gradients != TOGETHER
-
-
-def test_table_chooses_by_size_and_its_digest_is_kept(table):
-    rules = [
-        {"operation": "send", "bytes": "..8KiB", "route": "shm"},
-        {"operation": "send", "bytes": "8KiB..", "route": "gloo"},
-        {"operation": "all_reduce", "dtype": "float", "route": "gloo:segmented:4KiB"},
-    ]
-    plan = routed_plan({"table": table(rules), "backends": ["shm"]})
-    assert plan.gradients in (LATE, "early")
-    for _, event in routed(plan):
-        if event.kind in POSTS:
-            ways = "shm:mailbox", "shm:message", "gloo:message"
-            assert str(event.route) in (ways if event.part.node else ways[1:])
-        if event.kind == "issue":
-            assert event.route == parse_route("gloo:segmented:4KiB")
-    assert plan.table["name"].endswith("table.json")
-    assert len(plan.table["digest"]) == 16
 
 
 def test_limits_of_a_table_are_findings(table):

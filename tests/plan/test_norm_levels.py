@@ -47,18 +47,6 @@ def norms_of(target: str, image: list[int], joint: bool = True, **args: Any) -> 
     return plan, [op.readers or [op.node] for op in plan.stages[0].comm if op.kind == "norm"]
 
 
-def test_norm_joins_no_other_that_needs_it_or_has_another_way_back():
-    plan, groups = norms_of("Branches", [19, 22])
-    by_norm = {name: number for number, group in enumerate(groups) for name in group}
-    twice = [name for name in by_norm if name.startswith("norms.6")]
-    assert len({by_norm[name] for name in twice}) == len(twice) == 2
-    assert by_norm["norms.0"] == by_norm["norms.1"]
-    assert by_norm["norms.4"] in (by_norm["norms.2"], by_norm["norms.3"])
-    [unused] = [op for op in plan.stages[0].comm if op.kind == "norm" and op.node == "unused"]
-    assert (unused.back, unused.readers) == (False, [])
-    assert ["by_group"] in groups
-
-
 def test_norms_of_samples_share_messages_with_those_of_batches():
     size = [22, 26]
     (one, _), (other, groups) = (

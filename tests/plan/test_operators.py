@@ -15,10 +15,9 @@ from hires.parallel.reductions import REDUCTIONS
 from hires.parallel.window import WINDOW_KERNELS
 from hires.plan.graph_samples import GraphOfSamples
 from hires.plan.operators.operator_facts import OPERATORS, facts_of, operator_rows
-from hires.plan.planner import make_plan
-from hires.plan.regions import ALONE, MESSAGES, Region, findings, reasons, regions_of
+from hires.plan.regions import ALONE, MESSAGES, Region, reasons, regions_of
 from tests.helpers import layouts, new_operator
-from tests.helpers.small_plans import config_of, forked, plan_of
+from tests.helpers.small_plans import forked, plan_of
 
 
 def test_every_rule_has_its_kernel_and_every_kernel_its_rule():
@@ -74,20 +73,6 @@ def test_nodes_with_messages_are_in_no_region():
     for op in stage.comm:
         if op.kind != "loss":
             assert {out[name] for name in (op.node, *op.readers)} == {MESSAGES}
-
-
-def test_plan_says_how_much_is_compiled_and_why_not_more():
-    config = config_of(tiles=[2, 1])
-    config.engine.compile = "stage"
-    plan = make_plan(config, forked(8, True))
-    finding, slower = [one for one in plan.findings if one.key == "engine.compile"]
-    assert [finding, slower] == [*findings(plan)]
-    assert slower.severity == "warning"
-    assert "on a CPU a compiled training step takes 1.2 to 1.4 times as long" in slower.text
-    assert f" of {len(plan.graph.nodes)} nodes are compiled" in finding.text
-    assert f"not: each {MESSAGES}" in finding.text
-    config.task.name = "infer"
-    assert len([*findings(make_plan(config, forked(8, True)))]) == 1
 
 
 def test_graph_between_two_traces_is_that_of_a_trace():

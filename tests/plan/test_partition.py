@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 
 from hires.plan.graph import INPUT
 from hires.plan.partition import SLACK, layer_starts, partition
-from hires.plan.planner import make_plan
-from hires.plan.program import events
 from hires.plan.stage_cuts import cut_of_least
 from tests.helpers.graphs import chain, graph_of, node
-from tests.helpers.small_plans import config_of, forked
 
 IMAGE = [1, 4, 8, 8]
 
@@ -67,21 +64,6 @@ def test_partition_is_the_best_of_all(costs, data):
     assert crossing(chosen) == best
     # One that outweighs all others still leaves some for every stage: it read beyond the list.
     assert partition(chain([(100, 1), (1, 1), (1, 1)]), [1] * 3, None) == [0, 1, 2, 3]
-
-
-def test_forward_messages_come_again_in_the_backward_pass():
-    def halos(plan, action):
-        words = (e.what for e in events(plan, 0) if e.kind == "recv")
-        return sum(action in one and "halo" in one for one in words)
-
-    config = config_of(tiles=[2, 1], stages=2)
-    plain = make_plan(config, forked(8, True))
-    for checkpoint in ("stage", "block"):
-        config.memory.checkpoint = checkpoint
-        again = make_plan(config, forked(8, True))
-        assert again.verdict.startswith("deadlock-free"), again.findings
-        assert halos(again, "in F0") == halos(plain, "in F0")
-        assert halos(again, "in B0") > halos(plain, "in B0")
 
 
 @pytest.mark.parametrize("num_stages", [1, 3, 5])

@@ -4,30 +4,58 @@ from __future__ import annotations
 
 import pytest
 
+from hires.core.ranks import mailbox_limits
 from hires.plan.event import Event
-from hires.plan.proof.prove import run_machine
+from hires.plan.plan import Finding, Plan
+from hires.plan.program import events
+from hires.plan.proof.common_order import prove_in_order
+from hires.plan.proof.prove import judged, run_machine, verify
+from hires.plan.routes import parse_route
+from tests.helpers.small_plans import LAYOUTS, plan_of
 
-KINDS = {"got": "wait_recv", "sent": "wait_send", "join": "collective"}
+KINDS = {"got": "wait_recv", "sent": "wait_send", "join": "collective", "issued": "wait_issued"}
+ROUTES = {"nccl": "nccl:channel", "shm": "shm:mailbox"}
 
 
 def program(text: str) -> list[Event]:
-    """Returns the events of a text: ``send PEER WHAT [TAG]``, ``join GROUP WHAT``, ``sent``."""
+    """Returns the events of a text: ``[ROUTE: ]send PEER WHAT [TAG] [@ROUTE] [KEY=VALUE]``, ...
+
+    ``join GROUP WHAT``, ``got`` and ``issued`` stand likewise; ``sent`` alone is of all sends.
+    """
+    via, _, text = text.rpartition(": ")
     events = []
     for line in filter(None, text.split(", ")):
         kind, *words = line.split()
         if not words:
             events.append(Event("wait_sends", -1, 0))
             continue
-        peer, what, tag = int(words[0]), words[1], int(words[2]) if words[2:] else 0
-        posts = kind in ("send", "recv", "join")
-        shape, dtype = ((8,) if kind == "join" else (4,), "float32") if posts else ((), "")
-        events.append(Event(KINDS.get(kind, kind), peer, tag, shape, dtype, what))
+        facts = {k: int(v) for k, v in (word.split("=") for word in words if "=" in word)}
+        name = next((word[1:] for word in words if word[0] == "@"), via)
+        peer, what, *tag = (word for word in words if "=" not in word and word[0] != "@")
+        shape = (8,) if kind in ("join", "issue", "issued") else (4,)
+        route = parse_route(ROUTES.get(name, name)) if name else None
+        place = KINDS.get(kind, kind), int(peer), int(tag[0]) if tag else 0
+        events.append(Event(*place, shape, "float32", what, route=route, **facts))
     return events
+
+
+def each(kind: str, peer: int, last: str = "") -> str:
+    """Returns so many halos in a mailbox that one more would fit than it has places for."""
+    numbers = range(1, mailbox_limits.SLOTS + 2)
+    return ", ".join(f"{kind} {peer} halo{n} {n} lane=1{last}" for n in numbers)
+
+
+def exchange(peer: int, last: str = "") -> str:
+    return ", ".join(each(kind, peer, last) for kind in ("recv", "send", "got"))
 
 
 CROSSED = "deadlock: rank 0 waits for rank 1 to receive a; rank 1 waits for rank 0 to receive b"
 NEVER_SENT = "rank 1 expects a from rank 0, which never sends it"
 NEVER_RECEIVED = "rank 0 sends a to rank 1, which never receives it"
+MIXED_UP = [
+    "rank 0 sends a as [4] float32 where rank 1 expects b as [4] float32",
+    "rank 0 sends b as [4] float32 where rank 1 expects a as [4] float32",
+]
 PAIR = [[0, 1]]
 CASES: dict[str, tuple[list[str], list[list[int]], list[str]]] = {
     "nothing": (["", ""], [], []),
@@ -104,13 +132,127 @@ CASES: dict[str, tuple[list[str], list[list[int]], list[str]]] = {
     # Equal in shape, so that only their names told that microbatches were mixed up.
     "messages in the wrong order": (
         ["send 1 a, send 1 b, sent", "recv 0 b, recv 0 a, got 0 b, got 0 a"], [],
-        ["rank 0 sends a as [4] float32 where rank 1 expects b as [4] float32",
-         "rank 0 sends b as [4] float32 where rank 1 expects a as [4] float32"],
+        MIXED_UP,
     ),
     "what a deadlock holds up is not missing": (
         ["send 1 a, sent 1 a, recv 1 b, send 1 c 1, sent, got 1 b",
          "send 0 b, sent 0 b, recv 0 a, recv 0 c 1, got 0 a, got 0 c 1"],
         [], [CROSSED],
+    ),
+    # A stream has no tags: the first send meets the first receive.
+    "stream": (
+        ["nccl: send 1 a 1, send 1 b 2", "nccl: recv 0 a 1, recv 0 b 2, got 0 a 1, got 0 b 2"],
+        [], [],
+    ),
+    "stream in another order": (
+        ["nccl: send 1 a 1, send 1 b 2", "nccl: recv 0 b 2, recv 0 a 1, got 0 b 2, got 0 a 1"],
+        [], MIXED_UP,
+    ),
+    "tags in another order": (
+        ["gloo: send 1 a 1, send 1 b 2", "gloo: recv 0 b 2, recv 0 a 1, got 0 b 2, got 0 a 1"],
+        [], [],
+    ),
+    "kinds of messages have streams of their own": (
+        ["nccl: send 1 a 1, send 1 b 2 lane=2, sent",
+         "nccl: recv 0 b 2 lane=2, recv 0 a 1, got 0 b 2 lane=2, got 0 a 1"], [], [],
+    ),
+    "streams hold up their own messages alone": (
+        ["send 1 a 1 @gloo, send 1 b 2 @nccl, sent",
+         "recv 0 b 2 @nccl, recv 0 a 1 @gloo, got 0 b 2 @nccl, got 0 a 1 @gloo"], [], [],
+    ),
+    "posts of one call progress together": (
+        ["nccl: recv 1 b 1 channel=3 call=7, send 1 a 1 channel=3 call=7, got 1 b 1 channel=3",
+         "nccl: recv 0 a 1 channel=3 call=9, send 0 b 1 channel=3 call=9, got 0 a 1 channel=3"],
+        [], [],
+    ),
+    "posts of two calls do not": (
+        ["nccl: recv 1 b 1 channel=3, send 1 a 1 channel=3, got 1 b 1 channel=3",
+         "nccl: recv 0 a 1 channel=3, send 0 b 1 channel=3, got 0 a 1 channel=3"],
+        [],
+        ["deadlock: the stream of rank 0 must first receive b from rank 1; "
+         "the stream of rank 1 must first receive a from rank 0"],
+    ),
+    "full mailbox": (
+        [f"shm: {exchange(1)}", f"shm: {exchange(0)}"], [],
+        ["deadlock: rank 0 waits for rank 1 to read older messages, to make room for halo3; "
+         "rank 1 waits for rank 0 to read older messages, to make room for halo3"],
+    ),
+    "no mailbox": ([f"gloo: {exchange(1)}", f"gloo: {exchange(0)}"], [], []),
+    # The messages of one lane lie unread while those of the other are read.
+    "two mailboxes": (
+        [f"shm: send 1 a 1 lane=1, send 1 b 2 lane=1, {each('send', 1, ' lane=2')}, "
+         "send 1 c 3 lane=1",
+         f"shm: recv 0 a 1 lane=1, recv 0 b 2 lane=1, recv 0 c 3 lane=1, "
+         f"{each('recv', 0, ' lane=2')}, {each('got', 0, ' lane=2')}, "
+         "got 0 a 1 lane=1, got 0 b 2 lane=1, got 0 c 3 lane=1"],
+        [], [],
+    ),
+    "mailbox is read in the order in which it was written": (
+        ["shm: send 1 a 1, send 1 b 2", "shm: recv 0 b 2, got 0 b 2, recv 0 a 1, got 0 a 1"],
+        [], MIXED_UP,
+    ),
+    "waits in another order": (
+        ["shm: send 1 a 1, send 1 b 2", "shm: recv 0 a 1, recv 0 b 2, got 0 b 2, got 0 a 1"], [],
+        ["rank 1 waits for b from rank 0 before a, which lies first in its mailbox"],
+    ),
+    # The first rank waits until its large halo is taken, the second for room: each way alone is
+    # safe, both together are not. So the proof must know which halo goes which way.
+    "large halo that is sent": (
+        [f"shm: {each('recv', 1)}, send 1 big 9 @gloo, sent 1 big 9 @gloo, {each('got', 1)}",
+         f"shm: {each('send', 0)}, recv 0 big 9 @gloo, got 0 big 9 @gloo"], [],
+        ["deadlock: rank 0 waits for rank 1 to receive big; "
+         "rank 1 waits for rank 0 to read older messages, to make room for halo3"],
+    ),
+    "large halo that is mailed": (
+        [f"shm: {each('recv', 1)}, send 1 big 9, sent 1 big 9, {each('got', 1)}",
+         f"shm: {each('send', 0)}, recv 0 big 9, got 0 big 9"], [], [],
+    ),
+    "mailbox beside a collective": (
+        ["shm: send 1 a 0, send 1 b 1, join 0 s @mpi, send 1 c 2",
+         "shm: join 0 s @mpi, recv 0 a 0, recv 0 b 1, recv 0 c 2, got 0 a 0, got 0 b 1, got 0 c 2"],
+        PAIR, [],
+    ),
+    "collectives of two backends in one order": (
+        ["join 0 a @mpi, join 0 b @gloo"] * 2, PAIR, []
+    ),
+    "collectives of two backends in crossed orders": (
+        ["join 0 a @mpi, join 0 b @gloo", "join 0 b @gloo, join 0 a @mpi"], PAIR,
+        ["deadlock: rank 0 waits for rank 1 to join a through mpi; "
+         "rank 1 waits for rank 0 to join b through gloo"],
+    ),
+    # Both are under way in queues of their own, so each rank may wait in its own order.
+    "issued sums of two backends": (
+        ["issue 0 a 1 @mpi, issue 0 b 2 @gloo, issued 0 a 1 @mpi, issued 0 b 2 @gloo",
+         "issue 0 b 2 @gloo, issue 0 a 1 @mpi, issued 0 b 2 @gloo, issued 0 a 1 @mpi"], PAIR, [],
+    ),
+    "issued sum beside a collective": (
+        ["issue 0 a 1 @mpi, join 0 b @gloo, issued 0 a 1 @mpi",
+         "join 0 b @gloo, issue 0 a 1 @mpi, issued 0 a 1 @mpi"], PAIR, [],
+    ),
+    # Rank 0 waits for the mpi sum first, which rank 1 begins behind its blocking gloo sum.
+    "issued sum before a collective": (
+        ["issue 0 a 1 @mpi, issued 0 a 1 @mpi, join 0 b @gloo",
+         "join 0 b @gloo, issue 0 a 1 @mpi, issued 0 a 1 @mpi"], PAIR,
+        ["deadlock: rank 0 waits for rank 1 to join a through mpi; "
+         "rank 1 waits for rank 0 to join b through gloo"],
+    ),
+    "message around a collective of another backend": (
+        ["send 1 x @mpi, join 0 s @gloo, sent 1 x @mpi",
+         "join 0 s @gloo, recv 0 x @mpi, got 0 x @mpi"], PAIR, [],
+    ),
+    "message before a collective of another backend": (
+        ["send 1 x @mpi, sent 1 x @mpi, join 0 s @gloo",
+         "join 0 s @gloo, recv 0 x @mpi, got 0 x @mpi"], PAIR,
+        ["deadlock: rank 0 waits for rank 1 to receive x; rank 1 waits for rank 0 to join s"],
+    ),
+    "one tag means a message within its backend": (
+        ["send 1 x @gloo, send 1 y @mpi, sent",
+         "recv 0 y @mpi, recv 0 x @gloo, got 0 y @mpi, got 0 x @gloo"], [], [],
+    ),
+    "messages of two backends do not meet": (
+        ["send 1 x @mpi", "recv 0 x @gloo, got 0 x @gloo"], [],
+        ["rank 0 sends x through mpi to rank 1, which never receives it",
+         "rank 1 expects x through gloo from rank 0, which never sends it"],
     ),
 }  # fmt: skip
 
@@ -118,7 +260,11 @@ CASES: dict[str, tuple[list[str], list[list[int]], list[str]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_verdict_of_a_program(name):
     texts, groups, problems = CASES[name]
-    assert run_machine([*map(program, texts)], groups).problems == problems
+    programs = [*map(program, texts)]
+    assert run_machine(programs, groups).problems == problems
+    # A proof by a common order does not contradict the machine.
+    in_order = prove_in_order([*map(iter, programs)], groups)
+    assert in_order is None or not problems
 
 
 def test_messages_and_collectives_are_counted_and_compared():
@@ -130,3 +276,44 @@ def test_messages_and_collectives_are_counted_and_compared():
         assert run_machine([first, [receive._replace(**change), *rest]], PAIR).problems == [
             f"rank 0 sends a as [4] float32 where rank 1 expects a as {words}"
         ]
+
+
+def test_every_backend_that_may_carry_a_plan_decides():
+    plan = plan_of(**LAYOUTS["sp grid"])
+    verdicts = [*judged(plan)]
+    assert "shm" in verdicts[0].backends
+    assert verdicts[1].backends == ["gloo"]  # where ranks share no memory when they start
+    assert not any(verdict.proof.problems for verdict in verdicts)
+    assert verify(plan) == []
+    # A rank that takes the microbatches in another order mixes them up only where tags are unknown.
+    plan = plan_of(**LAYOUTS["pp"])
+    plan.schedule[0] = [plan.schedule[0][i] for i in (1, 0, 2, 3, 4, 5, 6, 7)]
+    assert verify(plan) == []
+    plan.routes = [[*case, route.replace("gloo", "nccl")] for *case, route in plan.routes]
+    plan = type(plan).from_dict(plan.to_dict())
+    [first, *_] = verify(plan)
+    assert isinstance(first, Finding)
+    assert (first.severity, first.key) == ("error", "parallel")
+    assert first.text.startswith("rank 0 sends ")
+
+
+def test_messages_of_memory_must_be_right_where_there_is_none(monkeypatch):
+    def crossed(plan: Plan, rank: int) -> list[Event]:
+        peer = 1 - rank
+        return program(f"shm: send {peer} a 1, sent {peer} a 1, recv {peer} a 1, got {peer} a 1")
+
+    # A mailbox holds them meanwhile.
+    assert not run_machine([crossed(None, rank) for rank in range(2)], []).problems
+    monkeypatch.setattr("hires.plan.proof.prove.events", crossed)
+    assert [finding.text for finding in verify(plan_of(tiles=[2, 1]))] == [
+        "deadlock: rank 0 waits for rank 1 to receive a; rank 1 waits for rank 0 to receive a"
+    ]
+
+
+def test_size_decides_which_halos_are_mailed(monkeypatch):
+    monkeypatch.setattr(mailbox_limits, "MAIL_BYTES", 128)
+    sends = [e for e in events(plan_of(**LAYOUTS["sp grid"]), 0) if e.kind == "send"]
+    assert {event.route.algorithm for event in sends} == {"mailbox", "message"}
+    for event in sends:
+        n, channels, rows, cols = event.shape
+        assert (event.route.algorithm == "mailbox") == (4 * n * channels * rows * cols <= 128)
