@@ -4,6 +4,7 @@ typed, exit codes, ``--json``, narrow screens, colours, completion, and no escap
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
 import shlex
@@ -18,6 +19,8 @@ from safetensors.numpy import save_file
 from hires.cli import verbs
 from hires.cli.compose.choices import groups
 from hires.cli.main import VERBS, main, module_of
+from hires.cli.screens.printable import printable_output
+from hires.cli.screens.progress import StepProgress
 from hires.core.errors import CommError, ConfigError, HiresError, PlanError
 from tests.helpers.commands import HOSTILE, REPOSITORY, SMALL, UNSEEN, tables_of
 
@@ -280,3 +283,38 @@ def test_bench_and_tune_become_the_benchmark_that_they_name(hires, monkeypatch):
         assert facts.items() <= json.loads(Path(str(caught.value)).read_text()).items()
     monkeypatch.undo()
     assert "\n  layouts " in hires("bench").out
+
+
+def test_what_a_terminal_would_obey_is_replaced_and_letters_of_all_languages_stay(monkeypatch):
+    def printed(text: str) -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as output, printable_output():
+            sys.stdout.write(text)
+        return output.getvalue()
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    text = printed(f"a\tb {HOSTILE}\nnext\n")
+    assert not UNSEEN & set(text)
+    assert text.startswith("a\tb \N{REPLACEMENT CHARACTER}]0;owned")
+    assert text.endswith("\nnext\n")
+    # A state is in its own colour, and nothing else is: neither another text nor another colour.
+    for text in ("Größe 画像 µs ─ 1\u00a0000 é e\u0301\n", "\x1b[32mdone\x1b[0m\n"):
+        assert printed(text) == text
+    for other in ("\x1b[32mowned\x1b[0m", "\x1b[31mdone\x1b[0m", "\x1b[32mdone \x07\x1b[2J\x1b[0m"):
+        assert not {"\x07", "\x1b"} & set(printed(other))
+
+
+def test_step_counts_when_every_rank_has_it(capsys):
+    stream = io.StringIO()
+    with StepProgress(2, 6, 50, stream) as shown:
+        shown({"kind": "ready", "rank": 0})
+        for step in range(50):
+            for rank in range(2):
+                assert (stream.getvalue() == "") == (step == 0)
+                loss = 2.0 - step if rank else None
+                line = {"kind": "step", "rank": rank, "step": step, "step_s": 0.5 + rank}
+                shown({**line, "loss": loss})
+    # The slowest rank decides: 6 images in 1.5 s. A quick run has its first and last step.
+    begin, end = stream.getvalue().splitlines()
+    assert (begin.startswith("step 1/50"), "4 img/s" in begin) == (True, True)
+    assert end.startswith("step 50/50")
+    assert capsys.readouterr().out == ""  # standard output is for the result

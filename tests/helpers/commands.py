@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hires.cli.main import main
 from hires.plan.graph import Graph
 
@@ -23,28 +25,12 @@ UNSEEN = set("\x1b\x07\x9b\u202e\u2066\u200b\x00\r\ud800\u2028")
 
 
 def hires(folder: Path, *words: str, code: int | None = 0) -> tuple[str, str]:
-    """Runs one command line in a folder.
-
-    Args:
-        folder: the current folder of the command.
-        words: its verb and arguments.
-        code: the exit code that it must have; None: any.
-
-    Returns:
-        What it printed to the standard and to the error stream.
-    """
+    """Returns what a command line prints in a folder; its exit code must be ``code``, if any."""
     out, err = io.StringIO(), io.StringIO()
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(REPOSITORY)
-    try:
-        streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
-        with contextlib.chdir(folder), streams[0], streams[1]:
-            ended = main(words)
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+    streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder), streams[0], streams[1]:
+        patch.setenv("PYTHONPATH", str(REPOSITORY))
+        ended = main(words)
     assert code is None or ended == code, (ended, out.getvalue(), err.getvalue())
     return out.getvalue(), err.getvalue()
 

@@ -24,16 +24,25 @@ ODD_VALUES: dict[str, Any] = {
 }
 
 
-def _replace(path: Path, make: Callable[[], object]) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-    make()
+def _replaced(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Returns what puts something else in the place of a file or folder."""
+
+    def cause(path: Path) -> None:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        make(path)
+
+    return cause
 
 
 def _write(data: bytes) -> Callable[[Path], None]:
-    return lambda path: _replace(path, lambda: path.write_bytes(data))
+    return _replaced(lambda path: path.write_bytes(data))
+
+
+def _link(target: str) -> Callable[[Path], None]:
+    return _replaced(lambda path: path.symlink_to(target))
 
 
 def _halve(path: Path) -> None:
@@ -41,32 +50,19 @@ def _halve(path: Path) -> None:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def _folder(path: Path) -> None:
-    def make() -> None:
-        path.mkdir()
-        (path / "inside").write_text("x")
-
-    _replace(path, make)
-
-
 def _sparse(path: Path) -> None:
-    def make() -> None:
-        with path.open("wb") as file:
-            file.truncate(2**30)
-
-    _replace(path, make)
+    with path.open("wb") as file:
+        file.truncate(2**30)
 
 
 STRUCTURAL: dict[str, Callable[[Path], None]] = {
-    "missing": lambda path: _replace(path, lambda: None),
-    "pipe": lambda path: _replace(path, lambda: os.mkfifo(path)),
-    "folder": _folder,
-    "link to itself": lambda path: _replace(path, lambda: path.symlink_to(path.name)),
-    "endless device": lambda path: _replace(path, lambda: path.symlink_to("/dev/zero")),
-    "file that fails as it is read": lambda path: _replace(
-        path, lambda: path.symlink_to("/proc/self/mem")
-    ),
-    "sparse": _sparse,
+    "missing": _replaced(lambda path: None),
+    "pipe": _replaced(os.mkfifo),
+    "folder": _replaced(lambda path: (path / "inside").mkdir(parents=True)),
+    "link to itself": _replaced(lambda path: path.symlink_to(path.name)),
+    "endless device": _link("/dev/zero"),
+    "file that fails as it is read": _link("/proc/self/mem"),
+    "sparse": _replaced(_sparse),
     "empty": _write(b""),
     "half": _halve,
     "not UTF-8": _write(b'{"state": "\xff\xfe\x00"}\n\xff\n'),

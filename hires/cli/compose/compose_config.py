@@ -22,14 +22,6 @@ from hires.core.store.reading import read_named
 from hires.launcher.interface import launcher_of
 from hires.plan.route_choice import resolve
 
-_YAML_REMEDIES = (  # a part of YAML's own message -> what to do; the first that fits counts
-    ("'\\t'", "indent with spaces, not with a tab"),
-    ("flow", "close the bracket or brace that {opens}"),
-    ("quoted scalar", "close the quote that {opens}"),
-    ("duplicate", "give every key once"),
-    ("", "write one `key: value` a line, equally indented, and quote text with : or #"),
-)
-
 
 def compose(overrides: list[str], config_dir: str | None = None) -> RunConfig:
     """Returns the config of one run; ``config_dir`` adds choices to those of ``conf/``."""
@@ -190,14 +182,9 @@ def read_mapping(path: Path, example: str = "name: mine") -> dict[str, Any]:
 
 
 def _yaml_mistake(error: yaml.YAMLError, path: Path | None = None) -> str:
-    mark, begin = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
+    mark = getattr(error, "problem_mark", None)
     if mark is None:
         return f"{path or 'a config file'} is no YAML: {' '.join(str(error).split())}"
-    problem = str(getattr(error, "problem", ""))
-    parts = f"{problem} {getattr(error, 'context', '')}"
-    remedy = next(remedy for part, remedy in _YAML_REMEDIES if part in parts)
-    opens = f"line {begin.line + 1} opens" if begin else ""
-    if begin is None or begin.line == mark.line:
-        opens = "is open there"
-    remedy = remedy.format(opens=opens)
+    remedy = "write one `key: value` a line, equally indented, and quote text with : or #"
+    problem = getattr(error, "problem", "")
     return f"{path or mark.name}, line {mark.line + 1}: this is no YAML ({problem}); {remedy}"

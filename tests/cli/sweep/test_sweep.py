@@ -68,18 +68,6 @@ def test_sweep_runs_every_point_and_ends_with_one_table(hires, fake_ranks, monke
     assert (answer.code, "2 points: 0 to run, 2 complete" in answer.out) == (0, True), answer.err
 
 
-def test_points_that_cannot_run_are_told_kept_and_do_not_stop_the_others(hires, fake_ranks):
-    answer = hires("sweep", *SMALL, "parallel.stages=1,99", "--json")
-    assert answer.code == 0
-    facts = json.loads(answer.out)
-    assert [point["state"] for point in facts["points"]] == ["done"]
-    [out] = facts["excluded"]
-    assert (out["nearest"], "is more than the" in out["reason"]) == ("parallel.stages=1", True)
-    [kept] = recorded().excluded
-    assert (kept.overrides, kept.state) == (out["overrides"], "infeasible")
-    assert (kept.what or {}).get("model") == "resnet18"
-
-
 def test_a_raising_point_fails_the_sweep_and_stops_no_other(hires, fake_ranks, monkeypatch):
     class Process(planning.TorchProcess):
         def trace(self, config):
@@ -92,9 +80,11 @@ def test_a_raising_point_fails_the_sweep_and_stops_no_other(hires, fake_ranks, m
     assert answer.code == 1
     facts = json.loads(answer.out)
     assert [point["state"] for point in facts["excluded"]] == ["failed", "infeasible"]
+    assert [point["nearest"] for point in facts["excluded"]] == ["batch=4"] * 2
     assert [point["state"] for point in facts["points"]] == ["done"]
     assert "batch=2 failed before it was started: no such width" in answer.err
     assert [point.state for point in recorded().excluded] == ["failed", "infeasible"]
+    assert {(point.what or {}).get("model") for point in recorded().excluded} == {"resnet18"}
     assert hires("status", "default").out.count("failed") >= 1
 
 

@@ -139,21 +139,6 @@ def of_slurm(cluster, runs) -> Path:
     return run
 
 
-def script(run: Path) -> str:
-    return (run.parent / "arrays" / "0" / "job.sbatch").read_text()
-
-
-def test_job_is_submitted_as_the_next_attempt_and_never_run_here(hires, of_slurm):
-    answer = hires("retry", "--set", "launcher.minutes=7")
-    assert (answer.code, answer.out) == (0, "1 of 1 runs submitted; `hires status` watches\n")
-    job = json.loads((of_slurm / "a1" / "job.json").read_text())
-    assert (job["job"], job["index"]) == ("9", 0)
-    assert "#SBATCH --time=7\n" in script(of_slurm)
-    first, second = (json.loads((of_slurm / f"a{n}" / "env.json").read_text()) for n in (0, 1))
-    assert second["reproduce"] == first["reproduce"]
-    assert ends(of_slurm) == ["failed"]
-
-
 @pytest.mark.parametrize(
     ("nodes", "excluded"),
     [
@@ -162,15 +147,24 @@ def test_job_is_submitted_as_the_next_attempt_and_never_run_here(hires, of_slurm
         (["node1", "node3"], None),  # none is down, and no other would be left
     ],
 )
-def test_nodes_that_failed_are_excluded(hires, of_slurm, nodes, excluded):
+def test_job_is_submitted_as_the_next_attempt_not_on_nodes_that_failed(
+    hires, of_slurm, nodes, excluded
+):
     for rank, node in enumerate(nodes):
         records.event(of_slurm, 0, "rank_started", rank=rank, node=node)
     end = json.loads((of_slurm / "a0" / "exit.json").read_text())
     (of_slurm / "a0" / "exit.json").write_text(json.dumps({**end, "reason": "node"}))
-    answer = hires("retry")
-    assert answer.code == 0
-    assert (f"#SBATCH --exclude={excluded}\n" in script(of_slurm)) == (excluded is not None)
+    answer = hires("retry", "--set", "launcher.minutes=7")
+    assert (answer.code, answer.out) == (0, "1 of 1 runs submitted; `hires status` watches\n")
+    job = json.loads((of_slurm / "a1" / "job.json").read_text())
+    assert (job["job"], job["index"]) == ("9", 0)
+    script = (of_slurm.parent / "arrays" / "0" / "job.sbatch").read_text()
+    assert "#SBATCH --time=7\n" in script
+    assert (f"#SBATCH --exclude={excluded}\n" in script) == (excluded is not None)
     assert (f"not on {excluded}, where" in answer.err) == (excluded is not None)
+    first, second = (json.loads((of_slurm / f"a{n}" / "env.json").read_text()) for n in (0, 1))
+    assert second["reproduce"] == first["reproduce"]
+    assert ends(of_slurm) == ["failed"]  # it is never run here
 
 
 def test_run_that_another_command_began_again_meanwhile_is_left_to_it(hires, runs, monkeypatch):
