@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hires.core.errors import PREEMPTED, ConfigError
 from hires.core.ranks.world import World
-from hires.core.store import attempts, checkpoints, file_names, records, rundir
+from hires.core.store import checkpoints, file_names, records
 from hires.core.store.reading import read_lines
 from hires.engine import checkpoint, tensorfile, validate
 from tests.helpers.custom_nets import Steep
@@ -28,10 +28,12 @@ from tests.helpers.run_folders import saved_stages
 from tests.helpers.saved import (
     attempt,
     config_at,
-    killed,
+    killed_attempt,
+    lines_of,
     losses,
     make,
     mean_losses,
+    next_number,
     numbered,
     tensors_at,
 )
@@ -103,7 +105,7 @@ def killed_at(world: World, folder: str, number: int, where: str, calls: int) ->
 
     if world.rank == guilty:
         setattr(owner, name, deadly)
-    return numbered(world, folder, number, None)
+    return numbered(world, folder, number)
 
 
 def stop(run: Path, where: str, calls: int) -> None:
@@ -111,22 +113,19 @@ def stop(run: Path, where: str, calls: int) -> None:
     if where == "preempted":
         assert attempt(run, stop_at=calls) == [PREEMPTED] * 3
         return
-    number = rundir.open_run(run).attempt
-    if (file_names.attempt_dir(run, number) / "metrics.jsonl").exists():
-        number = attempts.next_attempt(run)
-    job, place = (killed, (calls, 1)) if where == "step" else (killed_at, (where, calls))
+    if where == "step":
+        killed_attempt(run, calls, 1)
+        return
     with pytest.raises(AssertionError, match=r"rank \d failed"):
-        run_ranks(job, 3, str(run), number, *place)
+        run_ranks(killed_at, 3, str(run), next_number(run), where, calls)
 
 
-def lines_of(run: Path, number: int, kind: str) -> dict[tuple[int, int], dict[str, Any]]:
+def noted(run: Path, number: int, kind: str) -> dict[tuple[int, int], dict[str, Any]]:
     """Returns what an attempt noted in each step, by (step, rank), but for times."""
-    found = {}
-    for line in read_lines(file_names.attempt_dir(run, number) / "metrics.jsonl"):
-        if line["kind"] == kind:
-            kept = {key: one for key, one in line.items() if not key.endswith("_s")}
-            found[line["step"], line["rank"]] = kept
-    return found
+    return {
+        (line["step"], line["rank"]): {k: v for k, v in line.items() if not k.endswith("_s")}
+        for line in lines_of(run, number, kind)
+    }
 
 
 def is_same(found: dict[Any, Tensor], wanted: dict[Any, Tensor]) -> bool:
@@ -154,10 +153,10 @@ def test_run_killed_in_every_place_ends_with_the_bits_of_the_whole_one(whole, tm
     assert attempt(run) == [0] * 3
     for number, begin in enumerate(begins):
         for kind in ("step", "validated"):
-            found, wanted = lines_of(run, number, kind), lines_of(whole, 0, kind)
+            found, wanted = noted(run, number, kind), noted(whole, 0, kind)
             assert found.items() <= wanted.items(), number  # loss, norm, scale, rate, metrics
             assert all(step >= begin for step, _ in found), number
-    assert {step for step, _ in lines_of(run, len(KILLS), "step")} == {6, 7}
+    assert {step for step, _ in noted(run, len(KILLS), "step")} == {6, 7}
     assert is_same(tensors_at(run, 8), tensors_at(whole, 8))
     ends = [checkpoints.read(checkpoints.place(one, 8)) for one in (run, whole)]
     assert ends[0].numbers == ends[1].numbers
@@ -179,7 +178,7 @@ def test_whole_run_has_all_that_a_checkpoint_must_carry(whole):
     assert {kind.rstrip(".0123456789") for kind in kinds} == {
         *("stage", "exp_avg", "exp_avg_sq", "ema")
     }
-    steps = lines_of(whole, 0, "step")
+    steps = noted(whole, 0, "step")
     skipped = {step for (step, _), line in steps.items() if line["skipped"]}
     assert 0 < len(skipped) < 8
     assert records.read_record(whole)["skipped_steps"] == len(skipped)
@@ -189,7 +188,7 @@ def test_whole_run_has_all_that_a_checkpoint_must_carry(whole):
     for step, line in steps.items():  # all ranks skip, scale and clip alike
         other = {key: one for key, one in steps[step[0], 0].items() if key not in ("rank", "loss")}
         assert {key: one for key, one in line.items() if key not in ("rank", "loss")} == other
-    assert [step for step, _ in lines_of(whole, 0, "validated")] == [1, 3, 5, 7]
+    assert [step for step, _ in noted(whole, 0, "validated")] == [1, 3, 5, 7]
     # Every tensor of the network once, by the name and in the shape of plain torch.
     params = records.read_plan(whole)["graph"]["params"]
     parts = last.tensors("stage")
@@ -207,18 +206,16 @@ def test_longer_run_continues_a_shorter_one_bit_by_bit(whole, tmp_path):
     stop(run, "step", 7)  # so that the checkpoint before is another attempt's
     assert attempt(run) == [0] * 3
     assert is_same(tensors_at(run, 8), tensors_at(whole, 8))
-    wanted = lines_of(whole, 0, "step")
-    assert lines_of(run, 1, "step").items() <= wanted.items()
+    wanted = noted(whole, 0, "step")
+    assert noted(run, 1, "step").items() <= wanted.items()
     record = records.read_record(run)
     assert record["lineage"] == [{"run": first.name, "step": 4}]
     for key in ("skipped_steps", "loss_scale"):
         assert record[key] == records.read_record(whole)[key]
 
 
-@pytest.mark.parametrize("keys", [{"seed": 1}, {"parallel": {"stages": 2}}])
-def test_run_that_differs_in_more_than_its_steps_is_not_continued(tmp_path, keys):
-    run = make(tmp_path, steps=3, parallel={"tiles": [2, 1]})
-    other = make(tmp_path, **{"parallel": {"tiles": [2, 1]}, "steps": 6, **keys})
+def test_run_that_differs_in_more_than_its_steps_is_not_continued(tmp_path):
+    run, other = make(tmp_path, steps=3), make(tmp_path, steps=6, seed=1)
     config, place = config_at(other), saved_stages([], run, 2)
     saving = replace(config.checkpoint, continues=str(place))
     with pytest.raises(ConfigError, match="differs in more than its steps"):
@@ -252,7 +249,6 @@ def test_checkpoint_of_any_layout_resumes_in_any_other(tmp_path):
 @pytest.mark.parametrize(
     ("saving", "steps"),
     [
-        ({"every": 3, "keep": 3}, [3, 6, 8]),
         ({"every": 3, "keep": 1, "at_end": "never"}, [6]),
         ({}, []),
     ],
@@ -326,28 +322,28 @@ def test_checkpoint_of_another_network_is_refused(tmp_path):
 
 def synced(world: World, folder: str, number: int) -> list[str]:
     """Runs an attempt; returns in which order names were brought to the disk and given."""
-    noted, fsync, rename = list[str](), os.fsync, Path.rename
+    order, fsync, rename = list[str](), os.fsync, Path.rename
 
     def note_fsync(descriptor: int) -> None:
-        noted.append(f"fsync {Path(f'/proc/self/fd/{descriptor}').readlink().name}")
+        order.append(f"fsync {Path(f'/proc/self/fd/{descriptor}').readlink().name}")
         fsync(descriptor)
 
     def note_rename(path: Path, target: Any) -> Any:
-        noted.append(f"rename {path.name}")
+        order.append(f"rename {path.name}")
         return rename(path, target)
 
     os.fsync, Path.rename = note_fsync, note_rename  # type: ignore[method-assign, assignment]
-    assert numbered(world, folder, number, None) == 0
-    return noted
+    assert numbered(world, folder, number) == 0
+    return order
 
 
 def test_files_are_on_the_disk_before_a_checkpoint_has_its_name(tmp_path):
     run = make(tmp_path, steps=3, checkpoint={"every": 3})
-    [noted] = run_ranks(synced, 1, str(run), 0)
+    [order] = run_ranks(synced, 1, str(run), 0)
     hidden = ".step000003.tmp"
-    named = noted.index(f"rename {hidden}")
-    files = [one for one in noted[:named] if "safetensors" in one]
+    named = order.index(f"rename {hidden}")
+    files = [one for one in order[:named] if "safetensors" in one]
     assert len(files) == 2
-    assert noted.index(f"fsync {hidden}") > max(map(noted.index, files))
-    assert any(checkpoints.MANIFEST in one for one in noted[: noted.index(f"fsync {hidden}")])
-    assert f"fsync {checkpoints.FOLDER}" in noted[named:]
+    assert order.index(f"fsync {hidden}") > max(map(order.index, files))
+    assert any(checkpoints.MANIFEST in one for one in order[: order.index(f"fsync {hidden}")])
+    assert f"fsync {checkpoints.FOLDER}" in order[named:]

@@ -1,9 +1,8 @@
-"""Runs that stop and go on: attempts of a run folder on real ranks, stopped where a test wants."""
+"""Attempts of run folders that stop, are killed or resumed where a test wants."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.ranks.world import World
 from hires.core.store import attempts, checkpoints, file_names, records, rundir
 from hires.core.store.reading import read_lines
-from hires.engine import checkpoint, run, tensorfile
+from hires.engine import run
 from hires.engine.device import open_device
 from hires.engine.memory_meter import PeakMeter
 from hires.parallel.executor import Executor, StepResult
@@ -27,121 +26,88 @@ from tests.helpers.jobs import join
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks
 
+POOLED = True
 STEPS = 8
 
 
-def rank_of_attempt(world: World, folder: str, stop_at: int | None) -> int:
-    """Runs one attempt on one rank; returns the exit code.
+def numbered(
+    world: World,
+    folder: str,
+    number: int,
+    stop_at: int | None = None,
+    kill_at: int | None = None,
+    kill: int | None = None,
+) -> int:
+    """Runs an attempt of a number on one rank; returns the exit code.
 
     The last rank, and nobody else, gets the signal while it computes the step before ``stop_at``.
+    The rank ``kill``, or each one, is killed in the step ``kill_at``.
     """
-    run.hold_preemption()
-    plan = Plan.from_dict(records.read_plan(folder))
-    device = open_device(plan.device, world.local_rank)
-    join(world, plan, host_empty=device.host_empty)
-    step = Executor.step
+    plan, config = Plan.from_dict(records.read_plan(folder)), records.read_config(folder)
+    device, whole = open_device(plan.device, world.local_rank), Executor.step
 
-    def counted(executor: Executor, feed: Any, **keys: Any) -> StepResult:
+    def step(executor: Executor, *args: Any, number: int = 0, **keys: Any) -> StepResult:
+        if number == kill_at and kill in (None, world.rank):
+            os.kill(os.getpid(), signal.SIGKILL)
         if executor.recorder.next_step + 1 == stop_at and world.rank == world.size - 1:
             os.kill(os.getpid(), run.PREEMPTION_SIGNAL)
-        return step(executor, feed, **keys)
+        return whole(executor, *args, number=number, **keys)
 
-    Executor.step = counted  # type: ignore[method-assign, assignment]
-    config = records.read_config(folder)
-    meter = PeakMeter(config, device)
-    code = worker.run_attempt(Path(folder), config, plan, world, meter, device)
-    comm.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Executor, "step", step)
+        run.hold_preemption()
+        run.is_preempted(clear=True)
+        join(world, plan, host_empty=device.host_empty)
+        meter, own = PeakMeter(config, device), replace(world, attempt=number)
+        code = worker.run_attempt(Path(folder), config, plan, own, meter, device)
+        comm.shutdown()
     return code
 
 
 def make(folder: Path, **keys: Any) -> Path:
     """Returns a fresh run folder, with an attempt that nobody has run."""
-    config = replace(config_of(**{"steps": STEPS, **keys}), results=str(folder))
+    return run_folder(folder, config_of(**{"steps": STEPS, **keys}))
+
+
+def run_folder(results: Path, config: RunConfig) -> Path:
+    """Returns a new run folder of a config."""
+    config = replace(config, results=str(results))
     plan = plan_of(config)
     assert plan.ok, plan.findings
     return rundir.create(config, plan.to_dict(), ["hires", "run"]).path
 
 
+def next_number(path: Path) -> int:
+    """Returns the latest attempt of a run folder, or another one if that was run."""
+    number = rundir.open_run(path).attempt
+    was_run = (file_names.attempt_dir(path, number) / "metrics.jsonl").exists()
+    return attempts.next_attempt(path) if was_run else number
+
+
 def attempt(path: Path, stop_at: int | None = None) -> list[int]:
-    """Runs the latest attempt of a run folder to its end or a step; returns the exit codes.
-
-    A folder whose latest attempt was run gets another one.
-    """
-    number = rundir.open_run(path).attempt
-    if (file_names.attempt_dir(path, number) / "metrics.jsonl").exists():
-        number = attempts.next_attempt(path)
+    """Runs the next attempt of a run folder to its end or a step; returns the exit codes."""
     size = int(records.read_plan(path)["world"])
-    return run_ranks(numbered, size, str(path), number, stop_at)
-
-
-def numbered(world: World, folder: str, number: int, stop_at: int | None) -> int:
-    """Runs an attempt of a number on one rank."""
-    return rank_of_attempt(replace(world, attempt=number), folder, stop_at)
-
-
-def crashed_attempt(path: Path, where: str) -> None:
-    """Runs the latest attempt of a run folder until a rank is killed in its second save.
-
-    ``where``: ``write`` (the last rank writes its files), ``name`` (before rank 0 names the
-    folder), ``named`` (after it has) or ``remove`` (while it removes an old checkpoint).
-    """
-    number = rundir.open_run(path).attempt
-    size = int(records.read_plan(path)["world"])
-    with pytest.raises(AssertionError, match=r"rank \d failed"):
-        run_ranks(crashing, size, str(path), number, where)
-
-
-def crashing(world: World, folder: str, number: int, where: str) -> int:
-    """Runs an attempt on one rank, which is killed if it comes to a place."""
-    guilty = world.size - 1 if where == "write" else 0
-    module, name, calls = {
-        "write": (tensorfile, "write", 2 * 3 - 1),  # of three files in each save
-        "name": (checkpoint, "_sync", 3),  # two names in each save
-        "named": (checkpoint, "_sync", 4),
-        "remove": (shutil, "rmtree", 1),
-    }[where]
-    whole, left = getattr(module, name), [calls]
-
-    def deadly(*args: Any, **named: Any) -> Any:
-        left[0] -= 1
-        if not left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return whole(*args, **named)
-
-    if world.rank == guilty:
-        setattr(module, name, deadly)
-    return numbered(world, folder, number, None)
+    return run_ranks(numbered, size, str(path), next_number(path), stop_at)
 
 
 def killed_attempt(path: Path, step: int, rank: int | None = None) -> None:
-    """Runs the latest attempt of a run folder until a rank, or each one, is killed in a step."""
-    number = rundir.open_run(path).attempt
+    """Runs the next attempt of a run folder until a rank, or each one, is killed in a step."""
     size = int(records.read_plan(path)["world"])
     with pytest.raises(AssertionError, match=r"rank \d failed"):
-        run_ranks(killed, size, str(path), number, step, rank)
+        run_ranks(numbered, size, str(path), next_number(path), None, step, rank)
 
 
-def killed(world: World, folder: str, number: int, last: int, rank: int | None) -> int:
-    """Runs an attempt on one rank, which is killed in a step if it is ``rank``, or that is None."""
-    step = Executor.step
-
-    def deadly(executor: Executor, *args: Any, number: int = 0, **keys: Any) -> StepResult:
-        if number == last and rank in (None, world.rank):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return step(executor, *args, number=number, **keys)
-
-    Executor.step = deadly  # type: ignore[method-assign, assignment]
-    return numbered(world, folder, number, None)
+def lines_of(path: Path, number: int, kind: str) -> list[dict[str, Any]]:
+    """Returns the lines of a kind that an attempt noted."""
+    lines = read_lines(file_names.attempt_dir(path, number) / "metrics.jsonl")
+    return [line for line in lines if line["kind"] == kind]
 
 
 def losses(path: Path, *attempts: int) -> dict[tuple[int, int], float | None]:
     """Returns the loss by (step, rank) that some attempts noted; no step may be noted twice."""
-    found: dict[tuple[int, int], float | None] = {}
-    for number in attempts:
-        for line in read_lines(file_names.attempt_dir(path, number) / "metrics.jsonl"):
-            if line["kind"] == "step":
-                assert (line["step"], line["rank"]) not in found
-                found[line["step"], line["rank"]] = line["loss"]
+    lines = [line for number in attempts for line in lines_of(path, number, "step")]
+    found = {(line["step"], line["rank"]): line["loss"] for line in lines}
+    assert len(found) == len(lines)
     return found
 
 
