@@ -16,10 +16,11 @@ from hires.engine.calibration_values import decibels, fake_quantized
 from hires.plan.calibrated_values import observed_values
 from hires.plan.passes.int8_scales import kept_by_name
 from hires.quant.scales import read_scales
-from tests.helpers.evaluations import GEMS, calibration, run_folder
+from tests.helpers.evaluations import GEMS, calibration
 from tests.helpers.jobs import failing_folder, run_folders
 from tests.helpers.layouts import plan_of
 from tests.helpers.ranks import run_ranks
+from tests.helpers.saved import run_folder
 
 HALO = {"parallel": {"tiles": [1, 2], "halo": {"fuse": 3}}}
 LAYOUTS = {

@@ -27,12 +27,12 @@ from hires.engine.evaluation_intervals import (
 )
 from hires.engine.image_similarity import similarity_sum
 from hires.engine.live_bytes import LiveBytes
-from tests.helpers.evaluations import EDSR, GEMS, UNET, evaluation, expected, run_folder
+from tests.helpers.evaluations import EDSR, GEMS, UNET, evaluation, expected
 from tests.helpers.jobs import evaluate_each
 from tests.helpers.layouts import plan_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.reference import structural_similarity
-from tests.helpers.saved import attempt
+from tests.helpers.saved import attempt, run_folder
 
 PIPE = {"stages": 2, "microbatches": 2}
 UNEVEN = {"stages": 2, "tiles": [[1, 1], [1, 2]], "microbatches": 2}

@@ -18,11 +18,10 @@ from hires.core.losses import LOSSES
 from hires.core.store import file_names
 from hires.data.source import open_data
 from hires.engine.build import whole_model
-from tests.helpers.evaluations import run_folder
 from tests.helpers.jobs import run_folders
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks
-from tests.helpers.saved import attempt
+from tests.helpers.saved import attempt, run_folder
 
 pytestmark = pytest.mark.dist
 

@@ -21,11 +21,11 @@ from hires.data.source import open_data
 from hires.engine.predict import Predictor
 from hires.report.read.map_overviews import overviews
 from hires.report.read.runs import read_runs
-from tests.helpers.evaluations import EDSR, GEMS, UNET, evaluation, plain, prediction, run_folder
+from tests.helpers.evaluations import EDSR, GEMS, UNET, evaluation, plain, prediction
 from tests.helpers.jobs import failing_folder, run_folders
 from tests.helpers.layouts import plan_of
 from tests.helpers.ranks import run_ranks
-from tests.helpers.saved import attempt, killed_attempt
+from tests.helpers.saved import attempt, killed_attempt, run_folder
 
 pytestmark = pytest.mark.dist
 

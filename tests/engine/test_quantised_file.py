@@ -23,10 +23,11 @@ from hires.engine.quantised_file import write_quantised
 from hires.engine.weights_file import open_weights
 from hires.plan.operators.operator_facts import facts_of
 from hires.quant.scales import read_scales, write_scales
-from tests.helpers.evaluations import calibration, run_folder
+from tests.helpers.evaluations import calibration
 from tests.helpers.jobs import evaluate_each, run_folders, verify
 from tests.helpers.layouts import plan_of
 from tests.helpers.ranks import run_ranks
+from tests.helpers.saved import run_folder
 
 NET = {"model": {"name": "preact_resnet", "n": 1, "classes": 4}}
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +13,10 @@ from torch.nn import functional
 from hires.cli.data_keys import with_classes
 from hires.core.config.run_config import RunConfig
 from hires.core.evaluation_summary import IMAGES, PIXELS
-from hires.core.store import rundir
 from hires.data.source import open_data
 from hires.engine.build import whole_model
 from hires.engine.evaluation_intervals import mean_interval, overlap_intervals
-from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.layouts import config_of
 from tests.helpers.reference import structural_similarity
 
 EVALUATE = {"task": {"name": "evaluate"}, "batch": 4, "data": {"length": 11, "classes": 4}}
@@ -52,14 +49,6 @@ def calibration(**keys: Any) -> RunConfig:
     """Returns the config of a calibration by 10 images."""
     merged = {**CALIBRATE, **keys, "quant": {**CALIBRATE["quant"], **keys.get("quant", {})}}
     return config_of(**merged)
-
-
-def run_folder(results: Path, config: RunConfig) -> Path:
-    """Returns a new run folder of a config."""
-    config = dataclasses.replace(config, results=str(results))
-    plan = plan_of(config)
-    assert plan.ok, plan.findings
-    return rundir.create(config, plan.to_dict(), ["hires", "run"]).path
 
 
 def plain(config: RunConfig) -> tuple[list[Tensor], list[Any]]:

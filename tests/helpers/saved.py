@@ -69,12 +69,12 @@ def make(folder: Path, **keys: Any) -> Path:
     return run_folder(folder, config_of(**{"steps": STEPS, **keys}))
 
 
-def run_folder(results: Path, config: RunConfig) -> Path:
-    """Returns a new run folder of a config."""
+def run_folder(results: Path, config: RunConfig, **facts: Any) -> Path:
+    """Returns a new run folder of a config, with other facts of its plan."""
     config = replace(config, results=str(results))
     plan = plan_of(config)
     assert plan.ok, plan.findings
-    return rundir.create(config, plan.to_dict(), ["hires", "run"]).path
+    return rundir.create(config, plan.to_dict() | facts, ["hires", "run"]).path
 
 
 def next_number(path: Path) -> int:
