@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -107,7 +106,7 @@ def train_beside_plain(world: World, case: dict[str, Any]) -> dict[str, float]:
         found = {"output": 0.0, "gradient": 0.0, "parameter": 0.0, "norm": 0.0}
         own = world.rank // tiles.size()
         generator = torch.Generator().manual_seed(7)
-        for _ in range(case.get("steps", 5)):
+        for _ in range(3):
             for optimizer in (ours, theirs):
                 optimizer.zero_grad()
             images = torch.randn(2 * replicas, 3, *case["image"], generator=generator).to(dtype)
@@ -207,19 +206,26 @@ def several_calls(world: World, order: str, freezes: bool) -> float:
         return max(map(_largest, [*grads, *(a.double() - b.double() for a, b in states)]))
 
 
-def answers(calls: Sequence[Callable[[], object]]) -> list[str]:
-    """Returns the errors of wrong calls."""
+def answers(calls: dict[str, Callable[[], object]]) -> list[tuple[str, str]]:
+    """Returns beside the words that the errors of wrong calls should have what they say."""
     texts = []
-    for call in calls:
+    for words, call in calls.items():
         try:
-            call()
-            texts.append("nothing")
+            texts.append((words, f"nothing: {call()!r:.80}"))
         except ConfigError as error:
-            texts.append(str(error))
+            texts.append((words, str(error)))
     return texts
 
 
-def refusals(world: World) -> list[str]:
+class Values(nn.Module):
+    """A network whose control flow depends on the values of tensors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x or its negative."""
+        return x if x.mean() > 0 else -x
+
+
+def refusals(world: World) -> list[tuple[str, str]]:
     """Returns what several wrong calls are answered with."""
     images = torch.zeros(2, 3, 16, 16, dtype=torch.float64)
     with torch_world(world):
@@ -228,24 +234,22 @@ def refusals(world: World) -> list[str]:
         net = network("whole")
         model = hires.shard(net, mesh, example=images)
 
-        class Values(nn.Module):
-            def forward(self, x: Tensor) -> Tensor:
-                return x if x.mean() > 0 else -x
+        def shard(module: nn.Module, mesh: Any = mesh, **keys: Any) -> Any:
+            return hires.shard(module, mesh, **{"example": images, **keys})
 
-        wrong = [
-            lambda: hires.shard(net, mesh, example=images, gather="all"),
-            lambda: hires.shard(net, mesh, example=images, tiles=[2, 2]),
-            lambda: hires.shard(net, deep, example=images),
-            lambda: hires.shard(net, mesh, example=images[0]),
-            lambda: hires.shard(Values(), mesh, example=images),
-            lambda: hires.shard(network("whole").half(), mesh, example=images.half()),
-            lambda: hires.shard(net, mesh, example=images[:, :, :1]),
-            lambda: model(images.clone().requires_grad_()),
-            lambda: model(images[:, :, :5], size=(16, 16)),
-            lambda: model(images.long()),
-            lambda: model(DTensor.from_local(images, mesh)),
-        ]
-        return answers(wrong)
+        return answers({
+            "gather='all' is unknown; choose one of full, local": lambda: shard(net, gather="all"),
+            "are not the 2 ranks of the mesh": lambda: shard(net, tiles=[2, 2]),
+            "slice it, as mesh['tiles']": lambda: shard(net, deep),
+            "the mesh is None, no device mesh": lambda: shard(net, None),
+            "use (n, C, H, W)": lambda: shard(net, example=images[0]),
+            "its control flow depends on the values": lambda: shard(Values()),
+            "use at most 1, or a larger image": lambda: shard(net, example=images[:, :, :1]),
+            "use images.detach()": lambda: model(images.clone().requires_grad_()),
+            "nor this rank's window, 8x16": lambda: model(images[:, :, :5], size=(16, 16)),
+            "use float32": lambda: model(images.long()),
+            "images of type DTensor": lambda: model(DTensor.from_local(images, mesh)),
+        })  # fmt: skip
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:
@@ -317,83 +321,47 @@ def plain_steps_of_documented_engine() -> Any:
     return sum(losses), {name: one.detach().numpy() for name, one in model.named_parameters()}
 
 
-KEYS_OF_RUNS: list[dict[str, Any]] = [
-    {"task": {"name": "evaluate"}},
-    {"device": "cuda"},
-    {"parallel": {"name": "auto"}},
-    {"lr": 0.1},
-    {"wholly": 3},
-]
-"""Keys that an engine does not read."""
-
-
-def wrong_engines(world: World) -> list[str]:
+def wrong_engines(world: World) -> list[tuple[str, str]]:
     """Returns what wrong calls of an engine are answered with."""
     good = {"image": [18, 16], "batch": 4, "parallel": {"stages": 2}}
-    with torch_world(world):
-        engine = hires.Engine(network("of samples"), good)
-        images = torch.zeros(4, 3, 18, 16, dtype=torch.float64)
-        labels = torch.zeros(4, 18, 16, dtype=torch.int64)
-        wrong = [
-            lambda: hires.Engine(
-                network("of samples"), {**good, "parallel": {"replicas": 3}, "batch": 6}
-            ),
-            lambda: hires.Engine(network("of samples"), {"image": 16}),
-            lambda: hires.Engine(network("of samples"), {**good, "imagee": 3}),
-            lambda: hires.Engine(network("of samples"), {**good, "model": {"name": "unet"}}),
-            lambda: engine.step(images[:2], labels[:2]),
-            lambda: engine.step(images, labels[:2]),
-            lambda: hires.Engine(network("of samples"), {**good, "validate": {"every": 2}}),
-            lambda: hires.Engine(network("of samples"), {**good, "loss": {"name": "l1"}}),
-            lambda: engine.step(images, [0, 1, 2, 3]),
-            lambda: engine.step(images.tolist(), labels),
-            lambda: engine.step(images, labels[0, 0, 0]),
-            lambda: hires.Engine(network("of samples"), {"image": [18, 16], "batch": 4}),
-            *(
-                functools.partial(hires.Engine, network("of samples"), {**good, **more})
-                for more in KEYS_OF_RUNS
-            ),
-            lambda: hires.Engine(network("of samples"), {**good, "task": {"name": "train"}}),
-        ]
-        return answers(wrong)
-
-
-def wrong_targets(world: World, loss: str) -> list[str]:
-    """Returns what an engine of 4 classes says of targets that a loss cannot compare."""
     images = torch.zeros(4, 3, 18, 16, dtype=torch.float64)
     labels = torch.zeros(4, 18, 16, dtype=torch.int64)
     far, negative = labels.clone(), labels.clone()
     far[2, 3, 4], negative[1] = 5, -1
-    config = {"image": [18, 16], "batch": 4, "parallel": {"stages": 2}, "loss": {"name": loss}}
-    ignoring = {**config, "loss": {"name": loss, "ignore_index": 5}}
+
+    def engine(**keys: Any) -> Any:
+        return hires.Engine(network("of samples"), {**good, **keys})
+
     with torch_world(world):
-        engine = hires.Engine(network("of samples"), config)
-        wrong = [
-            lambda: engine.step(images, far),
-            lambda: engine.step(images, negative),
-            lambda: engine.step(images, labels[:, :9]),
-            lambda: engine.step(images, labels.double()),
-            lambda: engine.step(images, labels[:, 0, 0] + 7),
-            lambda: hires.Engine(network("of samples"), ignoring).step(images, far),
-            lambda: engine.step(images, torch.zeros(4, 4, 18, 16).double()),
-        ]
-        return answers(wrong)
+        made, dice = engine(), engine(loss={"name": "dice"})
+        return answers({
+            "this layout has 3 ranks, and the world has 2": lambda: engine(
+                parallel={"replicas": 3}, batch=6
+            ),
+            "needs the keys image and batch": lambda: hires.Engine(network("of samples"), {}),
+            "unknown key imagee": lambda: engine(imagee=3),
+            "it takes model.channels alone": lambda: engine(model={"name": "unet"}),
+            'validate={"every": 2} is for `hires run`': lambda: engine(validate={"every": 2}),
+            "loss=l1 compares images of 3": lambda: engine(loss={"name": "l1"}),
+            "a batch of [2, 3, 18, 16] with 2 targets": lambda: made.step(images[:2], labels[:2]),
+            "targets are a list; give a tensor": lambda: made.step(images, [0, 1, 2, 3]),
+            # Dice and bce counted a label out of range as of no class.
+            "label 5 of sample 2, row 3, column 4, is out of range": lambda: dice.step(images, far),
+            "label -1 of sample 1": lambda: dice.step(images, negative),
+            "a target of [4, 9, 16]": lambda: dice.step(images, labels[:, :9]),
+            "give target.long()": lambda: dice.step(images, labels.double()),
+            "nothing": lambda: engine(loss={"name": "dice", "ignore_index": 5}).step(images, far),
+            "soft labels": lambda: dice.step(images, torch.zeros(4, 4, 18, 16).double()),
+        })  # fmt: skip
 
 
-def steps_on_images(world: World, loss: str, tiles: list[int]) -> Any:
+def steps_on_images(world: World) -> Any:
     """Returns losses of a module that makes images of its input's size, beside those of torch."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 3, padding=1)).double()
     plain = copy.deepcopy(model)
     images, target = torch.randn(2, 2, 3, 8, 6, dtype=torch.float64)
-    config = {"image": [8, 6], "batch": 2, "parallel": {"tiles": tiles}, "loss": {"name": loss}}
+    keys = {"image": [8, 6], "batch": 2, "parallel": {"tiles": [2, 1]}, "loss": {"name": "l1"}}
     with torch_world(world):
-        engine = hires.Engine(model, config)
-        losses = [engine.step(images, target)]
-        wrong = [
-            lambda: engine.step(images, target[:, :, :4]),
-            lambda: engine.step(images, target.long()),
-        ]
-        texts = answers(wrong)
-    function = functional.l1_loss if loss == "l1" else functional.mse_loss
-    return losses, [float(function(plain(images), target).detach())], texts
+        loss = hires.Engine(model, keys).step(images, target)
+    return loss, float(functional.l1_loss(plain(images), target).detach())
