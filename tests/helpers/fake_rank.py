@@ -1,17 +1,7 @@
 """A rank without torch: it follows the variable HIRES_FAKE_RANKS, so that launchers can be tested.
 
-HIRES_FAKE_RANKS is JSON, {"rank": "behaviour"}; a rank that is not named behaves well. Behaviours:
-
-    ok, meet (prints where), short (one step missing), nan (its loss is no number), exit N, raise,
-    kill, segv, hang, deaf (ignores SIGTERM), stopped (SIGSTOP), lost (fails after a step)
-    leaves (starts a child, then behaves well), parent (starts a child, then hangs)
-    hub (waits on the others and reports when one is gone), late (fails, then takes its time)
-    full (fills the disk, then behaves well), port N (says for N starts that its port is taken)
-    way (saves when SIGUSR2 asks for it), way N (exits with a code then)
-    saver, breaker, ignorer, finisher (on SIGUSR2 they save, fail, do nothing and finish)
-    listener (dies of SIGUSR2), interrupt N (sends Ctrl-C to process N, then hangs)
-    picky TEXT (fails if the run's name holds the text), once N (hangs in the first attempt of seed
-    N), shows NAME (prints a variable, also as C code reads it), orphan (kills its launcher, once)
+HIRES_FAKE_RANKS is JSON, {"rank": "behaviour"}, where a behaviour is a name of ``_BEHAVIOURS`` and
+maybe an argument; a rank that is not named behaves well (``ok``).
 """
 
 import contextlib
@@ -30,6 +20,8 @@ from hires.core.store import file_names, records
 from hires.core.store.files import append_line
 from hires.core.store.reading import read_lines
 
+connections: list = []
+
 
 def main() -> None:
     here = world.from_environment()
@@ -40,12 +32,11 @@ def main() -> None:
     _BEHAVIOURS[word](here, run_dir, argument)
 
 
-def ok(here, run_dir, argument, steps=None):
+def ok(here, run_dir, argument="", steps=None):
     metrics = file_names.attempt_dir(run_dir, here.attempt) / "metrics.jsonl"
-    config = records.read_config(run_dir)
     sizes = {"params_bytes": 100 << 20, "grads_bytes": 90 << 20, "optimizer_bytes": 80 << 20}
     append_line(metrics, {"kind": "ready", "rank": here.rank, "rss_import_bytes": 1, **sizes})
-    for step in range(config.steps if steps is None else steps):
+    for step in range(records.read_config(run_dir).steps if steps is None else steps):
         line = {"kind": "step", "rank": here.rank, "step": step, "data_s": 0.0}
         line |= {"step_s": 0.5 + here.rank / 4, "loss": 2.0 - step if here.rank else None}
         append_line(metrics, line)
@@ -56,34 +47,32 @@ def ok(here, run_dir, argument, steps=None):
         records.finish(run_dir, here.attempt, "done") if not sys.argv[2:] else None
 
 
+def short(here, run_dir, argument):
+    ok(here, run_dir, steps=1)
+
+
 def shows(here, run_dir, argument):
+    """Prints a variable, also as C code reads it."""
     library = ctypes.CDLL(None)
     library.getenv.restype = ctypes.c_char_p
     text = (library.getenv(argument.encode()) or b"").decode()
     sys.stdout.write(f"{argument} is {text}, and {os.environ.get(argument)}\n")
-    ok(here, run_dir, argument)
-
-
-def meet(here, run_dir, argument):
-    sys.stdout.write(f"it meets others at {here.address}:{here.port}\n")
-    ok(here, run_dir, argument)
-
-
-def short(here, run_dir, argument):
-    ok(here, run_dir, argument, steps=1)
+    ok(here, run_dir)
 
 
 def raise_(here, run_dir, argument):
     raise ValueError("this rank was told to fail")
 
 
-def kill(here, run_dir, argument):
-    _meet_hub(here)
-    os.kill(os.getpid(), signal.SIGKILL)
+def signals(number):
+    """Sends a signal to this process or another, and hangs if it is still there."""
 
+    def act(here, run_dir, argument):
+        _meet_hub(here)
+        os.kill(int(argument or os.getpid()), number)
+        time.sleep(60)
 
-def segv(here, run_dir, argument):
-    os.kill(os.getpid(), signal.SIGSEGV)
+    return act
 
 
 def hang(here, run_dir, argument):
@@ -95,31 +84,18 @@ def deaf(here, run_dir, argument):
     time.sleep(60)
 
 
-def stopped(here, run_dir, argument):
-    os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(60)
-
-
 def full(here, run_dir, argument):
     with contextlib.suppress(OSError), (run_dir / "filler").open("wb", buffering=0) as file:
         while True:
             file.write(bytes(512))
-    ok(here, run_dir, argument)
+    ok(here, run_dir)
 
 
 def leaves(here, run_dir, argument):
-    _start_child(run_dir)
-    ok(here, run_dir, argument)
-
-
-def parent(here, run_dir, argument):
-    _start_child(run_dir)
-    time.sleep(60)
-
-
-def _start_child(run_dir):
+    """Starts a child, then behaves well."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     (run_dir / "child.pid").write_text(str(child.pid))
+    ok(here, run_dir)
 
 
 def hub(here, run_dir, argument):
@@ -128,66 +104,34 @@ def hub(here, run_dir, argument):
         peer, _ = server.accept()
         peer.recv(1)
     _fail(here, run_dir, "CommError", "lost a neighbour")
-    sys.exit(1)
 
 
 def late(here, run_dir, argument):
     """Fails first, but its process ends after those that fail because of it."""
-    _fail(here, run_dir, "RunError", "broken.tif is broken")
+    _report(here, run_dir, "RunError", "broken.tif is broken")
     _meet_hub(here)
-    _CONNECTIONS.clear()
+    connections.clear()
     time.sleep(0.15)
     sys.exit(1)
 
 
 def nan(here, run_dir, argument):
-    ok(here, run_dir, argument, steps=1)
+    ok(here, run_dir, steps=1)
     _fail(here, run_dir, "LossError", "the loss is nan at step 0")
-    sys.exit(1)
-
-
-def lost(here, run_dir, argument):
-    ok(here, run_dir, argument, steps=1)
-    _fail(here, run_dir, "RunError", "broken.tif is broken")
-    sys.exit(1)
 
 
 def port(here, run_dir, argument):
+    """Says for some starts that its port is taken."""
     events = read_lines(run_dir / "a0/events.jsonl")
     if [e["event"] for e in events].count("launch_started") <= int(argument):
         raise OSError("The server socket has failed to listen: EADDRINUSE")
-    ok(here, run_dir, argument)
-
-
-def saver(here, run_dir, argument):
-    _listen(lambda: os._exit(75))
-
-
-def breaker(here, run_dir, argument):
-    _listen(lambda: os._exit(1))
-
-
-def ignorer(here, run_dir, argument):
-    _listen(lambda: None)
-
-
-def finisher(here, run_dir, argument):
-    def finish():
-        ok(here, run_dir, argument)
-        os._exit(0)
-
-    _listen(finish)
-
-
-def listener(here, run_dir, argument):
-    _listen(None)
+    ok(here, run_dir)
 
 
 def way(here, run_dir, argument):
     """Is slow to start, then makes way when it is asked, or exits with a code instead."""
     time.sleep(0.3)
-    asked = signal.sigwait([signal.SIGUSR2])
-    assert asked == signal.SIGUSR2
+    assert signal.sigwait([signal.SIGUSR2]) == signal.SIGUSR2
     if argument:
         sys.exit(int(argument))
     if here.rank == 0:
@@ -199,91 +143,78 @@ def exit_(here, run_dir, argument):
     sys.exit(int(argument))
 
 
-def _listen(answer):
+def listens(answer):
     """Waits for SIGUSR2, again and again."""
-    if answer is not None:
-        signal.signal(signal.SIGUSR2, lambda number, frame: answer())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
-    sys.stdout.write("it listens\n")
-    sys.stdout.flush()
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        time.sleep(0.05)
+
+    def act(here, run_dir, argument):
+        if answer is not None:
+            signal.signal(signal.SIGUSR2, lambda number, frame: answer(here, run_dir))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+        sys.stdout.write("it listens\n")
+        sys.stdout.flush()
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            time.sleep(0.05)
+
+    return act
+
+
+def finish(here, run_dir):
+    ok(here, run_dir)
+    os._exit(0)
 
 
 def picky(here, run_dir, argument):
-    if argument in run_dir.name:
-        sys.exit(1)
-    ok(here, run_dir, "")
+    """Fails if the run's name holds a text."""
+    sys.exit(1) if argument in run_dir.name else ok(here, run_dir)
 
 
 def once(here, run_dir, argument):
+    """Hangs in the first attempt of a seed."""
     if here.attempt == 0 and records.read_config(run_dir).seed == int(argument):
         time.sleep(60)
-    ok(here, run_dir, "")
+    ok(here, run_dir)
 
 
 def orphan(here, run_dir, argument):
+    """Kills its launcher, once."""
     with contextlib.suppress(FileExistsError):
         (run_dir.parent / "killed").touch(exist_ok=False)
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)
-    ok(here, run_dir, "")
-
-
-def interrupt(here, run_dir, argument):
-    os.kill(int(argument), signal.SIGINT)
-    time.sleep(60)
+    ok(here, run_dir)
 
 
 def _fail(here, run_dir, kind, text):
+    _report(here, run_dir, kind, text)
+    sys.exit(1)
+
+
+def _report(here, run_dir, kind, text):
     records.event(run_dir, here.attempt, "rank_failed", rank=here.rank, type=kind, text=text)
 
 
 def _meet_hub(here):
     """Connects to the hub, if rank 0 is one; the connection closes when this process ends."""
-    if json.loads(os.environ["HIRES_FAKE_RANKS"]).get("0") != "hub":
-        return
-    for _ in range(200):
+    for _ in range(200 if json.loads(os.environ["HIRES_FAKE_RANKS"]).get("0") == "hub" else 0):
         try:
-            _CONNECTIONS.append(socket.create_connection((here.address, here.port)))
+            connections.append(socket.create_connection((here.address, here.port)))
             return
         except OSError:
             time.sleep(0.02)
 
 
-_CONNECTIONS: list = []
 _BEHAVIOURS = {
-    "ok": ok,
-    "meet": meet,
-    "shows": shows,
-    "short": short,
-    "raise": raise_,
-    "kill": kill,
-    "segv": segv,
-    "hang": hang,
-    "deaf": deaf,
-    "stopped": stopped,
-    "full": full,
-    "leaves": leaves,
-    "parent": parent,
-    "hub": hub,
-    "late": late,
-    "nan": nan,
-    "lost": lost,
-    "port": port,
-    "exit": exit_,
-    "saver": saver,
-    "breaker": breaker,
-    "ignorer": ignorer,
-    "finisher": finisher,
-    "listener": listener,
-    "way": way,
-    "picky": picky,
-    "once": once,
-    "orphan": orphan,
-    "interrupt": interrupt,
-}
+    "ok": ok, "short": short, "nan": nan, "shows": shows, "full": full, "leaves": leaves,
+    "raise": raise_, "exit": exit_, "hang": hang, "deaf": deaf, "hub": hub, "late": late,
+    "kill": signals(signal.SIGKILL), "stopped": signals(signal.SIGSTOP),
+    "interrupt": signals(signal.SIGINT), "port": port,
+    "way": way, "picky": picky, "once": once, "orphan": orphan,
+    "saver": listens(lambda here, run_dir: os._exit(75)),
+    "breaker": listens(lambda here, run_dir: os._exit(1)),
+    "ignorer": listens(lambda here, run_dir: None), "finisher": listens(finish),
+    "listener": listens(None),
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()
