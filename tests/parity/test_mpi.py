@@ -43,16 +43,18 @@ def test_row_equals_one_process_on_a_device_that_is_no_cpu(mpi: str, tmp_path: P
     require_exact(run_mpi(mpi, verify_each, size, [layout], folder=tmp_path)[0], [layout])
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_losses_of_two_ranks_are_the_bits_of_gloo(mpi: str, precision: str, tmp_path: Path):
+def test_losses_of_two_ranks_are_the_bits_of_gloo(mpi: str, tmp_path: Path):
     # Two terms have one sum; of more than two the libraries choose the order.
+    layouts = ({"tiles": [2, 1]}, {"stages": 2}, {"replicas": 2})
     found = {}
     for backend in ("gloo", "mpi"):
-        folders = []
-        for number, parallel in enumerate(({"tiles": [2, 1]}, {"stages": 2}, {"replicas": 2})):
-            keys = {"parallel": parallel, "precision": {"name": precision}, "steps": 3}
-            keys |= keys_of(mpi, backend, dtype="value")
-            folders.append(str(make(tmp_path / f"{backend}{number}", **keys)))
+        keys = {**keys_of(mpi, backend, dtype="value"), "steps": 3}
+        folders = [
+            str(make(tmp_path / f"{backend} {precision} {number}", **keys, parallel=parallel,
+                     precision={"name": precision}))
+            for precision in ("fp32", "bf16")
+            for number, parallel in enumerate(layouts)
+        ]  # fmt: skip
         if backend == "gloo":
             run_ranks(run_folders, 2, folders)
         else:
