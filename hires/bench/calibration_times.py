@@ -52,16 +52,12 @@ from hires.plan.simulation.node_work import NodeWork
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 6
 """Timed steps of a network besides the first."""
-COPIED = 1 << 24
-"""Elements of a copy that is larger than caches."""
-SMALL, LARGE, GRADIENTS = 256, 1 << 20, 1 << 22
-"""Elements of a message whose time is latency, of one whose time is bandwidth, and of a sum of the
-gradients of a small network."""
-ROUNDS, WARMUP = 60, 10
-"""Of each measurement of a link; four times as many for a mean, which one disturbance spoils."""
-IN_A_ROW = 10
-"""Exchanges of one sample. Inside a step an exchange takes as long as in the mean, which on a busy
-machine is several times what the fastest one takes."""
+COPIED, SMALL, LARGE, GRADIENTS = 1 << 24, 256, 1 << 20, 1 << 22
+"""Elements of a copy that is larger than caches, of a message whose time is latency, of one whose
+time is bandwidth, and of a sum of the gradients of a small network."""
+ROUNDS, WARMUP, IN_A_ROW = 60, 10, 10
+"""Of each measurement of a link; four times as many for a mean, which one disturbance spoils. In a
+step an exchange takes as long as in the mean of several in a row."""
 PASSES = (timeline.FORWARD, timeline.BACKWARD)
 Key = tuple[str, bool]
 """A node's name, and whether it is its backward pass."""
@@ -71,9 +67,7 @@ log = logging.getLogger(__name__)
 class ThreadClock(HostClock):
     """The seconds in which this thread has computed."""
 
-    def now(self) -> Any:
-        """Returns the mark of what happens now."""
-        return time.thread_time()
+    now = staticmethod(time.thread_time)
 
 
 class NodeTimes:
@@ -84,11 +78,9 @@ class NodeTimes:
         self.recorder.clock = ThreadClock()
         self.nodes: dict[Key, list[float]] = defaultdict(list)
         self.step_s: list[float] = []
-        self.passes_s: list[float] = []
-        """Of all passes of a step besides their nodes."""
+        self.passes_s: list[float] = []  # of all passes of a step besides their nodes
         self.update_s: list[float] = []
-        self.pace_s: list[float] = []
-        """Of a step that shows the machine's pace, beside each of these."""
+        self.pace_s: list[float] = []  # of a step that shows the machine's pace, beside each
         self._marks: list[tuple[Key, float]] = []
 
     def step(self) -> None:
@@ -102,9 +94,10 @@ class NodeTimes:
         self.step_s.append(time.thread_time() - begin_s)
         module.watch(None)
         spans = self.recorder.steps[-1].spans
-        self.update_s.append(_length([s for s in spans if s.kind == timeline.OPTIMISER]))
+        updates = (s.end - s.begin for s in spans if s.kind == timeline.OPTIMISER)
+        self.update_s.append(float(sum(updates)))
         passes = [span for span in spans if span.kind in PASSES]
-        self.passes_s.append(_length(passes) - sum(map(self._keep, passes)))
+        self.passes_s.append(sum(s.end - s.begin - self._keep(s) for s in passes))
 
     def medians(self) -> dict[Key, float]:
         """Returns the seconds of every node's passes, at the pace of the median step.
@@ -144,10 +137,6 @@ class NodeTimes:
 def typical(seconds: list[float]) -> float:
     """Returns the median of the faster half of some times; what disturbed the others is no part."""
     return statistics.median(sorted(seconds)[: (len(seconds) + 1) // 2])
-
-
-def _length(spans: list[MarkedSpan]) -> float:
-    return float(sum(span.end - span.begin for span in spans))
 
 
 def time_networks(
@@ -209,6 +198,11 @@ def _parts_of(times: NodeTimes, plan: Plan, rank: int, busy: int) -> dict[str, A
                 equal[work].append(medians[step.node.name, step.back])
     passes_s, update_s = typical(times.passes_s), typical(times.update_s)
     params = sum(one.params for one in plan.stages) if plan.training else 0
+    source, target, copies_s = torch.ones(COPIED), torch.empty(COPIED), list[float]()
+    for _ in range(3):
+        begin_s = time.thread_time()
+        target.copy_(source)
+        copies_s.append(time.thread_time() - begin_s)
     besides_s = typical(times.step_s) - sum(medians.values()) - passes_s - update_s
     return {
         "ranks": busy,
@@ -218,17 +212,8 @@ def _parts_of(times: NodeTimes, plan: Plan, rank: int, busy: int) -> dict[str, A
         "besides_s": max(0.0, besides_s),
         "update_s": update_s,
         "update_bytes": (UPDATE_TOUCHES + 2 * plan.optimizer_states) * params * BYTES["float32"],
-        "bytes_per_s": _bandwidth(),
+        "bytes_per_s": 2 * 4 * COPIED / min(copies_s),
     }
-
-
-def _bandwidth() -> float:
-    source, target, rates = torch.ones(COPIED), torch.empty(COPIED), []
-    for _ in range(3):
-        begin_s = time.thread_time()
-        target.copy_(source)
-        rates.append(2 * 4 * COPIED / (time.thread_time() - begin_s))
-    return max(rates)
 
 
 def time_links(world: World, timeout_s: float) -> Iterator[list[float]]:

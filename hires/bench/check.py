@@ -35,7 +35,6 @@ bits of a random network are off by up to 0.4, and zero or doubled outputs by 1.
 EXACT_TOLERANCE = EXACT.most
 """Largest relative error of an element in float64. A sum over tiles that is missing, or a gradient
 that is zero or doubled, is off by 0.1 and more."""
-
 Reference = dict[str, Tensor]
 """What one process computes, by ``kind/name``."""
 log = logging.getLogger(__name__)
@@ -51,11 +50,11 @@ class FirstStepCheck:
     def __call__(self, row: BenchRow, runner: Runner | None) -> dict[str, Any] | None:
         """Returns the errors of a row and whether it is right, on rank 0; None: not compared.
 
-        All ranks call it together.
+        All ranks call it together. Errors are infinite where nothing came, or NaN.
         """
         if not row.checked:
             return None
-        value = exact = None
+        value = exact = verdict = None
         errors: dict[str, float] = {}
         if runner is not None:
             value = _first_step(runner)[0]
@@ -68,32 +67,22 @@ class FirstStepCheck:
                 errors = {n: tensor_error(g, expected[n], n, largest) for n, g in gradients.items()}
         answers: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(answers, (value, exact, errors))
-        verdict = None
         if self.rank == 0:
-            verdict = self._verdict(row, *zip(*answers, strict=True))
+            values, small_values, small_errors = zip(*answers, strict=True)
+            lower, small_error = row.config.precision.name in LOWER, 0.0
+            whole = value_of(self._reference(in_float32(row.config)))
+            error = value_error(values, whole, mean_square=lower)
+            ok = error <= (LOWER_TOLERANCE if lower else VALUE_TOLERANCE)
+            if row.small is not None:
+                small = self._small_reference(row.small)
+                wanted = [name for name in small if name.startswith("gradients/")]
+                small_error = value_error(small_values, value_of(small))
+                small_error = max(small_error, gradient_error(small_errors, wanted))
+                ok = ok and small_error <= small_limit(row.small)
+            verdict = {"value": error, "exact": small_error, "ok": ok}
             log.info("%s: %s", row.name, verdict)
         dist.barrier()
         return verdict
-
-    def _verdict(
-        self,
-        row: BenchRow,
-        values: Sequence[Tensor | None],
-        exact: Sequence[Tensor | None],
-        gradients: Sequence[Mapping[str, float]],
-    ) -> dict[str, Any]:
-        # By what each rank holds; errors are infinite where nothing came, or NaN.
-        lower = row.config.precision.name in LOWER
-        expected = value_of(self._reference(in_float32(row.config)))
-        error = value_error(values, expected, mean_square=lower)
-        ok, small_error = error <= (LOWER_TOLERANCE if lower else VALUE_TOLERANCE), 0.0
-        if row.small is not None:
-            small = self._small_reference(row.small)
-            wanted = [name for name in small if name.startswith("gradients/")]
-            small_error = value_error(exact, value_of(small))
-            small_error = max(small_error, gradient_error(gradients, wanted))
-            ok = ok and small_error <= small_limit(row.small)
-        return {"value": error, "exact": small_error, "ok": ok}
 
     def _small_reference(self, row: BenchRow) -> Reference:
         if row.config.precision.name == INT8:
@@ -110,6 +99,16 @@ class FirstStepCheck:
                 quantised_step(config, plan) if plan else reference_step(config, RankDevice())
             )
         return self._references[key]
+
+
+def _first_step(runner: Runner) -> tuple[Tensor | None, dict[str, Tensor]]:
+    # Runs one step; returns what this rank holds then, on the host, with its gradients.
+    runner.before_step()
+    value = runner.step()
+    grads = {f"gradients/{name}": p.grad for name, p in runner.parameters.items()}
+    gradients = {name: to_host(grad).clone() for name, grad in grads.items() if grad is not None}
+    runner.after_step()
+    return None if value is None else to_host(value), gradients
 
 
 def small_limit(row: BenchRow) -> float:
@@ -156,8 +155,7 @@ def value_error(
     def size(tensor: Tensor) -> float:
         return float(tensor.square().mean().sqrt() if mean_square else tensor.abs().max())
 
-    pairs = _pairs(parts, expected)
-    error = max((size(part - right) for part, right in pairs), default=math.inf)
+    error = max((size(part - right) for part, right in _pairs(parts, expected)), default=math.inf)
     # NaN compares with nothing, not even in max().
     finite = all(part.isfinite().all() for part in parts)
     return error / (size(expected) or 1) if finite else math.inf
@@ -170,8 +168,7 @@ def _pairs(parts: list[Tensor], expected: Tensor) -> list[tuple[Tensor, Tensor]]
     for replicas in range(1, len(parts) + 1):
         each, batches = len(parts) // replicas, expected.chunk(replicas)
         if len(parts) % replicas == 0 and len(batches) == replicas:
-            groups = [parts[first : first + each] for first in range(0, len(parts), each)]
-            pairs = [_joined(group, batch) for group, batch in zip(groups, batches, strict=True)]
+            pairs = [_joined(parts[n * each :][:each], batch) for n, batch in enumerate(batches)]
             if all(pairs):
                 return [pair for group in pairs for pair in group]
     return []
@@ -187,13 +184,3 @@ def _joined(parts: list[Tensor], expected: Tensor) -> list[tuple[Tensor, Tensor]
             if (grid := torch.cat(rows, 2)).shape == expected.shape:
                 return [(grid, expected)]
     return []
-
-
-def _first_step(runner: Runner) -> tuple[Tensor | None, dict[str, Tensor]]:
-    # Runs one step; returns what this rank holds then, on the host, with its gradients.
-    runner.before_step()
-    value = runner.step()
-    grads = {f"gradients/{name}": p.grad for name, p in runner.parameters.items()}
-    gradients = {name: to_host(grad).clone() for name, grad in grads.items() if grad is not None}
-    runner.after_step()
-    return None if value is None else to_host(value), gradients

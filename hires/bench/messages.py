@@ -43,24 +43,16 @@ Row = dict[str, Any]
 class BenchOperation(NamedTuple):
     """An operation as it is measured; a size is of the tensor that a rank contributes."""
 
-    table: str
-    """Its name in a tuning table."""
-    of_all: bool = False
-    """Whether nccl-tests divides the time by the bytes of all ranks, or of both directions."""
-    factor: Callable[[int], float] = lambda ranks: 1.0
-    """Ranks -> bus bandwidth over algorithm bandwidth."""
-    parts: bool = False
-    """Whether the size is that of one part for each rank."""
+    table: str  # its name in a tuning table
+    passes: int = 0  # how often nccl-tests says that the parts of other ranks pass the bus
+    of_all: bool = False  # whether it divides the time by the bytes of all ranks, or directions
+    parts: bool = False  # whether the size is that of one part for each rank
 
     def bandwidths(self, num_bytes: int, ranks: int, seconds: float) -> tuple[float, float]:
         """Returns algorithm and bus bandwidth in bytes per s."""
         many = 2 if self.table == "send" else ranks
         algorithm = num_bytes * (many if self.of_all else 1) / seconds
-        return algorithm, algorithm * self.factor(ranks)
-
-
-def _others(ranks: int) -> float:
-    return (ranks - 1) / ranks
+        return algorithm, algorithm * (self.passes * (ranks - 1) / ranks if self.passes else 1)
 
 
 MESSAGES = LATENCY, BANDWIDTH, BIDIRECTIONAL = "latency", "bandwidth", "bidirectional"
@@ -70,13 +62,13 @@ BENCHED = {
     LATENCY: BenchOperation("send"),
     BANDWIDTH: BenchOperation("send"),
     BIDIRECTIONAL: BenchOperation("send", of_all=True),
-    "all_reduce": BenchOperation("all_reduce", factor=lambda ranks: 2 * (ranks - 1) / ranks),
+    "all_reduce": BenchOperation("all_reduce", 2),
     "reduce": BenchOperation("reduce"),
     "broadcast": BenchOperation("broadcast"),
-    "all_gather_into_tensor": BenchOperation("all_gather", True, _others),
-    "reduce_scatter_tensor": BenchOperation("reduce_scatter", factor=_others, parts=True),
-    "all_to_all_single": BenchOperation("all_to_all", factor=_others, parts=True),
-    "gather": BenchOperation("gather", True, _others),
+    "all_gather_into_tensor": BenchOperation("all_gather", 1, of_all=True),
+    "reduce_scatter_tensor": BenchOperation("reduce_scatter", 1, parts=True),
+    "all_to_all_single": BenchOperation("all_to_all", 1, parts=True),
+    "gather": BenchOperation("gather", 1, of_all=True),
     "scatter": BenchOperation("scatter"),
     BARRIER: BenchOperation(BARRIER),
 }
@@ -96,13 +88,10 @@ class RaceWorld(NamedTuple):
 
     rank: int
     ranks: int
-    fence: Callable[[], object]
-    """All ranks leave it together, and the device has done all before it."""
-    largest: Callable[[Tensor], object]
-    """Makes a tensor of float64 the element-wise largest of all ranks."""
+    fence: Callable[[], object]  # all ranks leave it together; the device has done all before it
+    largest: Callable[[Tensor], object]  # makes a tensor the element-wise largest of all ranks
     device: str = "cpu"
     synchronize: Callable[[], object] = lambda: None
-    """Returns when the device has done all that it was given."""
 
     def most(self, value: float) -> float:
         """Returns the largest value of all ranks."""
@@ -187,9 +176,7 @@ def window(num_bytes: int) -> int:
 
 def messages_in(operation: str, num_bytes: int) -> int:
     """Returns the messages one way, one after another, in a call: its time is divided by them."""
-    if operation == LATENCY:
-        return 2
-    return window(num_bytes) if operation in MESSAGES else 1
+    return {LATENCY: 2, **dict.fromkeys(MESSAGES[1:], window(num_bytes))}.get(operation, 1)
 
 
 def bind(library: Any, buffers: BenchBuffers) -> Call:
@@ -212,37 +199,32 @@ def arguments(buffers: BenchBuffers) -> tuple[Any, ...]:
 
 
 def _messages(library: Any, buffers: BenchBuffers) -> Call:
-    input, output, peer, name = buffers.input, buffers.output, buffers.peer, buffers.operation
-    first, count = buffers.rank == ROOT, window(buffers.num_bytes)
-    send = functools.partial(library.isend, input, peer, tag=_TAG)
-    receive = functools.partial(library.irecv, output, peer, tag=_TAG)
-    answer = input.new_zeros(1)
-    both = (library.send, input), (library.recv, output)
+    input, output, peer = buffers.input, buffers.output, buffers.peer
+    first, count, answer = buffers.rank == ROOT, window(buffers.num_bytes), input.new_zeros(1)
 
     def ping_pong() -> None:  # of blocking calls, as osu_latency has
+        both = (library.send, input), (library.recv, output)
         for call, tensor in both if first else both[::-1]:
             call(tensor, peer, tag=_TAG)
 
-    def one_way() -> None:
-        wait([send() if first else receive() for _ in range(count)])
-        (library.irecv if first else library.isend)(answer, peer, tag=_TAG + 1).wait()
-
-    def both_ways() -> None:
-        wait([receive() for _ in range(count)] + [send() for _ in range(count)])
-
-    def wait(works: list[Any]) -> None:
+    def windows() -> None:
+        one_way = buffers.operation == BANDWIDTH
+        receives, sends = count * (not one_way or not first), count * (not one_way or first)
+        works = [library.irecv(output, peer, tag=_TAG) for _ in range(receives)]
+        works += [library.isend(input, peer, tag=_TAG) for _ in range(sends)]
         for work in works:
             work.wait()
+        if one_way:
+            (library.irecv if first else library.isend)(answer, peer, tag=_TAG + 1).wait()
 
     if peer < 0:  # ranks between the first and the last only take part in the fence
         return lambda: None
-    return {LATENCY: ping_pong, BANDWIDTH: one_way, BIDIRECTIONAL: both_ways}[name]
+    return ping_pong if buffers.operation == LATENCY else windows
 
 
 def timed(call: Call, world: RaceWorld) -> Block:
     """Returns the block of a call."""
     clock, fence, synchronize = time.perf_counter, world.fence, world.synchronize
-    on_host = world.device == "cpu"
 
     def block(times: int) -> list[float]:
         seconds = []
@@ -250,8 +232,7 @@ def timed(call: Call, world: RaceWorld) -> Block:
             fence()
             begin_s = clock()
             call()
-            if not on_host:
-                synchronize()
+            synchronize()
             seconds.append(clock() - begin_s)
         return seconds
 

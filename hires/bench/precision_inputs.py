@@ -62,14 +62,13 @@ def with_inputs(
         usual += [f"weights={weights}", f"results={folder}", f"quant.images={images_used}"]
         usual += [] if first.data.path else ["quant.calibration=noise"]
         hires_output(["quantize", *usual, "--out", scales], timeout_s)
-    with_weights = []
+    filled = []
     for row in rows:
         config = replace(row.config, weights=weights)
         if config.precision.name == INT8:
             config = replace(config, quant=replace(config.quant, scales=scales))
-        settings = {**row.settings, "statistics": count, "folder": str(folder)}
-        with_weights.append(replace(row, config=config, settings=settings))
-    return with_weights
+        filled.append(replace(row, config=config, settings={**row.settings, "statistics": count}))
+    return filled
 
 
 def calibration_images(config: RunConfig, count: int) -> Tensor:
@@ -81,20 +80,14 @@ def calibration_images(config: RunConfig, count: int) -> Tensor:
 
 @torch.no_grad()
 def set_statistics(module: nn.Module, *pieces: Tensor) -> None:
-    """Gives every batch norm the mean and variance of images, so that no value explodes.
-
-    ``pieces`` of them, each (n, C, H, W), pass one by one; norms get the mean over all pieces.
-    """
+    """Gives every batch norm the mean and variance of all pieces (n, C, H, W), one by one."""
     norms = [norm for norm in module.modules() if isinstance(norm, nn.BatchNorm2d)]
-    momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = None  # the mean over all pieces
     module.train()
     for images in pieces:
         module(images)
     module.eval()
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
 
 
 def hires_output(words: Sequence[str], timeout_s: float) -> str:
@@ -112,9 +105,8 @@ def hires_output(words: Sequence[str], timeout_s: float) -> str:
 
 def missing_packages(*names: str) -> str:
     """Returns what is not installed, and how to install it; nothing: all are here."""
-    missing = [name for name in names if util.find_spec(name) is None]
-    install = "pip install 'hires[peers]'"
-    return f"{', '.join(missing)} not installed: {install}" if missing else ""
+    missing = ", ".join(name for name in names if util.find_spec(name) is None)
+    return f"{missing} not installed: pip install 'hires[peers]'" if missing else ""
 
 
 def network_file(row: BenchRow, sample: Tensor | None = None) -> tuple[Path, Tensor]:

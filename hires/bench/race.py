@@ -27,12 +27,9 @@ class Runner:
     """A row on one rank; what the stopwatch runs."""
 
     threads = 1
-    deterministic = False
-    """Whether cuDNN must choose kernels that repeat their bits, as in a run of hires."""
-    device = RankDevice()
-    """Where it computes; a step ends when that has done all that it was given."""
-    parameters: Mapping[str, nn.Parameter] = {}
-    """Those that this rank holds, by name."""
+    deterministic = False  # whether kernels of cuDNN must repeat their bits, as in a run of hires
+    device = RankDevice()  # a step ends when it has done all that it was given
+    parameters: Mapping[str, nn.Parameter] = {}  # those that this rank holds, by name
 
     def before_step(self) -> None:
         """Sets the number of threads and the kind of kernels; not timed."""
@@ -54,12 +51,10 @@ class Runner:
 
 
 class Samples(NamedTuple):
-    """All counted steps of one row, one number a round."""
+    """All counted steps of one row: seconds of the slowest rank, and of all ranks' processors."""
 
     step_s: list[float]
-    """Seconds of the slowest rank."""
     cpu_s: list[float]
-    """Seconds of processor time, all threads of all ranks: other work on the machine adds less."""
 
 
 def spread(samples: Sequence[float]) -> dict[str, float]:

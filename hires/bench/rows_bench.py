@@ -72,6 +72,7 @@ def _measured(
     rows = chosen_rows(composed[0], timeout_s) if choose else [row_of(row) for row in composed]
     require_gpus(rows[0].config)
     with tempfile.TemporaryDirectory(prefix="hires-bench-") as folder:
+        rows = [replace(row, settings={**row.settings, "folder": folder}) for row in rows]
         rows = with_inputs(rows, composed[0]["words"], Path(folder), timeout_s)
         rows = [planned(row) for row in rows]
         idle = [not_run(row, row.lacks) for row in rows if row.lacks]

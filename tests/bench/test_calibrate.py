@@ -109,7 +109,7 @@ def test_own_network_is_measured_in_parts_of_its_batch_and_in_tiles():
 def test_nodes_are_timed_at_the_pace_of_their_own_round():
     recorder = SimpleNamespace(clock=None)
     times = NodeTimes(SimpleNamespace(engine=SimpleNamespace(recorder=recorder)))
-    times.nodes["a", False] = [1.0, 2.0, 3.0]
-    times.pace_s = [0.1, 0.2, 0.6]  # at the pace of the second round: 2, 2 and 1
+    times.nodes["a", False] = [1.0, 3.0, 3.0]
+    times.pace_s = [0.1, 0.2, 0.6]  # at the pace of the second round: 2, 3 and 1
     assert times.medians() == {("a", False): pytest.approx(2.0)}
     assert typical([9.0, 1.0, 2.0, 3.0, 50.0]) == 2.0  # the median of the faster half

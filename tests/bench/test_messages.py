@@ -76,14 +76,14 @@ def test_right_result_passes_and_any_wrong_number_is_found(name):
 
 
 def test_messages_of_the_first_and_last_rank_are_checked():
-    every = first, middle, last = [BenchBuffers(BenchCell("latency", 64), r, 3) for r in range(3)]
+    every = [BenchBuffers(BenchCell("latency", 64), rank, 3) for rank in range(3)]
     for buffers in every:
         buffers.fill()
-    assert (first.peer, middle.peer, last.peer) == (2, -1, 0)
+    assert [one.peer for one in every] == [2, -1, 0]
     assert [one.num_wrong() for one in every] == [16, 0, 16]
-    first.output.copy_(last.input)
-    last.output.copy_(first.input)
-    assert first.num_wrong() == last.num_wrong() == 0
+    every[0].output.copy_(every[2].input)
+    every[2].output.copy_(every[0].input)
+    assert [one.num_wrong() for one in every] == [0, 0, 0]
 
 
 def test_bandwidths_are_those_of_nccl_tests_and_windows_those_of_osu():

@@ -10,16 +10,8 @@ from hires.bench.race import Runner
 from hires.engine.device import HOST, RankDevice
 
 
-def lacks(row: BenchRow) -> str:
-    """Returns why it cannot run a row."""
-    device = row.config.device
-    return "" if device in ("cpu", "cuda") else f"torch has no messages of device={device}"
-
-
 def build(row: BenchRow, rank: int, device: RankDevice) -> Runner:
     """Returns the replica of this rank."""
     module = device.place_module(plain_module(row.config, device.torch == HOST))
-    views = row.settings.get("views", False)
-    return ModuleSteps(
-        DistributedDataParallel(module, gradient_as_bucket_view=views), row, rank, device
-    )
+    replica = DistributedDataParallel(module, gradient_as_bucket_view=row.settings.get("views"))
+    return ModuleSteps(replica, row, rank, device)

@@ -43,13 +43,9 @@ class ModuleSteps(Runner):
 
     def __init__(self, module: nn.Module, row: BenchRow, rank: int, device: RankDevice) -> None:
         config = row.config
-        self.dtype = TYPES[config.precision.name]
-        self.module = module.to(self.dtype)
-        replica = rank if config.parallel.replicas > 1 else 0
-        self.microbatches = [
-            placed(m, device, self.dtype) for m in whole_microbatches(config, replica)
-        ]
-        self.loss = config.objective
+        dtype, replica = TYPES[config.precision.name], rank if config.parallel.replicas > 1 else 0
+        self.module, self.loss = module.to(dtype), config.objective
+        self.microbatches = [placed(m, device, dtype) for m in whole_microbatches(config, replica)]
         named = module.named_parameters()
         self.parameters = {name.removeprefix("module."): p for name, p in named}
         self.optimizer = make_optimizer(config, list(self.parameters.values()))
@@ -75,13 +71,10 @@ def plain_module(config: RunConfig, trick: bool = True) -> nn.Module:
     In float64 it is as it is: oneDNN, for which convolutions are changed, has no such kernels.
     """
     model = whole_model(config)
-    if config.precision.name == "fp64":
-        return model
-    for module in model.modules():
+    for module in model.modules() if config.precision.name != "fp64" else ():
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    for module in model.modules() if trick else ():
-        if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
+        if trick and isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
             module.dilation = (2, 2)  # makes ATen choose oneDNN
             # The strides that its gradient will have, or DDP warns of a slow copy.
             weight, width = module.weight, module.in_channels

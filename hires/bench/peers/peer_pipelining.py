@@ -24,10 +24,7 @@ from hires.plan.plan import Plan
 
 def lacks(row: BenchRow) -> str:
     """Returns why it cannot run a row."""
-    device, backend = row.config.device, row.config.comm.backend
-    if device not in ("cpu", "cuda"):
-        return f"torch has no messages of device={device}"
-    if device == "cuda" and backend != NCCL:
+    if row.config.device == "cuda" and row.config.comm.backend != NCCL:
         return "ranks share a GPU, and torch sends maps between GPUs through NCCL only"
     return ""
 
@@ -49,8 +46,7 @@ class PipelineSteps(Runner):
         images, target = placed(whole_batch(config), engine.device)
         self.inputs = [images] if rank == 0 else []
         self.target = target if rank == num_stages - 1 else None
-        dtype = images.dtype
-        reads, writes = _examples(plan, rank - 1, dtype), _examples(plan, rank, dtype)
+        reads, writes = (_examples(plan, stage, images.dtype) for stage in (rank - 1, rank))
         peer, place = StagePeer(engine.modules[0], plan, rank), engine.device.torch
         stage = PipelineStage(peer, rank, num_stages, place, input_args=reads, output_args=writes)
         make = Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe
@@ -79,9 +75,8 @@ class StagePeer(nn.Module):
 
     def __init__(self, stage: StageModule, plan: Plan, index: int) -> None:
         super().__init__()
-        self.weights = nn.ParameterList(stage.parameters.values())
-        self.run = stage.forward
-        self.reads = crossing(plan, index - 1) if index else [INPUT]
+        self.weights, self.run = nn.ParameterList(stage.parameters.values()), stage.forward
+        self.reads = _crossing(plan, index - 1) if index else [INPUT]
         self.ends = index == len(plan.stages) - 1
 
     def forward(self, *values: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -94,18 +89,18 @@ class StagePeer(nn.Module):
         return tuple(v.permute(0, 2, 3, 1) if v.dim() == 4 else v for v in outputs)
 
 
-def crossing(plan: Plan, stage: int) -> list[str]:
-    """Returns the values that a stage sends to the next, in the order of its outputs."""
+def _crossing(plan: Plan, stage: int) -> list[str]:
+    # The values that a stage sends to the next, in the order of its outputs.
     return list(dict.fromkeys(edge.value for edge in plan.edges if edge.source == stage))
 
 
 def _examples(plan: Plan, stage: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Returns tensors as they leave a stage; stage -1 is the data."""
+    # Tensors as they leave a stage; stage -1 is the data.
+    graph = plan.graph
     if stage < 0:
-        order = torch.channels_last
-        return (torch.empty(plan.graph.input_shape, dtype=dtype, memory_format=order),)
-    shapes = [plan.graph.shape(value) for value in crossing(plan, stage)]
-    wire = [[s[0], *s[2:], s[1]] if len(s) == 4 else s for s in shapes]
+        return (torch.empty(graph.input_shape, dtype=dtype, memory_format=torch.channels_last),)
+    wire = [[*graph.shape(value)] for value in _crossing(plan, stage)]
+    wire = [[s[0], *s[2:], s[1]] if len(s) == 4 else s for s in wire]
     if stage == len(plan.stages) - 1:
-        wire = [plan.graph.shape(plan.graph.output)]
+        wire = [[*graph.shape(graph.output)]]
     return tuple(torch.empty(s, dtype=dtype, requires_grad=plan.training) for s in wire)
