@@ -12,8 +12,7 @@ import dataclasses
 import logging
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hires.bench.bench_main import BenchTable, Result
@@ -104,12 +103,11 @@ def _measured(
         words = [row.plain() for row in rows], len(rows) * share_s, busy, left_s()
         measured += run_ranks(f"{JOBS}:time_networks", ranks, left_s(), *words)
     for one in measured:
-        one["samples"] = [Sample(_work(work), n, seconds) for work, n, seconds in one["samples"]]
+        for sample in one["samples"]:  # JSON has no tuples
+            values = (tuple(v) if isinstance(v, list) else v for v in sample[0])
+            sample[0] = NodeWork._make(values)
+        one["samples"] = [Sample(*sample) for sample in one["samples"]]
     return measured
-
-
-def _work(values: Sequence[Any]) -> NodeWork:
-    return NodeWork._make(tuple(value) if isinstance(value, list) else value for value in values)
 
 
 def with_network(kept: Calibration, measured: list[Measured]) -> Calibration:
@@ -161,26 +159,23 @@ def _amount(work: NodeWork) -> float:
 def tables(result: Result) -> list[BenchTable]:
     """Returns the speed of operators by class, and the links."""
     calibration = calibration_from(result["calibration"])
-    by_class: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    headings = [f"{phase}{end}" for end in ("", ", busy") for phase in PHASES]
+    by_class: dict[tuple[str, str], dict[str, list[float]]] = {}
     for work, ranks, seconds in calibration.samples:
-        heading = work.phase + (", busy" if ranks > 1 else "")
-        by_class[work.family, work.dtype][heading].append(_amount(work) / seconds / 1e9)
+        rates = by_class.setdefault((work.family, work.dtype), {name: [] for name in headings})
+        rates[work.phase + ", busy" * (ranks > 1)].append(_amount(work) / seconds / 1e9)
     rows = []
     for (family, dtype), rates in sorted(by_class.items()):
         unit = "GFLOP/s" if family in ARITHMETIC else "GB/s"
-        speeds = {
-            heading: f"{statistics.median(rates[heading]):.3g}" if heading in rates else "-"
-            for heading in (f"{phase}{end}" for end in ("", ", busy") for phase in PHASES)
-        }
+        speeds = {h: f"{statistics.median(r):.3g}" if r else "-" for h, r in rates.items()}
         rows.append({"operators": family, "type": dtype, "unit": unit, **speeds})
-    links = calibration.links
+    links, gigas = calibration.links, [calibration.bytes_per_s, calibration.busy_bytes_per_s]
+    gigas += [links.bytes_per_s, links.reduce_bytes_per_s]
+    alone, busy, link, sums = (f"{rate / 1e9:.2f} GB/s" for rate in gigas)
     note = (
-        f"Medians over sizes, one core; busy: all cores compute. Memory: "
-        f"{calibration.bytes_per_s / 1e9:.1f} GB/s of a core alone, "
-        f"{calibration.busy_bytes_per_s / 1e9:.1f} GB/s of each of all cores.\n"
-        f"Links between two ranks: {links.latency_s * 1e6:.0f} us, "
-        f"{links.bytes_per_s / 1e9:.2f} GB/s; a small gather {links.gather_s * 1e6:.0f} us; sums "
-        f"of gradients {links.reduce_bytes_per_s / 1e9:.2f} GB/s.\n"
+        f"Medians over sizes, one core; busy: all cores compute. Memory: {alone} of a core alone, "
+        f"{busy} of each of all cores.\nLinks between two ranks: {links.latency_s * 1e6:.0f} us, "
+        f"{link}; a small gather {links.gather_s * 1e6:.0f} us; sums of gradients {sums}.\n"
         f"Kept: {result['kept']}, after {result['seconds']:.0f} s."
     )
     return [BenchTable("Operators on this machine", rows, note)]

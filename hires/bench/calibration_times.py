@@ -28,14 +28,7 @@ from hires.bench.calibration_chains import pace_config
 from hires.bench.peers import peer_hires, peer_module
 from hires.bench.peers.peer_hires import HiresSteps
 from hires.bench.start_ranks import join_world
-from hires.comm import (
-    all_gather_stacked,
-    all_reduce_coalesced,
-    barrier,
-    irecv,
-    isend,
-    make_groups,
-)
+from hires.comm import all_gather_stacked, all_reduce_coalesced, barrier, irecv, isend, make_groups
 from hires.comm.backends import rendezvous
 from hires.core.ranks import memory_files, timeline
 from hires.core.ranks.timeline import HostClock, MarkedSpan

@@ -168,19 +168,13 @@ def cells_of(
     ]
 
 
-def sweep(
-    options: SimpleNamespace,
-    cells: Sequence[BenchCell],
-    ways: Sequence[str],
-    table: TuningTable | None = None,
-) -> Iterator[list[Row]]:
-    """Yields all rows after each cell."""
+def sweep(options: SimpleNamespace, cells: Sequence[BenchCell], *job: Any) -> Iterator[list[Row]]:
+    """Yields all rows after each cell; a ``job`` has the ways, and a tuning table if any."""
     rows: list[Row] = []
-    plain = table.to_dict() if table is not None else None
     for ranks in options.ranks:
-        job = cells, ways, options.rounds, options.seconds, options.device, plain
+        words = cells, options.rounds, options.seconds, options.device, *job
         where = {"start": options.start, "hosts": options.hosts}
-        measured = stream_ranks(f"{__name__}:run_cells", ranks, options.timeout, *job, **where)
+        measured = stream_ranks(f"{__name__}:run_cells", ranks, options.timeout, *words, **where)
         for number, row in enumerate(measured):
             rows.append(row)
             yield rows  # a cell that is shown has been kept
@@ -214,25 +208,14 @@ def wrong_rows(rows: Sequence[Row]) -> list[str]:
 def run_cells(
     world: World,
     cells: Sequence[Sequence[Any]],
-    ways: Sequence[str],
     rounds: int,
     seconds: float,
     device: str,
-    table: dict[str, Any] | None,
+    ways: Sequence[str],
+    plain_table: dict[str, Any] | None = None,
 ) -> Iterator[Row]:
-    """Yields the row of each cell, on a rank."""
-    race_world = join(world, ways, TuningTable.from_dict(table) if table else None, device)
-    bound = {way: _bound(way, race_world) for way in ways}
-    near = {"ranks_per_node": world.local_size, "device": race_world.device.partition(":")[0]}
-    for cell in (BenchCell(*values) for values in cells):
-        here = {w: bound[w] for w in ways if applies_to(w, cell.operation, cell.num_bytes)}
-        yield {**race_cell(cell, here, race_world, rounds, seconds), **near}
-    comm.barrier()
-    comm.shutdown()
-
-
-def join(world: World, ways: Sequence[str], table: TuningTable | None, device: str) -> RaceWorld:
-    """Joins the world with all backends that the ways need; returns what ranks agree by."""
+    """Yields the row of each cell, on a rank, which joins with all backends that the ways need."""
+    table = TuningTable.from_dict(plain_table) if plain_table else None
     routes = [parse_route(way).backend for way in ways if way not in (*BASELINES, TABLE)]
     routes += table.backends if table is not None else []
     routes += ["gloo"] * (RAW_GLOO in ways) + ["mpi"] * (RAW_MPI4PY in ways)
@@ -247,13 +230,20 @@ def join(world: World, ways: Sequence[str], table: TuningTable | None, device: s
     largest = functools.partial(comm.all_reduce, op=dist.ReduceOp.MAX, backend=backends[0])
     # The quickest that there is, so that ranks leave it close together.
     quickest = next((b for b in ("shm", "mpi", "gloo") if b in backends), backends[0])
-    barrier = functools.partial(comm.barrier, backend=quickest)
 
     def fence() -> None:
         place.synchronize()
-        barrier()
+        comm.barrier(backend=quickest)
 
-    return RaceWorld(world.rank, world.size, fence, largest, str(place.torch), place.synchronize)
+    name, done = str(place.torch), place.synchronize
+    race_world = RaceWorld(world.rank, world.size, fence, largest, name, done)
+    bound = {way: _bound(way, race_world) for way in ways}
+    near = {"ranks_per_node": world.local_size, "device": place.torch.type}
+    for cell in (BenchCell(*values) for values in cells):
+        here = {w: bound[w] for w in ways if applies_to(w, cell.operation, cell.num_bytes)}
+        yield {**race_cell(cell, here, race_world, rounds, seconds), **near}
+    comm.barrier()
+    comm.shutdown()
 
 
 def _bound(way: str, world: RaceWorld) -> Callable[[BenchBuffers], Block]:
@@ -294,7 +284,8 @@ def measure(task: Mapping[str, Any]) -> Iterator[Result]:
     baselines = () if task["routes"] else BASELINES[: 1 + has_mpi(options.start)]
     ways = dict.fromkeys((*options.routes, *baselines, *([TABLE] if table else [])))
     cells = cells_of(options.operations, options.sizes, options.dtypes)
-    for rows in sweep(options, cells, [*ways], table):
+    plain = table.to_dict() if table is not None else None
+    for rows in sweep(options, cells, [*ways], plain):
         wrong = wrong_rows(rows)
         yield {"ok": not wrong, "start": options.start, "wrong": wrong, "rows": rows}
 

@@ -29,12 +29,11 @@ _EXECUTED = re.compile(
 
 def onednn_kernels(step: Callable[[], object]) -> dict[str, int]:
     """Runs a step; returns how many convolutions and products oneDNN executed, by type."""
+    sys.stdout.flush()
+    kept, level = os.dup(1), torch.backends.mkldnn.VERBOSE_ON
     with tempfile.TemporaryFile() as file:
-        sys.stdout.flush()
-        kept = os.dup(1)
         os.dup2(file.fileno(), 1)
         try:
-            level = torch.backends.mkldnn.VERBOSE_ON
             with torch.backends.mkldnn.verbose(level):  # type: ignore[no-untyped-call]
                 step()
         finally:

@@ -44,25 +44,26 @@ log = logging.getLogger(__name__)
 def measure(task: Mapping[str, Any]) -> Iterator[Result]:
     """Yields all rows by group after each round; a case of a choice that fails ends no other."""
     groups: dict[str, list[Measured]] = {}
+    kind = task["rows"][0]["config"]["device"]
+    device = torch.cuda.get_device_name(0) if kind == "cuda" else kind
     for title in dict.fromkeys(row["title"] for row in task["rows"]):
         log.info("%s", title)
         composed = [row for row in task["rows"] if row["title"] == title]
-        try:
-            for groups[title] in _measured(composed, task):
-                yield _result(task, groups)
-        except HiresError as error:
-            if "choose" not in composed[0]:
-                raise
-            failed = BenchRow(title, row_of(composed[0]).config)
-            groups[title] = [{**not_run(failed, str(error)), "ok": False}]
-            yield _result(task, groups)
+        for groups[title] in _measured_or_failed(composed, task):
+            ok = all(row["ok"] for rows in groups.values() for row in rows)
+            yield {"ok": ok, "device": device, "groups": groups}
 
 
-def _result(task: Mapping[str, Any], groups: Mapping[str, list[Measured]]) -> Result:
-    ok = all(row["ok"] for rows in groups.values() for row in rows)
-    kind = task["rows"][0]["config"]["device"]
-    device = torch.cuda.get_device_name(0) if kind == "cuda" else kind
-    return {"ok": ok, "device": device, "groups": groups}
+def _measured_or_failed(
+    composed: Sequence[dict[str, Any]], task: Mapping[str, Any]
+) -> Iterator[list[Measured]]:
+    try:
+        yield from _measured(composed, task)
+    except HiresError as error:
+        if "choose" not in composed[0]:
+            raise
+        failed = BenchRow(composed[0]["title"], row_of(composed[0]).config)
+        yield [{**not_run(failed, str(error)), "ok": False}]
 
 
 def _measured(
@@ -75,30 +76,21 @@ def _measured(
         rows = [replace(row, settings={**row.settings, "folder": folder}) for row in rows]
         rows = with_inputs(rows, composed[0]["words"], Path(folder), timeout_s)
         rows = [planned(row) for row in rows]
-        idle = [not_run(row, row.lacks) for row in rows if row.lacks]
-        finished: list[Measured] = []
-        for group, num_ranks in races([row for row in rows if not row.lacks]):
-            plain = [row.plain() for row in with_small(group)]
-            job = plain, task["rounds"], task["warmup"], timeout_s
-            for samples, facts in stream_ranks(f"{__name__}:run_race", num_ranks, timeout_s, *job):
-                latest = measured_rows(group, samples, facts)
-                yield [*finished, *latest, *idle]
-            finished += latest
-
-
-def races(rows: Sequence[BenchRow]) -> Iterator[tuple[list[BenchRow], int]]:
-    """Yields the rows that can run in turns, and on how many ranks.
-
-    Rows on more ranks than others have a race of their own beside the first row: every rank of a
-    world takes part in every group that is made in it.
-    """
-    sizes = sorted({max(FEWEST_RANKS, row.ranks) for row in rows})
-    for size in sizes:
-        group = [row for row in rows if max(FEWEST_RANKS, row.ranks) == size]
-        if size != sizes[0] and rows[0].ranks == 1:
-            base = replace(rows[0], name=f"{rows[0].name}, beside {size} ranks")
-            group = [replace(row, baseline=base.name, beside=()) for row in (base, *group)]
-        yield group, size
+        lacks = {row.name: row.lacks for row in rows}
+        size = max([FEWEST_RANKS, *(row.ranks for row in rows if not lacks[row.name])])
+        for row in rows:
+            if row.ranks not in (1, size):  # every rank takes part in every group of its world
+                alone = f"its world has {size} ranks; measure it without those rows (--only)"
+                lacks[row.name] = lacks[row.name] or alone
+        idle = [not_run(row, lacks[row.name]) for row in rows if lacks[row.name]]
+        rows = [row for row in rows if not lacks[row.name]]
+        if not rows:
+            yield idle
+            return
+        plain = [row.plain() for row in with_small(rows)]
+        job = plain, task["rounds"], task["warmup"], timeout_s
+        for samples, facts in stream_ranks(f"{__name__}:run_race", size, timeout_s, *job):
+            yield [*measured_rows(rows, samples, facts), *idle]
 
 
 def run_race(

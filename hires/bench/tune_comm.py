@@ -51,21 +51,15 @@ MOST_OF_A_TENTH = 0.5
 
 
 class Series(NamedTuple):
-    """The medians of one operation on some ranks, by size."""
+    """The medians of one operation on some ranks by size: route -> seconds, at each."""
 
     operation: str
     ranks: int
-    ranks_per_node: int
+    near: int  # ranks of each node; 0: all are on one
     device: str
     dtype_class: str
     sizes: Sequence[int]
     medians: Sequence[Mapping[str, float]]
-    """Route -> seconds, at each size."""
-
-    @property
-    def near(self) -> int:
-        """Ranks of each node; 0: all are on one."""
-        return 0 if self.ranks_per_node >= self.ranks else self.ranks_per_node
 
 
 def measure(task: Mapping[str, Any]) -> Iterator[Result]:
@@ -97,17 +91,10 @@ def judged_table(rows: list[Row], alone: str, limit: float, force: bool, write: 
         )
     tenth = noise_of(rows, 0.9)
     text = f"a tenth of all medians of rounds differ by {100 * tenth:.0f} % or more"
-    return {
-        "ok": not refused,
-        "refused": refused,
-        "noise": noise,
-        "limit": limit,
-        "write": write,
-        "disturbed": text if tenth > MOST_OF_A_TENTH else "",
-        "verdict": verdict(table),
-        "table": table.to_dict(),
-        "rows": rows,
-    }
+    disturbed = text if tenth > MOST_OF_A_TENTH else ""
+    state = {"ok": not refused, "refused": refused, "noise": noise, "limit": limit, "rows": rows}
+    state |= {"write": write, "disturbed": disturbed, "verdict": verdict(table)}
+    return {**state, "table": table.to_dict()}
 
 
 def finish(folder: Path, result: Result) -> str:
@@ -181,13 +168,12 @@ def series_of(rows: Sequence[Row]) -> list[Series]:
     cells: dict[tuple[str, int, int, str, str], dict[int, dict[str, float]]] = defaultdict(dict)
     for row in rows:
         case, routes = case_of(row), measured_routes(row)
+        near = 0 if case.ranks_per_node >= case.ranks else case.ranks_per_node
+        key = case.operation, case.ranks, near, case.device, case.dtype_class
         if routes:
             # Messages of larger worlds are of two ranks, too: those of the first one count.
-            cells[case[:5]].setdefault(case.num_bytes, routes)
-    return [
-        Series(*key, sorted(sizes), [sizes[size] for size in sorted(sizes)])
-        for key, sizes in cells.items()
-    ]
+            cells[key].setdefault(case.num_bytes, routes)
+    return [Series(*key, *zip(*sorted(sizes.items()), strict=True)) for key, sizes in cells.items()]
 
 
 def choose(medians: Sequence[Mapping[str, float]], margin: float) -> list[str]:

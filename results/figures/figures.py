@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,71 +40,63 @@ from hires.report import load
 
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
 MACHINE = PUBLISHED["machine"]
-NEAR, FAR = (Link(**MACHINE[name]) for name in ("near", "far"))
+NETWORK = Network(Link(**MACHINE["near"]), Link(**MACHINE["far"]), MACHINE["ranks_per_node"])
 POINT = ["source", "model", "image", "batch", "layout", "tiles", "ranks", "precision"]
 
 
-def device_of(flops_per_s: float) -> Device:
-    """Returns a GPU whose arithmetic has a speed."""
-    return Device(flops_per_s, MACHINE["memory"], MACHINE["launch_s"])
+def step_s(plan: Plan, flops_per_s: float, network: Network | None = None) -> float:
+    """Returns the predicted step of a plan on GPUs whose arithmetic has a speed."""
+    costs = Roofline(plan, Device(flops_per_s, MACHINE["memory"], MACHINE["launch_s"]))
+    return simulate(plan, costs, *([network] if network else [])).step_s
 
 
-def fitted(plan: Plan, step_s: float) -> Device:
-    """Returns the GPU on which a step of the plan takes ``step_s``, by bisection."""
+def fitted(plan: Plan, seconds: float) -> float:
+    """Returns the speed with which a step of the plan takes so many seconds, by bisection."""
     low, high = 1e9, 1e18
-    if simulate(plan, Roofline(plan, device_of(high))).step_s > step_s:
-        raise ValueError(f"reading and writing maps alone takes longer than {step_s:g} s")
+    if step_s(plan, high) > seconds:
+        raise ValueError(f"reading and writing maps alone takes longer than {seconds:g} s")
     for _ in range(60):
         middle = math.sqrt(low * high)
-        slow = simulate(plan, Roofline(plan, device_of(middle))).step_s > step_s
-        low, high = (middle, high) if slow else (low, middle)
-    return device_of(high)
+        low, high = (middle, high) if step_s(plan, middle) > seconds else (low, middle)
+    return high
+
+
+def planned(config: RunConfig, words: Sequence[str], planner: Planner, folder: str) -> Plan:
+    """Returns the plan on the published machine; messages go through the host, as MPI's do."""
+    gpus, memory = config.parallel.num_ranks, f"{MACHINE['gpu_gib']}GiB"
+    cluster = replace(config.cluster, gpus=gpus, gpu_memory=memory)
+    config = replace(config, device="cuda", cluster=cluster)
+    config = replace(config, comm=replace(config.comm, backend="gloo"))
+    config = replace(config, quant=replace(config.quant, calibration="data"))  # scales are any
+    config, *_ = with_assumed_scales(config, planner, words, tempfile.mkdtemp(dir=folder))
+    plan = planner.plan(config, memory=False)
+    plan.require_ok()
+    planner.add_memory(config, plan)
+    return plan
 
 
 def predicted(sweep: str, words: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """Yields each point of a stored sweep as it is predicted on the published machine."""
     _, stored = stored_sweep([f"experiment={sweep}"], None)
-    composer, where = Composer(), stored.options.get("where")
+    where = stored.options.get("where")
     axes = axes_of([*stored.words, *words], stored.options.get("zip", []), groups())
-    points = compose_all(axes, composer, where and Where(where, groups()))
-    devices: dict[str, Device] = {}
+    points = compose_all(axes, Composer(), where and Where(where, groups()))
+    speeds: dict[str, float] = {}
     with Planner() as planner, tempfile.TemporaryDirectory() as folder:
-
-        def planned(config: RunConfig, words: Sequence[str]) -> Plan:
-            gpus = replace(
-                config.cluster,
-                gpus=config.parallel.num_ranks,
-                gpu_memory=f"{MACHINE['gpu_gib']}GiB",
-            )
-            # Messages go through the host, as those of MPI do; scales of int8 are any.
-            comm = replace(config.comm, backend="gloo")
-            quant = replace(config.quant, calibration="data")
-            config = replace(config, device="cuda", cluster=gpus, comm=comm, quant=quant)
-            scales = tempfile.mkdtemp(dir=folder)
-            config, *_ = with_assumed_scales(config, planner, words, scales)
-            plan = planner.plan(config, memory=False)
-            plan.require_ok()
-            planner.add_memory(config, plan)
-            return plan
-
         for point in points.valid:
             config = with_classes(point.ready, planner.sizes)
             precision = config.precision.name
-            if precision not in devices:
+            if precision not in speeds:
                 values = {**PUBLISHED["table_2_1_run"], "precision": {"name": precision}}
                 single = replace(from_dict(values), engine=config.engine)
-                speed = PUBLISHED["table_2_1"][precision][1]
-                devices[precision] = fitted(planned(single, []), single.batch / speed)
-            plan = planned(config, point.words)
-            network = Network(NEAR, FAR, MACHINE["ranks_per_node"])
-            step_s = simulate(plan, Roofline(plan, devices[precision]), network).step_s
+                seconds = single.batch / PUBLISHED["table_2_1"][precision][1]
+                speeds[precision] = fitted(planned(single, [], planner, folder), seconds)
+            plan = planned(config, point.words, planner, folder)
             each = [entry["device_bytes"] for entry in plan.memory] * plan.num_replicas
-            yield {
-                **place("predicted", config),
-                "img_per_s": config.batch / step_s,
-                "gb": sum(each) / 1e9,
-                "fits": max(each) <= MACHINE["gpu_gib"] * GIB,
-            }
+            img_per_s = config.batch / step_s(plan, speeds[precision], NETWORK)
+            fits = max(each) <= MACHINE["gpu_gib"] * GIB
+            place = place_of("predicted", config)
+            yield {**place, "img_per_s": img_per_s, "gb": sum(each) / 1e9, "fits": fits}
 
 
 def measured(runs: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -113,36 +105,31 @@ def measured(runs: Sequence[str]) -> Iterator[dict[str, Any]]:
     speeds = frames.points.set_index(["campaign", "run"])["img_per_s_median"]
     peaks = frames.memory.groupby(["campaign", "run"])["peak_bytes"].sum() / 1e9
     for run in frames.run_list:
-        key = run.campaign, run.name
-        if key in speeds.index:
-            row = place("measured", from_dict(run.config))
-            yield {**row, "img_per_s": speeds[key], "gb": peaks.get(key), "fits": True}
+        if (key := (run.campaign, run.name)) in speeds.index:
+            place = place_of("measured", from_dict(run.config))
+            yield {**place, "img_per_s": speeds[key], "gb": peaks.get(key), "fits": True}
 
 
-def place(source: str, config: RunConfig) -> dict[str, Any]:
+def place_of(source: str, config: RunConfig) -> dict[str, Any]:
     """Returns what a point is."""
     parallel, size = config.parallel, f"{config.height}x{config.width}"
-    tiles = math.prod(parallel.grids[0])
-    values = source, model_label(config.model), size, config.batch, parallel.label, tiles
-    return dict(zip(POINT, [*values, parallel.num_ranks, config.precision.name], strict=True))
+    values = source, model_label(config.model), size, config.batch, parallel.label
+    tiles = math.prod(parallel.grids[0]), parallel.num_ranks, config.precision.name
+    return dict(zip(POINT, [*values, *tiles], strict=True))
 
 
 def with_ratios(points: pd.DataFrame) -> pd.DataFrame:
     """Returns points with what they gain over fp32, all else alike, and over one GPU."""
 
-    def base(of: Callable[[pd.DataFrame], pd.Series], keys: list[str]) -> pd.DataFrame:
-        bases = points[of(points)].drop_duplicates(keys).set_index(keys)[["img_per_s", "gb"]]
+    def base(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+        bases = rows.drop_duplicates(keys).set_index(keys)[["img_per_s", "gb"]]
         return points[keys].join(bases, on=keys)
 
-    exact = base(lambda rows: rows["precision"] == "fp32", POINT[:-1])
-    single = base(lambda rows: rows["ranks"] == 1, ["source", "model", "image", "batch", POINT[-1]])
-    return points.assign(
-        **{
-            "speed": points["img_per_s"] / exact["img_per_s"],
-            "memory": exact["gb"] / points["gb"],
-            "speed over one GPU": points["img_per_s"] / single["img_per_s"],
-        }
-    )
+    exact = base(points[points["precision"] == "fp32"], POINT[:-1])
+    single = base(points[points["ranks"] == 1], [*POINT[:4], POINT[-1]])
+    speed, memory = points["img_per_s"] / exact["img_per_s"], exact["gb"] / points["gb"]
+    over = {"speed over one GPU": points["img_per_s"] / single["img_per_s"]}
+    return points.assign(speed=speed, memory=memory, **over)
 
 
 def compared(figure: str, points: pd.DataFrame) -> pd.DataFrame:
@@ -169,8 +156,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], help="overrides of the predicted points")
     args = parser.parse_args()
     if args.figure == "table2.2":
-        rows = load(args.runs).evaluations
-        table = PUBLISHED["table_2_2"]
+        rows, table = load(args.runs).evaluations, PUBLISHED["table_2_2"]
         names = [str(data).partition(",")[0] for data in rows["data"]]
         values = [table.get(n, {}).get(p) for n, p in zip(names, rows["precision"], strict=True)]
         print(rows[["data", "precision", "top1"]].assign(published=values).to_string(index=False))
@@ -178,17 +164,17 @@ def main() -> None:
     figure = PUBLISHED["figures"][args.figure]
     rows = [*predicted(figure["sweep"], args.set), *(measured(args.runs) if args.runs else [])]
     points = with_ratios(pd.DataFrame(rows).query(figure.get("keep", "ranks > 0")))
-    beside = compared(args.figure, points)
+    tables = {"": points, "-published": compared(args.figure, points)}
     print(f"Figure {args.figure}: {figure['title']}\n")
-    for table in (points, beside):
+    for name, table in tables.items():
         print(table.round(2).to_string(index=False), end="\n\n")
+        if args.out:
+            args.out.mkdir(parents=True, exist_ok=True)
+            table.to_csv(args.out / f"figure{args.figure}{name}.csv", index=False)
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        points.to_csv(args.out / f"figure{args.figure}.csv", index=False)
-        beside.to_csv(args.out / f"figure{args.figure}-published.csv", index=False)
-        names = ["source", "image", "layout", "tiles"]
+        names, title = ["source", "image", "layout", "tiles"], figure["title"]
         bars = points.pivot_table(figure["shows"], names, "precision", sort=False)
-        drawn = bars.plot.barh(ylabel="", xlabel=figure["shows"], title=figure["title"])
+        drawn = bars.plot.barh(ylabel="", xlabel=figure["shows"], title=title)
         drawn.figure.savefig(args.out / f"figure{args.figure}.svg", bbox_inches="tight")
 
 
