@@ -3,15 +3,24 @@
 Loss or outputs of its first step are compared as it is timed. In that precision gradients may be
 noise: those of an AmoebaNet with its first weights move by more than their size where sums have
 another order. So a step of the same network and layout on a small image is compared element by
-element: in float64, or in bf16 and int8 with one process of the same precision.
+element: in float64, or in bf16 and int8 with one process of the same precision. And convolutions
+and products of a step are counted by the type of numbers that they read: oneDNN lists every
+primitive that it executes (its verbose mode, Intel oneDNN developer guide), for hires and torch
+alike; it prints from C, so the file descriptor itself is redirected.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import ctypes
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +44,13 @@ bits of a random network are off by up to 0.4, and zero or doubled outputs by 1.
 EXACT_TOLERANCE = EXACT.most
 """Largest relative error of an element in float64. A sum over tiles that is missing, or a gradient
 that is zero or doubled, is off by 0.1 and more."""
+TYPES = {"fp32": {"f32"}, "bf16": {"bf16"}, INT8: {"u8", "s8"}}
+"""oneDNN's names of the types that the kernels of a precision read."""
+_EXECUTED = re.compile(
+    r"^onednn_verbose,(?:v1,)?primitive,exec,cpu,(?:convolution|deconvolution|inner_product|matmul)"
+    r",[^,]+,[^,]*,.*?src[^:]*:(\w+):",
+    re.MULTILINE,
+)
 Reference = dict[str, Tensor]
 """What one process computes, by ``kind/name``."""
 log = logging.getLogger(__name__)
@@ -184,3 +200,30 @@ def _joined(parts: list[Tensor], expected: Tensor) -> list[tuple[Tensor, Tensor]
             if (grid := torch.cat(rows, 2)).shape == expected.shape:
                 return [(grid, expected)]
     return []
+
+
+def onednn_kernels(step: Callable[[], object]) -> dict[str, int]:
+    """Runs a step; returns how many convolutions and products oneDNN executed, by type."""
+    sys.stdout.flush()
+    kept, level = os.dup(1), torch.backends.mkldnn.VERBOSE_ON
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 1)
+        try:
+            with torch.backends.mkldnn.verbose(level):  # type: ignore[no-untyped-call]
+                step()
+        finally:
+            ctypes.CDLL(None).fflush(None)  # what C has printed and still holds
+            os.dup2(kept, 1)
+            os.close(kept)
+        file.seek(0)
+        return count_kernels(file.read().decode(errors="replace"))
+
+
+def count_kernels(text: str) -> dict[str, int]:
+    """Returns how many heavy primitives oneDNN's verbose output lists, by type."""
+    return dict(collections.Counter(_EXECUTED.findall(text)))
+
+
+def ran_as(precision: str, kernels: Mapping[str, int]) -> bool:
+    """Returns whether all kernels read a type of this precision, and there are some."""
+    return bool(kernels) and kernels.keys() <= TYPES[precision]

@@ -78,11 +78,11 @@ def stream_ranks(
         config.launcher = LauncherConfig("mpirun", mpi=start, hosts=[*hosts])
     starter = mpi_starter.starter(config, mpi_starter.hosts_of(config, num_ranks))
     words: Sequence[str] = starter.words[: starter.words.index(sys.executable)]
-    remedy = f"--start {TORCHRUN}"
+    remedy = "" if start == TORCHRUN else f"; use --start {TORCHRUN}"
     if shutil.which(words[0]) is None:
         raise RunError(
-            f"there is no {words[0]} here, which --start {start} needs; install it, load its "
-            f"module, or use {remedy}"
+            f"there is no {words[0]} here, which --start {start} needs; install it or load its "
+            f"module{remedy}"
         )
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     environ |= mpi_library.variables(start, words[0], environ)
@@ -130,9 +130,9 @@ def stream_ranks(
             lines = " | ".join(filter(None, others[-_SHOWN:])) or "no message on standard output"
             where = f" on {', '.join(hosts)}" if hosts else ""
             if hosts:  # what torchrun would start on this one alone
-                remedy = "--hosts that are reached without a password, as by `ssh HOST true`"
+                remedy = "; reach --hosts without a password, as by `ssh HOST true`"
             raise RunError(
-                f"--start {start}: its command{where} ended with code {code}: {lines}; use {remedy}"
+                f"--start {start}: its command{where} ended with code {code}: {lines}{remedy}"
             )
 
 

@@ -12,11 +12,17 @@ import yaml
 
 from hires.bench import bench_main, rows_bench
 from hires.bench.bench_rows import BenchRow, planned, row_of, with_small
-from hires.bench.chosen_rows import SHAPE, choice_facts, kendall_tau, of_different_shapes
-from hires.bench.kernel_types import count_kernels, ran_as
+from hires.bench.check import count_kernels, ran_as
 from hires.bench.precision_inputs import with_inputs
 from hires.bench.race import Samples
-from hires.bench.rows_bench import measured_rows, row_table
+from hires.bench.rows_bench import (
+    SHAPE,
+    choice_facts,
+    kendall_tau,
+    measured_rows,
+    of_different_shapes,
+    row_table,
+)
 from hires.cli.verbs.verb_bench import PARSER, composed_task, file_of_rows
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError

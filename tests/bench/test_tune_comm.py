@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from hires.bench import tune_comm
+from hires.bench import comm_bench, tune_comm
 from hires.bench.bench_main import run
 from hires.bench.tune_comm import (
     case_of,
@@ -27,7 +27,7 @@ from hires.cli.verbs.verb_bench import message_task
 from hires.core.errors import ConfigError
 from hires.plan.routes import Route
 from hires.plan.tuning_table import TuningTable
-from tests.helpers.bench_jobs import row
+from tests.helpers.bench_jobs import forked, row
 
 ORIGIN = {"hardware": {"cpu": "a CPU", "cores": 2}, "time": "2026-01-01", "git": "abc"}
 ORIGIN |= {"command": "hires tune comm"}
@@ -158,7 +158,8 @@ def test_routes_of_no_table_are_refused_before_any_rank_starts(routes, message):
 
 
 @pytest.mark.dist
-def test_ranks_that_torchrun_starts_measure_messages_and_write_a_table(tmp_path, capsys):
+def test_ranks_measure_messages_and_write_a_table(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(comm_bench, "stream_ranks", forked)
     words = ["--sizes", "16", "--only", "all_reduce,latency", "--rounds", "2", "--seconds", "1e-4"]
     words += ["--json", "--out", str(tmp_path), "--routes", "gloo:direct,gloo,shm", "--force"]
     code = run(task_of(*words), tune_comm)

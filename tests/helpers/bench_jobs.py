@@ -8,7 +8,7 @@ import torch
 
 from hires.bench import calibration_chains, calibration_times
 from hires.bench.start_ranks import join_world
-from hires.comm import all_reduce, barrier, make_groups, shutdown
+from hires.comm import all_reduce, barrier, is_initialized, make_groups, shutdown
 from hires.core.errors import CommError
 from tests.helpers.ranks import run_ranks
 
@@ -27,21 +27,22 @@ def add_up_and_fail(world, number):
         pass
 
 
-def last_value(world, job, *args):
-    """Returns the last value of a benchmark's job ``module:function``, on a rank."""
+def all_values(world, job, *args):
+    """Returns the values of a benchmark's job ``module:function``, on a rank."""
     torch.set_num_threads(1)
     calibration_chains.PACE = len(calibration_chains.CHAINS) - 2  # a network of milliseconds
     calibration_times.ROUNDS, calibration_times.GRADIENTS = 4, 1 << 12
     module, _, name = job.partition(":")
-    *_, value = getattr(import_module(module), name)(world, *args)
-    barrier()
-    shutdown()
-    return value
+    values = [*getattr(import_module(module), name)(world, *args)]
+    if is_initialized():
+        barrier()
+        shutdown()
+    return values
 
 
 def forked(job, num_ranks, timeout_s, *args, **start):
-    """Yields the last value of a job on ranks that no command starts."""
-    yield run_ranks(last_value, num_ranks, job, *args)[0]
+    """Yields the values of a job on ranks that no command starts."""
+    yield from run_ranks(all_values, num_ranks, job, *args)[0]
 
 
 def row(operation, num_bytes, medians, ranks=2, dtype="float32", near=2, noise=0.0, wrong=()):

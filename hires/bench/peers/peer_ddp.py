@@ -13,5 +13,7 @@ from hires.engine.device import HOST, RankDevice
 def build(row: BenchRow, rank: int, device: RankDevice) -> Runner:
     """Returns the replica of this rank."""
     module = device.place_module(plain_module(row.config, device.torch == HOST))
-    replica = DistributedDataParallel(module, gradient_as_bucket_view=row.settings.get("views"))
+    replica = DistributedDataParallel(
+        module, gradient_as_bucket_view=row.settings.get("views", False)
+    )
     return ModuleSteps(replica, row, rank, device)
