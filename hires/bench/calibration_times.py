@@ -158,11 +158,11 @@ def time_networks(
         pace.after_step()
         return step_s
 
-    for _ in range(2):  # the first prepares kernels, the second shows how long a round takes
-        times = [NodeTimes(one) for one in steps]
-        for one in times:
-            one.step()
-        round_s = sum(one.step_s[0] + pace_s() for one in times)
+    round_s = 0.0
+    for runner in steps:  # prepares kernels, and shows how long a round takes at the most
+        first = NodeTimes(runner)
+        first.step()
+        round_s += first.step_s[0] + pace_s()
     fitting = torch.tensor(max(LEAST_ROUNDS, min(MOST_ROUNDS, int(budget_s / round_s))))
     dist.all_reduce(fitting, dist.ReduceOp.MAX)
     times = [NodeTimes(one) for one in steps]
