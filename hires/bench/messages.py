@@ -139,8 +139,8 @@ class BenchBuffers:
 
     def num_wrong(self) -> int:
         """Returns how many elements of the result are wrong on this rank."""
-        expected = self._expected()
-        return 0 if expected is None else int((self.output != expected).sum())
+        right = self.expected()
+        return 0 if right is None else int((self.output != right).sum())
 
     def split(self, tensor: Tensor) -> list[Tensor]:
         """Returns a tensor's parts of equal size, one for each rank."""
@@ -149,8 +149,8 @@ class BenchBuffers:
     def _pattern(self, rank: int, number: int) -> Tensor:
         return self._values[3 * rank % _PERIOD :][:number]
 
-    def _expected(self) -> Tensor | None:
-        # The right result; None: this rank gets none.
+    def expected(self) -> Tensor | None:
+        """Returns the right result; None: this rank gets none."""
         name, number, root = self.operation, self.input.numel(), self.rank == ROOT
         if name in MESSAGES:
             silent = self.peer < 0 or (name == BANDWIDTH and root)

@@ -6,7 +6,6 @@ import json
 import time
 
 import pytest
-import torch
 
 from hires.bench import comm_bench
 from hires.bench.bench_main import run
@@ -15,11 +14,9 @@ from hires.bench.messages import (
     BARRIER,
     BENCHED,
     MESSAGES,
-    ROOT,
     BenchBuffers,
     BenchCell,
     RaceWorld,
-    arguments,
     messages_in,
     race_cell,
     timed,
@@ -27,63 +24,35 @@ from hires.bench.messages import (
 )
 from hires.cli.verbs import verb_bench
 from hires.core.errors import ConfigError
-from tests.helpers.bench_jobs import row
+from tests.helpers.bench_jobs import forked, row
 
-RANKS = 3
 ALONE = RaceWorld(0, 1, lambda: None, lambda tensor: None)
 SUM = BenchCell("all_reduce", 64)
 
 
-def carry_out(name: str, every: list[BenchBuffers]) -> None:
-    """Does in one process what a library does, from the arguments that each rank hands it."""
-    calls = [arguments(buffers) for buffers in every]
-    if name in ("all_reduce", "reduce"):
-        total = sum(call[0].clone() for call in calls)
-        for call in calls if name == "all_reduce" else calls[:1]:
-            call[0].copy_(total)
-    elif name == "broadcast":
-        for call in calls:
-            call[0].copy_(calls[ROOT][0])
-    elif name == "gather":
-        for part, call in zip(calls[ROOT][1], calls, strict=True):
-            part.copy_(call[0])
-    elif name == "scatter":
-        for call, part in zip(calls, calls[ROOT][1], strict=True):
-            call[0].copy_(part)
-    elif name == "all_gather_into_tensor":
-        for call in calls:
-            call[0].copy_(torch.cat([other[1] for other in calls]))
-    else:
-        inputs = [call[1].view(RANKS, -1) for call in calls]
-        for rank, call in enumerate(calls):
-            parts = [one[rank] for one in inputs]
-            call[0].copy_(sum(p.clone() for p in parts) if "reduce" in name else torch.cat(parts))
+@pytest.mark.dist
+def test_every_operation_is_right_through_hires_and_torch():
+    cells, ways = cells_of(BENCHED, (64, 1000), ("float32", "int8")), ["gloo", "shm", "raw:gloo"]
+    rows = [*forked("hires.bench.comm_bench:run_cells", 3, 60, cells, 1, 1e-9, "cpu", ways)]
+    assert [one["operation"] for one in rows] == [cell.operation for cell in cells]
+    for one in rows:
+        assert {way: one["ways"][way].get("wrong") for way in ways} == dict.fromkeys(ways, 0), one
 
 
-@pytest.mark.parametrize("name", [n for n in BENCHED if n not in (*MESSAGES, BARRIER)])
-def test_right_result_passes_and_any_wrong_number_is_found(name):
-    for num_bytes, dtype in ((4, "float32"), (1000, "int8")):
-        cell = BenchCell(name, num_bytes, dtype)
-        every = [BenchBuffers(cell, rank, RANKS) for rank in range(RANKS)]
-        for buffers in every:
-            buffers.fill()
-        assert every[0].num_wrong() or name == "broadcast"
-        carry_out(name, every)
-        assert [buffers.num_wrong() for buffers in every] == [0, 0, 0]
-        for rank, buffers in enumerate(every):
-            buffers.output.view(-1)[-1:] += 1
-            assert buffers.num_wrong() == (rank == ROOT or name not in ("reduce", "gather"))
-
-
-def test_messages_of_the_first_and_last_rank_are_checked():
-    every = [BenchBuffers(BenchCell("latency", 64), rank, 3) for rank in range(3)]
-    for buffers in every:
+@pytest.mark.parametrize("name", [name for name in BENCHED if name != BARRIER])
+def test_any_wrong_number_of_a_result_is_found(name):
+    for rank in range(3):
+        buffers = BenchBuffers(BenchCell(name, 1000, "int8"), rank, 3)
         buffers.fill()
-    assert [one.peer for one in every] == [2, -1, 0]
-    assert [one.num_wrong() for one in every] == [16, 0, 16]
-    every[0].output.copy_(every[2].input)
-    every[2].output.copy_(every[0].input)
-    assert [one.num_wrong() for one in every] == [0, 0, 0]
+        expected = buffers.expected()
+        no_result = {"reduce": rank > 0, "gather": rank > 0, "bandwidth": rank < 2}
+        assert (expected is None) == no_result.get(name, name in MESSAGES and rank == 1)
+        if expected is not None:
+            assert name == "broadcast" or buffers.num_wrong() > 0
+            buffers.output.copy_(expected.clone())
+            assert buffers.num_wrong() == 0
+            buffers.output.view(-1)[-1:] += 1
+            assert buffers.num_wrong() == 1
 
 
 def test_bandwidths_are_those_of_nccl_tests_and_windows_those_of_osu():
@@ -155,11 +124,9 @@ def task_of(*words, **changed):
     ("words", "message"),
     [
         ("--only all_reduce,halo", "--only: unknown 'halo'"),
-        ("--dtypes float31", "did you mean float32"),
         ("--ranks 1", "--ranks 1: write numbers above 1"),
         ("--routes mpi:segmented", "has no segment size"),
         ("--sizes 8KiB..4KiB", "--sizes 8KiB..4KiB is no size"),
-        ("--sizes 4x4", "is no size"),
         ("--routes table", "needs --table FILE"),
     ],
 )

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from hires.bench import comm_bench, tune_comm
+from hires.bench import tune_comm
 from hires.bench.bench_main import run
 from hires.bench.tune_comm import (
     case_of,
@@ -27,7 +27,7 @@ from hires.cli.verbs.verb_bench import message_task
 from hires.core.errors import ConfigError
 from hires.plan.routes import Route
 from hires.plan.tuning_table import TuningTable
-from tests.helpers.bench_jobs import forked, row
+from tests.helpers.bench_jobs import row
 
 ORIGIN = {"hardware": {"cpu": "a CPU", "cores": 2}, "time": "2026-01-01", "git": "abc"}
 ORIGIN |= {"command": "hires tune comm"}
@@ -157,17 +157,10 @@ def test_routes_of_no_table_are_refused_before_any_rank_starts(routes, message):
         list(tune_comm.measure(task_of("--routes", routes)))
 
 
-@pytest.mark.dist
-def test_ranks_measure_messages_and_write_a_table(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(comm_bench, "stream_ranks", forked)
-    words = ["--sizes", "16", "--only", "all_reduce,latency", "--rounds", "2", "--seconds", "1e-4"]
-    words += ["--json", "--out", str(tmp_path), "--routes", "gloo:direct,gloo,shm", "--force"]
-    code = run(task_of(*words), tune_comm)
-    printed = capsys.readouterr()
-    assert code == 0, printed.err
-    result = json.loads(printed.out)
-    assert {row["operation"] for row in result["rows"]} == {"latency", "all_reduce"}
-    assert all(way["wrong"] == 0 for row in result["rows"] for way in row["ways"].values())
+def test_measured_table_is_written_by_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tune_comm, "sweep", lambda *_: iter([two_sizes(0.0)]))
+    task = task_of("--json", "--out", str(tmp_path), "--routes", "gloo:direct,gloo,shm")
+    assert run(task, tune_comm) == 0
+    assert json.loads(capsys.readouterr().out)["ok"]
     table = TuningTable.read(tmp_path / "table.json")
-    assert table.default == Route("gloo")
-    assert table.route("all_reduce", 2, 2, "cpu", "float", 16).backend in ("gloo", "shm")
+    assert (table.default, backend(table)) == (Route("gloo"), "shm")
