@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Runner:
-    """A row on one rank; what the stopwatch runs."""
+    """A row on one rank; what the stopwatch runs: only ``step`` is timed."""
 
     threads = 1
     deterministic = False  # whether kernels of cuDNN must repeat their bits, as in a run of hires
@@ -32,16 +32,16 @@ class Runner:
     parameters: Mapping[str, nn.Parameter] = {}  # those that this rank holds, by name
 
     def before_step(self) -> None:
-        """Sets the number of threads and the kind of kernels; not timed."""
+        """Sets the number of threads and the kind of kernels."""
         torch.set_num_threads(self.threads)
         torch.backends.cudnn.deterministic = self.deterministic
 
     def step(self) -> Tensor | None:
-        """Runs one step, which is timed; returns this rank's part of loss or outputs."""
+        """Runs one step; returns this rank's part of loss or outputs."""
         raise NotImplementedError
 
     def after_step(self) -> None:
-        """Frees the gradients, so that all rows fit into memory together; not timed."""
+        """Frees the gradients, so that all rows fit into memory together."""
         for parameter in self.parameters.values():
             parameter.grad = None
         torch.set_num_threads(1)

@@ -223,14 +223,14 @@ def _cells(row: Measured) -> dict[str, str]:
     state = f"not run: {row['not_run']}" if "not_run" in row else ""
     state = f"WRONG: {row['wrong']}" if row.get("wrong") else state
     kernels = ", ".join(f"{count} {kind}" for kind, count in row.get("kernels", {}).items())
-    times = {key: f"{step_s[key] * 1e3:.1f}" if step_s else "-" for key in ("median", "p10", "p90")}
+    ms = {key: f"{step_s[key] * 1e3:.1f}" if step_s else "-" for key in ("median", "p10", "p90")}
     return {
         "row": row["name"],
         "ranks": str(row["ranks"]) if row["threads"] == 1 else f"{row['threads']} threads",
         "images": str(row["images"]),
-        "step ms": times["median"],
-        "p10": times["p10"],
-        "p90": times["p90"],
+        "step ms": ms["median"],
+        "p10": ms["p10"],
+        "p90": ms["p90"],
         "n": str(step_s["count"]) if step_s else "-",
         "predicted ms": f"{predicted_s * 1e3:.1f}" if predicted_s else "-",
         "images/s": f"{row['images_per_s']:.3f}" if step_s else "-",

@@ -101,13 +101,9 @@ def finish(folder: Path, result: Result) -> str:
     """Writes the table if it is good; returns how it is used."""
     if result["refused"]:
         return f"no table was written: {result['refused']}"
-    origin = {
-        "machine": f"{result['hardware']['cpu']}, {result['hardware']['cores']} cores",
-        "date": result["time"],
-        "commit": result["git"] or "unknown",
-        "command": result["command"],
-        "noise": round(result["noise"], 4),
-    }
+    machine = f"{result['hardware']['cpu']}, {result['hardware']['cores']} cores"
+    origin = {"machine": machine, "date": result["time"], "commit": result["git"] or "unknown"}
+    origin |= {"command": result["command"], "noise": round(result["noise"], 4)}
     origin |= {"forced": True} if result["noise"] > result["limit"] else {}
     origin |= {DISTURBED: result["disturbed"]} if result["disturbed"] else {}
     path = Path(result["write"] or folder / TUNED_FILE)
@@ -128,12 +124,11 @@ def finish(folder: Path, result: Result) -> str:
 
 
 def tables(result: Result) -> list[BenchTable]:
-    """Returns the rules, and the sum of the sweep by them beside each backend alone."""
-    if "table" not in result:
-        return []
+    """Returns the rules, and what they gain."""
     names = ("operation", "ranks", "dtype", "bytes", "route")
-    rules = [{key: str(rule.get(key, "any")) for key in names} for rule in result["table"]["rules"]]
-    return [BenchTable("Rules", rules, result["verdict"])]
+    rules = result["table"]["rules"] if "table" in result else []
+    cells = [{key: str(rule.get(key, "any")) for key in names} for rule in rules]
+    return [BenchTable("Rules", cells, result.get("verdict", ""))]
 
 
 def facts(result: Result) -> list[str]:

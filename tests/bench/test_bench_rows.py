@@ -170,6 +170,20 @@ def test_predictions_are_weighed_by_error_order_and_choice():
     assert [option["n"] for option in of_different_shapes(options, 9)] == [0, 2, 4, 6, 8, 10]
 
 
+def test_rows_on_fewer_ranks_than_the_world_are_left_out_with_the_reason(tmp_path, monkeypatch):
+    def measured(job, num_ranks, timeout_s, plain, *rest):
+        names = [row["name"] for row in plain]
+        yield {name: ([1.0], [0.1]) for name in names}, dict.fromkeys(names, RIGHT)
+
+    monkeypatch.setattr(rows_bench, "stream_ranks", measured)
+    rows = [{"name": f"{n}", "keys": [f"parallel.replicas={n}"]} for n in (1, 2, 4)]
+    (tmp_path / "rows.yaml").write_text(yaml.safe_dump({"rows": rows}))
+    [result] = rows_bench.measure(task_of(str(tmp_path / "rows.yaml"), *SMALL))
+    [rows] = result["groups"].values()
+    assert {row["name"] for row in rows if row.get("speedup")} == {"1", "4"}
+    assert "its world has 4 ranks" in rows[-1]["not_run"]
+
+
 def test_case_that_fails_is_red_and_ends_no_other(monkeypatch, choices):
     def fail(rows, task):
         raise ConfigError("no calibration")

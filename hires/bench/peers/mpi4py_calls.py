@@ -12,19 +12,6 @@ from hires.bench.messages import MESSAGES, ROOT, BenchBuffers, Call, bind
 from hires.comm.backends.mpi_types import TYPES
 from hires.core.ranks import mpi_library
 
-NAMES = {
-    "all_reduce": "Allreduce",
-    "reduce": "Reduce",
-    "broadcast": "Bcast",
-    "all_gather_into_tensor": "Allgather",
-    "reduce_scatter_tensor": "Reduce_scatter_block",
-    "all_to_all_single": "Alltoall",
-    "gather": "Gather",
-    "scatter": "Scatter",
-    "barrier": "Barrier",
-}
-"""Operation -> MPI's own name."""
-
 
 class RawMpi:
     """The library's own world, beside that of hires; messages as ``torch.distributed`` has them."""
@@ -38,21 +25,24 @@ class RawMpi:
 
     def bind(self, buffers: BenchBuffers) -> Call:
         """Returns a call through mpi4py; KeyError: MPI has no such type."""
-        name, root = buffers.operation, buffers.rank == ROOT
+        root, here = buffers.rank == ROOT, self.mpi.IN_PLACE
         self._specs.clear()
         input, output = self.spec(buffers.input), self.spec(buffers.output)
-        if name in MESSAGES:
+        if buffers.operation in MESSAGES:
             return bind(self, buffers)
-        arguments = {
-            "all_reduce": (self.mpi.IN_PLACE, output),
-            "reduce": (self.mpi.IN_PLACE, output) if root else (input, None),
-            "gather": (input, output if root else None),
-            "scatter": (input if root else None, output),
-            "broadcast": (output,),
-            "barrier": (),
+        calls = {
+            "all_reduce": ("Allreduce", here, output),
+            "reduce": ("Reduce", here, output) if root else ("Reduce", input, None),
+            "broadcast": ("Bcast", output),
+            "all_gather_into_tensor": ("Allgather", input, output),
+            "reduce_scatter_tensor": ("Reduce_scatter_block", input, output),
+            "all_to_all_single": ("Alltoall", input, output),
+            "gather": ("Gather", input, output if root else None),
+            "scatter": ("Scatter", input if root else None, output),
+            "barrier": ("Barrier",),
         }
-        words = arguments.get(name, (input, output))
-        return functools.partial(getattr(self.world, NAMES[name]), *words)
+        name, *words = calls[buffers.operation]
+        return functools.partial(getattr(self.world, name), *words)
 
     def spec(self, tensor: Tensor) -> list[Any]:
         """Returns a tensor as mpi4py takes it; it is kept until other buffers are bound."""
