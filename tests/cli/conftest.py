@@ -20,13 +20,11 @@ from hires.launcher.kinds import this_machine
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
 from hires.plan.passes.int8_tensors import stored_params
-from hires.plan.plan import Plan
 from hires.quant.scales import MARK
 from tests.helpers import commands
-from tests.helpers.commands import SMALL
+from tests.helpers.commands import REPOSITORY, SMALL
 from tests.helpers.fake_torch import fake_torch
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 FAKE_RANK = "tests.helpers.fake_rank"
 
 
@@ -36,23 +34,19 @@ def graph() -> Graph:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(REPOSITORY))
         with planning.TorchProcess() as process:
-            return process.trace(
-                RunConfig(image=32, batch=4, model=ModelConfig(depth=18, classes=10))
-            )
+            model = ModelConfig(depth=18, classes=10)
+            return process.trace(RunConfig(image=32, batch=4, model=model))
 
 
 def answer_at_once(patch: pytest.MonkeyPatch, graph: Graph, cache: Path) -> None:
     """The verbs get the network, and ranks of one MiB, at once instead of asking torch."""
 
     class Process(fake_torch(lambda config: graph)):  # type: ignore[misc]
-        def quantised(
-            self, config: RunConfig, plan: Plan, path: Path, mark: str
-        ) -> dict[str, object]:
+        def quantised(self, config, plan, path, mark):
             facts = {name: plan.graph.params[name] for name in stored_params(plan.graph)}
             zeros = {n: np.zeros(one.shape, one.dtype) for n, one in facts.items()}
             save_file(zeros, path, {MARK: mark})
-            noise = {"conv1": 40.25}
-            return {"bytes": 10 * 2**20, "float_bytes": 40 * 2**20, "weight_noise_db": noise}
+            return {"bytes": 10 << 20, "float_bytes": 40 << 20, "weight_noise_db": {"conv1": 40.25}}
 
     patch.setattr(planning, "TorchProcess", Process)
     patch.setenv("XDG_CACHE_HOME", str(cache))
@@ -79,19 +73,13 @@ def traced(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gra
 
 
 @pytest.fixture
-def fake_ranks(
-    monkeypatch: pytest.MonkeyPatch, lean_forks: None
-) -> Callable[[dict[str, str]], None]:
+def fake_ranks(monkeypatch, lean_forks) -> Callable[[dict[str, str]], None]:
     """The verbs start ranks without torch; call it with {rank: behaviour}."""
     return start_fake_ranks(monkeypatch)
 
 
 @pytest.fixture(scope="session")
-def finished_results(
-    graph: Graph,
-    _lean_process: spawn.WarmProcess | None,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
+def finished_results(graph, _lean_process, tmp_path_factory) -> Path:
     """A folder of results with one complete run of SMALL on two tiles."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:

@@ -75,17 +75,6 @@ def test_submission_says_the_job_and_how_to_watch_and_stop_it(hires, slurm):
     assert "exec sbatch" in (run / "launch.sh").read_text()
 
 
-def test_submission_as_json_is_one_object_and_is_not_repeated(hires, slurm):
-    answer = hires("run", *SLURM, "--json")
-    assert json.loads(answer.out) == {"run": str(only_run()), "attempt": 0, "job": "1"}
-    before = {path.name: path.read_bytes() for path in only_run().glob("*.*")}
-    answer = hires("run", *SLURM, "comm.timeout_s=7")
-    assert (answer.code, "job 1 has it as attempt a0 (pending)" in answer.err) == (1, True)
-    # The job would have started with the newer values.
-    assert {path.name: path.read_bytes() for path in only_run().glob("*.*")} == before
-    assert not (only_run() / "a1").exists()
-
-
 def test_dry_run_writes_the_scripts_and_needs_no_slurm(hires, monkeypatch, tmp_path):
     monkeypatch.setattr("hires.plan.memory.machine_bytes", lambda: 1)  # nor this machine's memory
     with monkeypatch.context() as patch:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from hires.cli.calibration import calibration_of
 from hires.cli.compose.choices import groups
 from hires.cli.compose.compose_config import Composer
 from hires.cli.sweep.axes import axes_of, stored_sweep
-from hires.cli.sweep.preceding_runs import begin_with, lacking, preceding
+from hires.cli.sweep.preceding_runs import preceding
 from hires.cli.sweep.sweep_points import compose_all
 from hires.core.errors import ConfigError
 from hires.data.source import open_data
@@ -45,21 +43,6 @@ def test_run_before_a_point_is_one_that_saves_its_end():
     ):
         with pytest.raises(ConfigError, match=text):
             pairs("batch=4", first=first)
-
-
-def test_point_begins_with_the_weights_of_its_complete_run(tmp_path):
-    points, before, composer = pairs("batch=4,8")
-    for number, point in enumerate(before.listed):
-        point.path = tmp_path / f"run {number}"
-        point.path.mkdir()
-    assert lacking(points) == [point.path for point in before.listed]
-    record = {"schema": 1, "state": "done", "attempt": 0}
-    for point in before.listed:
-        (point.path / "record.json").write_text(json.dumps(record))
-    assert lacking(points) == []
-    begin_with(points, composer)
-    assert [p.config.weights for p in points.listed] == [str(p.path) for p in before.listed]
-    assert points.listed[0].words[-1] == f"weights={tmp_path}/run 0"
 
 
 def test_table_2_2_trains_once_and_calibrates_on_no_image_that_it_evaluates(tmp_path):

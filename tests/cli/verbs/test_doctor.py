@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -12,11 +11,8 @@ from hires.cli import doctor_checks
 from hires.cli.verbs import verb_doctor
 from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.core.ranks import gpus
-from hires.core.store.provenance import now
 from hires.launcher.doctor_check import Check
 from hires.launcher.slurm import slurm_checks
-from hires.plan.simulation.machine_calibration import keep_calibration, this_machine
-from tests.helpers.calibrations import CALIBRATION
 
 CHECKS = [Check("torch", "ok", "2.13"), Check("gloo", "failed", "no answer", "open the firewall")]
 
@@ -32,25 +28,13 @@ def test_failing_check_ends_with_1_and_its_remedy(hires, monkeypatch):
     )
 
 
-def test_calibration_is_a_benchmark_that_takes_keys_and_whose_age_is_told(
-    hires, monkeypatch, tmp_path
-):
+def test_calibration_is_a_benchmark_that_takes_keys(hires, monkeypatch):
     seen = []
     monkeypatch.setattr(verb_doctor, "become", lambda task: seen.append(task) or 1)
     assert hires("doctor", "--calibrate", "--json", "model=unet", "image=64").code == 1
     [task] = seen
     assert (task["kind"], task["json"]) == ("calibrate", True)
     assert (task["config"]["model"]["name"], task["config"]["image"]) == ("unet", [64, 64])
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("HIRES_CACHE", raising=False)
-    check = verb_doctor.calibration_check()
-    assert (check.state, check.text[:5]) == ("ok", "none:")
-    path = keep_calibration(dataclasses.replace(CALIBRATION, machine=this_machine(), time=now()))
-    assert path is not None
-    assert verb_doctor.calibration_check().text.endswith("), today")
-    path.write_text("{")
-    check = verb_doctor.calibration_check()
-    assert (check.state, check.remedy) == ("warning", "run hires doctor --calibrate")
 
 
 @pytest.mark.parametrize(

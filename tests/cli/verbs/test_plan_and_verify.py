@@ -47,18 +47,6 @@ def test_json_is_what_plan_json_holds_with_the_proofs_if_asked_for(hires):
     assert (answer.code, json.loads(answer.out)["proofs"]) == (3, [])
 
 
-def test_memory_is_told_for_every_node(hires):
-    words = ("plan", *SMALL, "parallel=sp", "parallel.tiles=[3,1]", "launcher=mpirun")
-    words = (*words, "launcher.hosts=[a,b]", "cluster.memory=1GiB")
-    lines = hires(*words).out.splitlines()
-    start = lines.index("memory of a node, libraries included")
-    assert lines[start + 1].strip() == "node 0: 2 ranks need 642.0 MiB of 1.0 GiB"
-    assert lines[start + 2].strip() == "node 1: 1 rank needs 321.0 MiB of 1.0 GiB"
-    answer = hires(*words[:-1], "cluster.memory=400MiB")
-    assert answer.code == 3
-    assert "2 ranks on one node need 642.0 MiB" in answer.out
-
-
 @pytest.fixture
 def rank_0_finds(monkeypatch):
     """Stands for the ranks: writes verify.json and remembers the frozen config."""

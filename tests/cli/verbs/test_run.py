@@ -68,19 +68,6 @@ def test_what_cannot_run_starts_nothing(hires):
             assert (answer.code, text in answer.err) == (code, True), answer.err
 
 
-def test_failing_rank_ends_with_1_shows_its_last_lines_and_is_tried_again(hires, fake_ranks):
-    fake_ranks({"0": "hang", "1": "kill"})
-    answer = hires("run", *SMALL, "parallel=sp", "--json")
-    assert answer.code == 1
-    assert json.loads(answer.out)["state"] == "failed"
-    for text in ("hires: the run failed: rank 1", "last lines of rank 1", "rank 1 is kill"):
-        assert text in answer.err
-    assert str(only_run() / "a0" / "logs") in answer.err
-    fake_ranks({})
-    assert hires("run", *SMALL, "parallel=sp").code == 0
-    assert (only_run() / "a1").is_dir()
-
-
 def test_point_that_another_command_began_while_it_was_planned_is_not_begun_again(
     hires, monkeypatch
 ):

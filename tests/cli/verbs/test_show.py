@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.ranks.timeline import FORWARD, OPTIMISER, Recorder
-from hires.core.store.message_sums import summed
-from hires.plan.plan import Plan
 from tests.helpers.commands import SMALL
-from tests.helpers.report_runs import message_line
 
 
 def test_run_is_shown_with_its_tables_placement_and_time_line(hires, finished):
@@ -42,23 +39,6 @@ def test_run_is_shown_with_its_tables_placement_and_time_line(hires, finished):
     assert answer.out.count("  rank 1: ") == 2
     for wrong in (["--timeline", "--json"], ["--trace", str(run)], ["--trace", "none/t.json"]):
         assert hires("show", str(run), *wrong).code == 2
-
-
-def test_messages_are_shown_beside_those_of_the_plan(hires, finished, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    plan = Plan.from_dict(json.loads((finished / "plan.json").read_text()))
-    record = json.loads((finished / "record.json").read_text())
-    record["comm"] = summed(message_line(plan, rank, 2, 0.25) for rank in range(plan.world))
-    (finished / "record.json").write_text(json.dumps(record))
-    answer = hires("show", finished.name, "--comm")
-    assert answer.code == 0, answer.err
-    lines = answer.out.splitlines()
-    assert lines[1].startswith("communication of steps 2 to 3 on 2 ranks: ")
-    assert lines[2] == "calls and bytes are those of the plan"
-    assert all(len(line) <= 80 for line in lines[1:])
-    words = ("By operation and kind", "By operation and size", "By backend", "By rank")
-    assert [line for line in lines if line in words] == list(words)
-    assert re.search(r"^ send +halo +(\d+) +\1 ", answer.out, re.MULTILINE)
 
 
 def test_reproduce_prints_the_line_and_what_differs_now(hires, finished):
