@@ -77,13 +77,12 @@ def test_labels_are_those_of_the_map_beside_the_image(folder):
 def test_maps_are_found_by_the_pattern_of_their_names(folder):
     for number in range(6):
         (folder / "masks" / f"{number:05d}.png").rename(folder / f"{number:05d}_gt.png")
-    (folder / "images" / "a").mkdir()
-    (folder / "a").mkdir()
-    shutil.copy(folder / "images" / "00000.png", folder / "images" / "a" / "x.png")
-    shutil.copy(folder / "00000_gt.png", folder / "a" / "x_gt.png")
+    for image, copy in (("images/00000.png", "images/a/x.png"), ("00000_gt.png", "a/x_gt.png")):
+        (folder / copy).parent.mkdir()
+        shutil.copy(folder / image, folder / copy)
     source = source_of(folder, masks="*_gt.png")
-    expected = np.asarray(Image.open(folder / "00001_gt.png"))
-    assert np.array_equal(source.labels(1, *WHOLE), expected)
+    labels = np.asarray(Image.open(folder / "00001_gt.png"))
+    assert np.array_equal(source.labels(1, *WHOLE), labels)
     assert "images/a/x.png" in map(source.name, range(7))
     for keys, words in (
         ({"images": "pictures/*"}, "holds no images named data.images=pictures"),

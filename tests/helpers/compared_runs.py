@@ -12,15 +12,13 @@ import yaml
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.store import file_names, records
 from hires.core.store.naming import model_label, plain, run_name
+from tests.helpers.report_runs import change
 
 ORIGIN = {
-    "git": "0123456789abcdef0123456789abcdef01234567",
-    "hires": "0.1.0",
-    "torch": "2.11.0",
-    "python": "3.11.7",
-    "hardware": {"cpu": "a processor", "cores": 2, "memory": 8 << 30},
+    "git": "0123456789abcdef" * 2 + "01234567", "hires": "0.1.0", "torch": "2.11.0",
+    "python": "3.11.7", "hardware": {"cpu": "a processor", "cores": 2, "memory": 8 << 30},
     "host": "node1",
-}
+}  # fmt: skip
 
 
 def compared_run(
@@ -64,9 +62,7 @@ def compared_run(
 def failed_run(results: Path, cause: str = "rank 0 was killed", **changes: Any) -> Path:
     """Makes a run that failed and returns its folder."""
     run = compared_run(results, [[1.0]], **changes)
-    for path in (run / "record.json", run / "a0" / "record.json", run / "a0" / "exit.json"):
-        values = json.loads(path.read_text())
-        path.write_text(json.dumps({**values, "state": "failed", "cause": cause}))
+    change(run, "record.json", "a0/record.json", "a0/exit.json", state="failed", cause=cause)
     return run
 
 
@@ -74,18 +70,11 @@ def _record(
     config: RunConfig, attempt: int, steps: Sequence[float], origin: dict[str, Any]
 ) -> dict[str, Any]:
     """Returns the record of an attempt, its first step warm-up."""
-    samples = [{"step": n, "step_s": float(s)} for n, s in enumerate([9.0, *steps])]
-
-    step_s = records.spread(steps)
-    assert step_s is not None
-    img_per_s = records.rates(config.batch, step_s)
-    assert img_per_s is not None
+    step_s = records.spread(steps) or {}
+    img_per_s = records.rates(config.batch, step_s) or {}
     kept = ("median", "p10", "p90")
     return {
-        "schema": 1,
-        "state": "done",
-        "cause": None,
-        "attempt": attempt,
+        "schema": 1, "state": "done", "cause": None, "attempt": attempt,
         "campaign": config.campaign,
         "throughput": {
             "img_per_s": {key: img_per_s[key] for key in kept},
@@ -93,18 +82,13 @@ def _record(
             "samples": len(steps),
             "discarded": [{"step": 0, "why": "warm-up"}],
         },
-        "samples": samples,
+        "samples": [{"step": n, "step_s": float(s)} for n, s in enumerate([9.0, *steps])],
         "messages": {"messages": 3, "bytes": 4096},
-        "world": 2,
-        "images_per_step": config.batch,
-        "precision": config.precision.name,
-        "layout": config.parallel.name,
-        "model": model_label(config.model),
-        "image": [config.height, config.width],
+        "world": 2, "images_per_step": config.batch,
+        "precision": config.precision.name, "layout": config.parallel.name,
+        "model": model_label(config.model), "image": [config.height, config.width],
         "provenance": {
-            **origin,
-            "started": "2031-01-01T00:00:00",
-            "ended": f"2031-01-0{attempt + 1}",
+            **origin, "started": "2031-01-01T00:00:00", "ended": f"2031-01-0{attempt + 1}",
         },
         "reproduce": f"hires run batch={config.batch} campaign={config.campaign}",
-    }
+    }  # fmt: skip

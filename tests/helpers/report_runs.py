@@ -22,25 +22,13 @@ MIB = 2**20
 
 
 def report_run(
-    results: Path,
-    layout: str = "single",
-    *,
-    state: str = "done",
-    step_s: float = 0.5,
-    cause: str | None = None,
-    reason: str | None = None,
-    **changes: Any,
-) -> Path:
-    """Makes a run folder with one attempt that ended.
+    results: Path, layout: str = "single", *, state: str = "done", step_s: float = 0.5,
+    cause: str | None = None, reason: str | None = None, **changes: Any,
+) -> Path:  # fmt: skip
+    """Makes a run folder with one attempt that ended, and returns it.
 
-    Args:
-        results: folder of campaigns.
-        layout: one of ``small_plans.LAYOUTS``.
-        state: how it ended.
-        step_s: seconds of each step.
-        cause: why it failed.
-        reason: kind of failure.
-        changes: top keys of the config, as ``image`` and ``campaign``, and ``precision``.
+    ``layout`` is one of ``small_plans.LAYOUTS``; ``changes`` are top keys of the config, as
+    ``image`` and ``campaign``, and ``precision``.
     """
     plan = plan_of(**LAYOUTS[layout])
     config = _config(results, layout, changes)
@@ -62,17 +50,16 @@ def change(run: Path, /, *names: str, **values: Any) -> None:
 
 def sized_campaign(results: Path) -> list[Path]:
     """Makes a campaign in which every plot has something to show."""
-    made = []
-    for size in (32, 64):
-        for place, layout in enumerate(("single", "sp rows", "pp", "sp+gems")):
-            made.append(
-                report_run(results, layout, image=[size, size], step_s=0.1 * size / (place + 1))
-            )
-    made.append(report_run(results, "single", image=[64, 64], precision="bf16", step_s=3.0))
-    made.append(report_run(results, "single", image=[64, 64], precision="fp64", step_s=9.0))
+    runs = [
+        report_run(results, layout, image=[size, size], step_s=0.1 * size / (place + 1))
+        for size in (32, 64)
+        for place, layout in enumerate(("single", "sp rows", "pp", "sp+gems"))
+    ]
+    for precision, step_s in (("bf16", 3.0), ("fp64", 9.0)):
+        keys = {"precision": precision, "step_s": step_s}
+        runs.append(report_run(results, "single", image=[64, 64], **keys))
     failed = {"cause": "rank 0 failed: the loss is nan at step 2", "reason": "nan"}
-    made.append(report_run(results, "pp", state="failed", image=[96, 96], **failed))
-    return made
+    return [*runs, report_run(results, "pp", state="failed", image=[96, 96], **failed)]
 
 
 def _config(results: Path, layout: str, changes: dict[str, Any]) -> RunConfig:
