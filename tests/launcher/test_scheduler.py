@@ -16,10 +16,11 @@ from hires.launcher.slurm import allocation, scheduler
 from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.scheduler import cancel, job_states
 
-ENDED = JobStatus("ended", "CANCELLED")
-
-
 JOBS = [{"job": "12", "index": None}, {"job": "13", "index": 4}]
+DISABLED = {"err": "Slurm accounting storage is disabled\n", "code": 1}
+ELEMENTS = [{"job": "9", "index": n} for n in (3, 5, 9, 12, 16, 20)]
+WAITS, RUNS = JobStatus("pending", "JobArrayTaskLimit"), JobStatus("running")
+CANCELLED = JobStatus("ended", "CANCELLED")
 
 
 @pytest.fixture
@@ -46,46 +47,68 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
-def test_waiting_and_running_jobs(slurm):
-    slurm(
-        "squeue",
-        "12|N/A|PENDING|2031-02-03T04:05:06|(Nodes required | are DOWN)\n"
-        "13|4|RUNNING|2031-01-01T00:00:00|None\n",
-    )
-    assert job_states(JOBS) == {
-        "12": JobStatus("pending", "(Nodes required | are DOWN)", "2031-02-03T04:05:06"),
-        "13_4": JobStatus("running"),
-    }
-    assert "--jobs=12,13" in slurm.words("squeue")
-
-
-def test_job_that_squeue_has_forgotten_is_found_in_the_accounts(slurm):
-    slurm("squeue", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
-    slurm("sacct", "12|TIMEOUT|None\n13_4|CANCELLED by 1000|None\n")
-    assert job_states(JOBS) == {
-        "12": JobStatus("ended", "TIMEOUT"),
-        "13_4": JobStatus("ended", "CANCELLED"),
-    }
-
-
-def test_elements_that_were_cancelled_with_their_array_are_not_gone(slurm):
-    """Slurm lists an array of which nothing waits any more without the indices of what did."""
-    slurm("squeue", "13|N/A|CANCELLED|N/A|None\n13|0|COMPLETED|N/A|None\n")
-    slurm("sacct", code=1)
-    slurm("scontrol", "JobId=13 ArrayJobId=13 ArrayTaskId=N/A JobState=CANCELLED Reason=None\n")
-    jobs = [{"job": "13", "index": index} for index in (0, 4)]
-    assert job_states(jobs) == {"13_0": JobStatus("ended", "COMPLETED"), "13_4": ENDED}
-
-
-def test_without_accounts_scontrol_is_queried(slurm):
-    slurm("squeue")
-    slurm("sacct", err="Slurm accounting storage is disabled\n", code=1)
-    slurm("scontrol", "JobId=12 JobName=x JobState=NODE_FAIL Reason=None StartTime=Unknown\n")
-    assert job_states(JOBS[:1])["12"] == JobStatus("ended", "NODE_FAIL")
-    for words in ("Invalid job id specified", "Job 12 not found"):
-        slurm("scontrol", err=f"slurm_load_jobs error: {words}\n", code=1)
-        assert job_states(JOBS[:1])["12"] == JobStatus("gone")
-    assert slurm.words("scontrol") == ["show", "job", "12", "--oneliner"] * 3
+@pytest.mark.parametrize(
+    ("jobs", "squeue", "sacct", "scontrol", "states"),
+    [
+        (
+            JOBS,
+            "12|N/A|PENDING|2031-02-03T04:05:06|(Nodes required | are DOWN)\n"
+            "13|4|RUNNING|2031-01-01T00:00:00|None\n",
+            DISABLED,
+            {"code": 1},
+            [JobStatus("pending", "(Nodes required | are DOWN)", "2031-02-03T04:05:06"), RUNS],
+        ),
+        # What squeue has forgotten is in the accounts, or scontrol knows it.
+        (
+            JOBS,
+            "",
+            {"out": "12|TIMEOUT|None\n13_4|CANCELLED by 1000|None\n"},
+            {"code": 1},
+            [JobStatus("ended", "TIMEOUT"), CANCELLED],
+        ),
+        (
+            JOBS[:1],
+            "",
+            DISABLED,
+            {"out": "JobId=12 JobName=x JobState=NODE_FAIL Reason=None StartTime=Unknown\n"},
+            [JobStatus("ended", "NODE_FAIL")],
+        ),
+        (JOBS[:1], "", DISABLED, {"err": "Job 12 not found\n", "code": 1}, [JobStatus("gone")]),
+        # Slurm lists an array of which nothing waits any more without the indices of what did.
+        (
+            [{"job": "13", "index": index} for index in (0, 4)],
+            "13|N/A|CANCELLED|N/A|None\n13|0|COMPLETED|N/A|None\n",
+            DISABLED,
+            {"out": "JobId=13 ArrayJobId=13 ArrayTaskId=N/A JobState=CANCELLED Reason=None\n"},
+            [JobStatus("ended", "COMPLETED"), CANCELLED],
+        ),
+        (
+            ELEMENTS,
+            "9|3|RUNNING|N/A|None\n9|5-9,12-20:4%2|PENDING|N/A|JobArrayTaskLimit\n",
+            DISABLED,
+            {"code": 1},
+            [RUNS, *[WAITS] * 5],
+        ),
+        (
+            ELEMENTS[:3],
+            "9|3|RUNNING|N/A|None\n",
+            DISABLED,
+            {
+                "out": "JobId=11 ArrayJobId=9 ArrayTaskId=3 JobState=FAILED Reason=x\n"
+                "JobId=10 ArrayJobId=9 ArrayTaskId=4-5%1 JobState=CANCELLED Reason=None\n"
+            },
+            [RUNS, CANCELLED, JobStatus("gone")],
+        ),
+    ],
+)
+def test_states_of_jobs(slurm, jobs, squeue, sacct, scontrol, states):
+    slurm("squeue", squeue)
+    slurm("sacct", **sacct)
+    slurm("scontrol", **scontrol)
+    assert list(job_states(jobs).values()) == states
+    numbers = ",".join(dict.fromkeys(job["job"] for job in jobs))
+    assert f"--jobs={numbers}" in slurm.words("squeue")
+    assert slurm.letters("squeue") == "0\n"  # lists of elements are not cut after 64 characters
 
 
 def test_tool_that_fails_hangs_or_is_missing_gives_no_answer(slurm, monkeypatch, tmp_path):
@@ -100,32 +123,6 @@ def test_tool_that_fails_hangs_or_is_missing_gives_no_answer(slurm, monkeypatch,
     answer = job_states(JOBS[:1])["12"]
     assert answer.state == "unknown"
     assert "squeue is not installed here" in answer.reason
-
-
-def test_elements_that_wait_are_understood_where_slurm_lists_them_together(slurm):
-    lines = ("9|3|RUNNING|N/A|None", "9|5-9,12-20:4%2|PENDING|N/A|JobArrayTaskLimit")
-    slurm("squeue", "\n".join(lines) + "\n")
-    jobs = [{"job": "9", "index": n} for n in (3, 5, 9, 12, 16, 20)]
-    answers = job_states(jobs)
-    assert answers.pop("9_3") == JobStatus("running")
-    assert set(answers) == {"9_5", "9_9", "9_12", "9_16", "9_20"}
-    assert set(answers.values()) == {JobStatus("pending", "JobArrayTaskLimit")}
-    assert slurm.words("squeue")[-2] == "--jobs=9"
-    assert slurm.letters("squeue") == "0\n"  # lists of tasks are not cut after 64 characters
-
-
-def test_element_that_neither_squeue_nor_the_accounts_list_is_asked_for_by_its_array(slurm):
-    slurm("squeue", "9|3|RUNNING|N/A|None\n")
-    slurm("sacct", code=1)
-    line = "JobId=10 ArrayJobId=9 ArrayTaskId=4-5%1 JobState=CANCELLED Reason=None"
-    slurm("scontrol", f"JobId=11 ArrayJobId=9 ArrayTaskId=3 JobState=FAILED Reason=x\n{line}\n")
-    answers = job_states({"job": "9", "index": n} for n in (3, 4, 6))
-    assert answers == {
-        "9_3": JobStatus("running"),
-        "9_4": JobStatus("ended", "CANCELLED"),
-        "9_6": JobStatus("gone"),
-    }
-    assert slurm.words("scontrol") == ["show", "job", "9", "--oneliner"]
 
 
 def test_cancel_is_one_call_without_a_shell_whose_refusal_is_quoted(slurm):
@@ -180,13 +177,9 @@ def test_ranks_are_spread_evenly_over_the_nodes_of_a_job(routed):
     assert not any(word.startswith(("--gpus", "--gres")) for word in found.ranks[4].prefix)
     assert (found.address, found.interface, found.relayed) == ("10.0.0.1", None, True)
     assert [place.node for place in places(num_ranks=1).ranks] == ["n1"]
+    assert (found.ports, places(port=29500).ports) == ((10042, 0, 0), (29500,))
     one_machine = (JobNode("n1", "a", "127.0.0.1"), JobNode("n2", "a", "127.0.0.1"))
     assert places(one_machine).address == "127.0.0.1"
-
-
-def test_port_follows_from_the_job_unless_the_user_chose(routed):
-    assert places().ports == (10042, 0, 0)
-    assert places(port=29500).ports == (29500,)
 
 
 def test_nodes_that_do_not_reach_each_other_are_named(monkeypatch):
@@ -214,3 +207,82 @@ def test_job_and_its_nodes_are_read_from_slurm(monkeypatch):
     for name, value in {"SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3"}.items():
         monkeypatch.setenv(name, value)
     assert allocation.current().array == ("8", 3)
+
+
+@pytest.fixture
+def scontrol(slurm, tmp_path):
+    """Sets what scontrol says of job 7 and of its nodes."""
+
+    def answer(job: str, *nodes: str) -> None:
+        slurm("scontrol")
+        lines = "\\n".join(nodes)
+        (tmp_path / "bin" / "scontrol").write_text(
+            f'#!/bin/sh\nif [ "$2" = job ]; then echo "{job}"; else printf "{lines}\\n"; fi\n'
+        )
+
+    return answer
+
+
+JOB = Allocation("7", None, HERE)
+UP = ("NodeName=n1 State=MIXED", "NodeName=n2 State=IDLE")
+DOWN = ("NodeName=n1 State=MIXED", "NodeName=n2 State=DOWN*+NOT_RESPONDING Reason=test")
+AGAIN = "JobState=COMPLETING Restarts=1"
+OF_DAEMON = "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2031-01-02T03:04:05 DUE TO "
+NODE_LOG = f"{OF_DAEMON}NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"
+OF_SRUN = "srun: error: Node failure on n2"
+
+
+@pytest.mark.parametrize(
+    ("job", "nodes", "log", "reason", "queued", "cause"),
+    [
+        ("JobState=CANCELLED Restarts=0 PreemptTime=None", UP, "", None, False, ""),
+        ("JobState=RUNNING Restarts=0 PreemptTime=None", UP, "", None, False, ""),
+        ("JobState=COMPLETING Restarts=0", UP, "", None, False, ""),
+        (AGAIN, UP, "", "preempted", True, "was preempted"),
+        ("JobState=PENDING Restarts=1", DOWN, "", "node", True, "n2 went down"),
+        ("JobState=COMPLETING Restarts=0", DOWN, "", "node", False, "n2 went down"),
+        ("JobState=NODE_FAIL Restarts=0", UP, "", "node", False, ""),
+        ("JobState=RUNNING Restarts=0 PreemptTime=2031-01-02", UP, "", "preempted", False, ""),
+        ("JobState=PREEMPTED Restarts=0", UP, "", "preempted", False, ""),
+        ("JobState=TIMEOUT Restarts=0", UP, "", "timeout", False, ""),
+        # A node that is back when Slurm is queried is known by the logs of the ranks.
+        (AGAIN, UP, OF_SRUN, "node", True, "n2 went down"),
+        (AGAIN, UP, NODE_LOG, "node", True, "a node went down"),
+        (AGAIN, UP, f"{NODE_LOG}\n{OF_SRUN}", "node", True, "n2 went down"),
+        (AGAIN, UP, OF_DAEMON + "PREEMPTION ***", "preempted", True, "was preempted"),
+        (AGAIN, UP, f"this rank prints: {OF_SRUN}", "preempted", True, "was preempted"),
+    ],
+)
+def test_words_of_slurm_say_who_ended_the_job(
+    scontrol, tmp_path, job, nodes, log, reason, queued, cause
+):
+    scontrol(f"JobId=7 {job}", *nodes)
+    logs = [tmp_path / f"rank000{rank}.log" for rank in range(3)]  # the third is missing
+    logs[0].write_text("srun: Job step aborted\n")
+    logs[1].write_text(f"step 3\n{log}\nTerminated\n")
+    found = JOB.after_sigterm(logs)
+    assert (found and found.reason) == reason
+    assert (found is not None and found.requeued) == queued
+    assert found is None or cause in found.cause
+
+
+def test_earlier_starts_of_the_same_job_are_no_sign(scontrol, monkeypatch):
+    scontrol("JobId=7 JobState=RUNNING Restarts=2 PreemptTime=None", *UP)
+    for restarts, is_sign in (("2", False), ("1", True)):
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+        assert (JOB.after_sigterm() is not None) == is_sign
+    monkeypatch.setenv("PATH", "/nowhere")  # Slurm does not answer
+    assert JOB.after_sigterm() is None
+
+
+def test_little_time_left_means_a_time_limit(monkeypatch):
+    for left, reason, patience_s in (
+        ("3:00", "timeout", 175),
+        ("0:02", "timeout", 5),
+        ("2-00:00:00", "preempted", 115),
+        ("UNLIMITED", "preempted", 115),
+        ("", "preempted", 115),
+    ):
+        monkeypatch.setattr(scheduler, "ask", lambda *command, left=left: f"{left}\n")
+        making = JOB.after_sigusr2(120)
+        assert (making.reason, making.patience_s) == (reason, patience_s)
