@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from hires.core.config.run_config import from_dict
@@ -61,21 +59,6 @@ def test_plan_warns_where_the_cpu_lacks_instructions(name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        ({"name": "fp16", "weights": "bf16"}, "precision.weights=bf16 needs precision=bf16"),
-        ({"name": "fp64", "weights": "fp32"}, "does not go with precision=fp64"),
-        ({"name": "bf16", "loss_scale": 8}, "is for precision=fp16, not precision=bf16"),
-        ({"name": "fp16", "loss_scale": 0}, "must be dynamic, or a number above 0"),
-        ({"name": "fp16", "weights": "fp16"}, "is for task=infer"),
-    ],
-)
-def test_keys_that_do_not_go_together(keys, expected):
-    with pytest.raises(ConfigError, match=expected):
-        from_dict({"precision": keys})
-
-
-@pytest.mark.parametrize(
     ("task", "precision", "weights", "held", "autocast"),
     [
         ("train", "fp16", "auto", "float32", "float16"),
@@ -92,15 +75,3 @@ def test_types_of_weights_and_products(task, precision, weights, held, autocast)
     )
     assert (config.image_type, config.autocast_type) == (held, autocast)
     assert config.scales_loss is (task == "train" and precision == "fp16")
-
-
-def test_gpu_without_kernels_of_8_bits_is_warned_of(caplog):
-    device = RankDevice()
-    with caplog.at_level(logging.WARNING):
-        arithmetic.prepare(config_of("int8", task={"name": "infer"}), device, 0)
-        assert not caplog.records
-        device.lacks_for_int8 = "Triton is not installed"
-        for rank in (0, 1):
-            arithmetic.prepare(config_of("int8", task={"name": "infer"}), device, rank)
-    [record] = caplog.records
-    assert record.getMessage().endswith("Triton is not installed")

@@ -1,4 +1,4 @@
-"""Is the memory of the backend shm predicted as what a rank touches of it?"""
+"""Is the memory of the backend shm a part of the prediction?"""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from hires.engine.backend_memory import backend_bytes
 from hires.engine.footprint import footprint
 from hires.plan.memory import Room
 from tests.helpers.layouts import config_of, plan_of
-from tests.helpers.ranks import run_ranks
-from tests.helpers.touched_memory import touched_of_rank
 
 
 def planned(folder: Path, route: str, **parallel: Any) -> tuple[Any, Any]:
@@ -28,15 +24,6 @@ def planned(folder: Path, route: str, **parallel: Any) -> tuple[Any, Any]:
     plan = plan_of(config)
     assert plan.ok, plan.findings
     return config, plan
-
-
-@pytest.mark.dist
-def test_prediction_is_what_a_rank_touches(tmp_path: Path):
-    _, plan = planned(tmp_path, "shm", replicas=3)
-    for touched, predicted in run_ranks(touched_of_rank, plan.world, plan.to_dict(), 9):
-        assert predicted > 0
-        # Counters and the numbers of records are a few pages more.
-        assert 0.6 * predicted - 2**16 <= touched <= predicted + 2**16, (touched, predicted)
 
 
 def test_memory_of_backends_is_a_part_that_a_node_counts_once(tmp_path: Path):

@@ -134,7 +134,6 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def damage(run: Path) -> list[str]:
-    """Returns what the second attempt said of damaged checkpoints."""
     events = read_lines(file_names.attempt_dir(run, 1) / "events.jsonl")
     return [event["text"] for event in events if event["event"] == "checkpoint_damaged"]
 
@@ -186,25 +185,3 @@ def test_damaged_checkpoint_does_not_count_among_those_that_are_kept(stopped, tm
     assert sorted(there) == [2, 3, 4]
     for step in (2, 3):
         there[step].verify(there[step].files)
-
-
-@pytest.mark.parametrize(("verb", "harm"), [("export", f"{STAGE} bit -1"), ("run", "emptied")])
-def test_verbs_name_the_damage_and_take_the_checkpoint_before(
-    stopped, tmp_path, hires, caplog, verb, harm
-):
-    run = shutil.copytree(stopped, tmp_path / "run")
-    last, out = checkpoints.place(run, 4), tmp_path / "w.safetensors"
-    HARMS[harm](last)
-    words = {
-        "export": ["weights", "export", "--out", str(out)],
-        "run": ["run", "task=evaluate", "--dry-run"],
-    }[verb]
-    answer = hires(*words, f"weights={last}" if verb == "run" else str(last))
-    assert answer.code == 2
-    assert "step000004 is damaged" in answer.err
-    assert not out.exists()
-    if verb != "run":
-        answer = hires(*words, str(run))
-        assert answer.code == 0, answer.err
-        assert "step000004 is damaged" in caplog.text
-        assert "step000002 is used" in caplog.text

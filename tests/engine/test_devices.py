@@ -12,7 +12,7 @@ import torch
 from hires.core.config.run_config import to_dict
 from hires.core.errors import ConfigError
 from hires.core.ranks import compilers
-from hires.engine.device import HOST, RankDevice, open_device
+from hires.engine.device import open_device
 from tests.helpers import device_jobs
 from tests.helpers.device_jobs import MUTATIONS
 from tests.helpers.jobs import run_folders
@@ -70,41 +70,6 @@ def test_each_missing_move_to_the_device_and_memory_freed_early_fails():
 
 
 @pytest.mark.dist
-def test_operands_of_two_devices_are_refused_as_beside_a_gpu():
-    [found] = run_ranks(device_jobs.mixed_operands, 1)
-    refused = {name for name, answer in found.items() if answer == "RuntimeError"}
-    assert refused == {
-        *("add", "a number of the device", "cat", "stack numbers", "matmul", "linear", "put"),
-        *("out", "module", "numpy"),
-    }
-    assert "tensor(15.)" in found["index"]
-    assert found["copy to the host"] == "15.0" or "15." in found["copy to the host"]
-    assert found["tensor"] == "[1, 2]"
-
-
-@pytest.mark.dist
-def test_copy_without_its_event_is_seen():
-    [(early, behind, begun, back, plain)] = run_ranks(device_jobs.late_copies, 1)
-    assert all(number != number for number in (*early, *begun))  # NaN
-    assert behind == [1.0, 2.0, 3.0]
-    assert back == behind
-    assert plain == [7.0, 7.0, 7.0]
-
-
-@pytest.mark.dist
-def test_memory_that_is_freed_before_another_stream_has_used_it_is_refused():
-    [found] = run_ranks(device_jobs.freed_memory, 1)
-    refused = {way for way, fails in found.items() if fails}
-    assert refused == {"used", "of_view", "used_elsewhere", "saved_for_backward"}
-    assert found.keys() - refused == {"not used", "kept", "synchronised"}
-
-
-@pytest.mark.dist
-def test_numbers_that_are_assigned_have_their_type():
-    assert run_ranks(device_jobs.assigned_numbers, 1) == [("torch.float32", [3.0, 5.0])]
-
-
-@pytest.mark.dist
 def test_messages_of_a_device_go_through_buffers_that_are_used_again():
     for rank, found in enumerate(run_ranks(device_jobs.staged_messages, 2)):
         for step in range(3):
@@ -150,16 +115,3 @@ def test_gpu_of_a_rank_is_its_own_in_turn(monkeypatch: pytest.MonkeyPatch):
 def test_cuda_without_a_gpu_is_refused():
     with pytest.raises(ConfigError, match="built for CPUs"):
         open_device("cuda", 0)
-
-
-def test_unknown_device_is_answered():
-    with pytest.raises(ConfigError, match="cuda"):
-        open_device("cuba", 0)
-
-
-def test_cpu_moves_nothing():
-    device, tensor = RankDevice(), torch.ones(2)
-    assert device.torch == HOST
-    assert device.place(tensor) is tensor
-    assert device.uploads() is None
-    assert device.memory() == {}

@@ -26,7 +26,6 @@ from hires.engine.evaluation_intervals import (
     overlap_intervals,
 )
 from hires.engine.image_similarity import similarity_sum
-from hires.engine.live_bytes import LiveBytes
 from tests.helpers.evaluations import EDSR, GEMS, UNET, evaluation, expected
 from tests.helpers.jobs import evaluate_each
 from tests.helpers.layouts import plan_of
@@ -37,7 +36,6 @@ from tests.helpers.saved import attempt, run_folder
 PIPE = {"stages": 2, "microbatches": 2}
 UNEVEN = {"stages": 2, "tiles": [[1, 1], [1, 2]], "microbatches": 2}
 LAYOUTS: dict[int, dict[str, tuple[str, dict[str, Any]]]] = {
-    1: {"one batch larger than the data": (CLASSES, {"batch": 16})},
     2: {
         "stages": (CLASSES, {"parallel": PIPE}),
         "pixels in tiles": (PIXELS, {**UNET, "parallel": {"tiles": [1, 2]}}),
@@ -96,12 +94,6 @@ def test_stopped_evaluation_goes_on_and_predicts_the_very_same(tmp_path: Path):
     record = records.read_record(stopped)
     assert (record["state"], record["evaluation"]["images"]) == ("done", 11)
     assert "samples" not in record["evaluation"]
-
-
-def test_steps_of_an_evaluation_are_those_of_one_pass():
-    config = evaluation(steps=99, measure={"warmup": 7})
-    assert [config.steps, config.measure.warmup, config.shuffles] == [3, 2, False]
-    assert evaluation(data={"split": "validation", "length": 40, "classes": 4}).steps == 1
 
 
 def counted_in_one_process(output: Any, target: Any, **keys: Any) -> tuple[Any, Evaluator]:
@@ -231,14 +223,3 @@ def test_similarity_is_that_of_the_reference(side: int, monkeypatch):
     made[1, 8, 8] = math.inf
     assert math.isnan(similarity_sum(made, wanted))
     assert similarity_sum(made[:, :10], wanted[:, :10]) == 0.0
-
-
-def test_memory_of_similarity_does_not_grow_with_the_image():
-    # 11 copies of the image in float64 were there at once, and none of them in the prediction.
-    for rows, cols in ((300, 400), (900, 700)):
-        made, wanted = torch.rand(3, rows, cols), torch.rand(3, rows, cols)
-        with LiveBytes() as live:
-            live.assign([made, wanted], "buffers")
-            before = live.peak_bytes
-            similarity_sum(made, wanted)
-        assert live.peak_bytes - before < 6 * 2**20

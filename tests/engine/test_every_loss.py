@@ -41,8 +41,6 @@ def with_network(net, **keys):
 
 CASES = {
     "masks, one score, bce": ("masks", with_network(UNET, classes=1), "bce"),
-    "masks, one score, dice": ("masks", with_network(UNET, classes=1), "dice"),
-    "masks, two scores, bce": ("masks", UNET, "bce"),
     "classes, one score, cross-entropy": ("folder", with_network(NET, classes=1), "cross_entropy"),
     "classes, one score, custom": ("folder", with_network(NET, classes=1), "custom"),
     "classes, two scores, dice": ("folder", NET, "dice"),
@@ -77,7 +75,6 @@ def files(root, data, channels):
 
 
 def folder_of(tmp_path, **keys):
-    """Returns the config of a run and its folder."""
     config = with_classes(config_of(**keys))
     return config, run_folder(tmp_path / config.task.name, config)
 

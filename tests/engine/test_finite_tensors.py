@@ -18,6 +18,8 @@ from hires.engine.weights_file import open_weights
 from tests.helpers.layouts import config_of, plan_of
 
 NAN, INF = float("nan"), float("inf")
+NET = {"model": {"name": "resnet", "depth": 18, "classes": 4}, "image": [32, 32]}
+EARLIER = "earlier checkpoint"
 
 
 def started(config: RunConfig) -> float | None:
@@ -39,79 +41,48 @@ def damaged(path: Path, name: str, place: tuple[int, ...], value: float, **keys:
     return config
 
 
-CASES = {
-    "a weight behind which a norm is folded": ("layer2.0.conv1.weight", (1, 2, 0, 1), NAN),
-    "a negative variance": ("bn1.running_var", (0,), -1.0),
-    "a layer that is not folded": ("fc.bias", (1,), -INF),
-}
-NET = {"model": {"name": "resnet", "depth": 18, "classes": 4}, "image": [32, 32]}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_inference_refuses_and_names_the_tensor_its_value_and_its_file(tmp_path, case):
-    name, place, value = CASES[case]
-    task = {"fc.bias": "calibrate"}.get(name, "infer")
-    config = damaged(tmp_path, name, place, value, task={"name": task}, **NET)
-    with pytest.raises(RunError) as refused:
-        started(config)
-    text = str(refused.value)
-    assert text.startswith(f"{name} of weights={config.weights} is")
-    assert f"{value:g} at {[*place]}, 1 of" in text
-    assert "earlier checkpoint" in text
-
-
 @pytest.mark.parametrize(
-    ("name", "value", "precision"),
+    ("task", "precision", "name", "place", "value", "words"),
     [
-        ("bn1.weight", NAN, "fp32"),
-        ("fc.weight", 1e300, "fp32"),
-        ("conv1.weight", 1e6, "fp16"),
+        # A weight behind which a norm is folded, a variance, and a layer that is not folded.
+        ("infer", "fp32", "layer2.0.conv1.weight", (1, 2, 0, 1), NAN, (EARLIER, "nan at [1, 2, 0")),
+        ("infer", "fp32", "bn1.running_var", (0,), -1.0, (EARLIER, "-1 at [0], 1 of")),
+        ("calibrate", "fp32", "fc.bias", (1,), -INF, (EARLIER, "-inf at [1], 1 of")),
+        ("infer", "fp16", "fc.weight", (1, 1), 1e5, ("inf at [1, 1]", "use precision=bf16")),
+        # The loss of a training was nan after the first step, and a smaller lr the remedy.
+        ("train", "fp32", "bn1.weight", (1,), NAN, ("other",)),
+        ("train", "fp32", "fc.weight", (1, 1), 1e300, ("other",)),
+        ("train", "fp16", "conv1.weight", (1, 1), 1e6, ("other",)),
     ],
 )
-def test_training_that_begins_with_numbers_it_cannot_hold_names_them(
-    tmp_path, name, value, precision
+def test_tensor_its_value_and_its_file_are_named(
+    tmp_path, task, precision, name, place, value, words
 ):
-    # The loss was nan after the first step, and a smaller lr the remedy.
-    net = {**NET, "task": {"name": "train"}}
-    place = (1,) if name == "bn1.weight" else (1, 1)
-    config = damaged(tmp_path, name, place, value, **net)
+    config = damaged(tmp_path, name, place, value, task={"name": task}, **NET)
     config.precision.name = precision
     with pytest.raises(RunError) as refused:
         started(config)
     text = str(refused.value)
     assert text.startswith(f"{name} of weights={config.weights} ")
-    assert "another file" in text or "other weights" in text
+    assert all(word in text for word in words)
     assert "lr" not in text.replace(str(config.weights), "")
-
-
-def test_layers_that_overflow_a_type_of_16_bits_are_named(tmp_path):
-    config = damaged(tmp_path, "fc.weight", (1, 1), 1e5, task={"name": "infer"}, **NET)
-    assert started(config) is None
-    config.precision.name = "fp16"
-    with pytest.raises(RunError, match=r"fc\.weight .*inf at \[1, 1\].*use precision=bf16"):
-        started(config)
 
 
 class Masked(torch.nn.Module):
     """Adds a mask of minus infinity, as attention does."""
 
-    def __init__(self) -> None:
+    def __init__(self, classes: int = 4) -> None:
         super().__init__()
-        self.fc = torch.nn.Linear(3, 4)
+        self.fc = torch.nn.Linear(3, classes)
         self.register_buffer("mask", torch.tensor([0.0, -INF, 0.0]))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(torch.softmax(x.mean((2, 3)) + self.mask, 1))  # type: ignore[no-any-return]
 
 
-def masked() -> torch.nn.Module:
-    return Masked()
-
-
 def test_a_mask_of_infinities_is_no_fault(tmp_path):
-    model = {"name": "custom", "target": "tests.engine.test_finite_tensors:masked", "classes": 4}
+    model = {"name": "custom", "target": f"{__name__}:Masked", "classes": 4}
     keys = {"task": {"name": "infer"}, "model": model}
-    config = damaged(tmp_path, "mask", (1,), -INF, **keys)
-    started(config)
+    started(damaged(tmp_path, "mask", (1,), -INF, **keys))
     with pytest.raises(RunError, match=r"mask of .* is not finite: nan at \[2\]"):
         started(damaged(tmp_path, "mask", (2,), NAN, **keys))

@@ -24,19 +24,6 @@ def test_views_count_once_and_freed_storages_not_at_all():
     assert sum(live.at_peak.values()) == 80
 
 
-def test_part_of_a_tensor_is_what_was_said_last():
-    with LiveBytes() as live:
-        x = torch.zeros(10)
-        live.assign([x, None], "params")
-        live.assign([x], "buffers")
-        assert live.now == {
-            **dict.fromkeys(live.now, 0),
-            "buffers": 40,
-        }
-        live.forget_peak()
-        assert live.at_peak["buffers"] == 40
-
-
 def test_convolution_holds_its_weights_twice_while_it_runs():
     x, weight = torch.zeros(2, 4, 8, 8), torch.zeros(6, 4, 3, 3)
     with LiveBytes() as live:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from hires.core.errors import ConfigError, RunError
 from hires.engine import network_files
@@ -66,13 +65,6 @@ def test_damaged_checkpoint_leaves_no_file(tmp_path, monkeypatch):
     assert [*tmp_path.iterdir()] == [source]
 
 
-def test_place_that_cannot_be_written_is_named(tmp_path):
-    save_file(state(), tmp_path / "old.safetensors")
-    path = tmp_path / "no" / "new.safetensors"
-    with pytest.raises(ConfigError, match=r"cannot write .*new\.safetensors.*--out"):
-        write_weights(str(tmp_path / "old.safetensors"), path, {}, [], config_of())
-
-
 @pytest.mark.parametrize("name", ["new.safetensors", "new.pt2"])
 def test_full_disk_is_named_before_torch_meets_it(tmp_path, monkeypatch, trained, name):
     # torch's writers end the process, or raise without a cause.
@@ -120,24 +112,3 @@ def test_onnx_computes_the_network_for_any_batch(tmp_path, trained):
     with torch.no_grad():
         expected = whole_model(trained)(images)
     torch.testing.assert_close(torch.from_numpy(outputs), expected, rtol=1e-3, atol=1e-4)
-
-
-def test_missing_package_is_named(tmp_path, trained, monkeypatch):
-    monkeypatch.setattr(network_files.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"onnx, onnxscript not installed: pip install"):
-        write_network(trained, "onnx", tmp_path / "net.onnx")
-    assert not (tmp_path / "net.onnx").exists()
-
-
-class Counting(nn.Module):
-    """Its shapes follow from the numbers of its images."""
-
-    def forward(self, x):
-        return x[x > 0][: int(x.sum() > 0)]
-
-
-def test_network_that_torch_cannot_export_leaves_no_file(tmp_path, trained, monkeypatch):
-    monkeypatch.setattr(network_files, "whole_model", lambda config: Counting())
-    with pytest.raises(ConfigError, match="cannot be exported for any batch"):
-        write_network(trained, "exported", tmp_path / "net.pt2")
-    assert not [*tmp_path.glob("*.pt2*")]

@@ -15,7 +15,7 @@ import tifffile
 from hires.core.errors import RunError
 from hires.core.store import shared_files, zarr_files
 from hires.core.store.zarr_files import ZarrFolder, map_chunks
-from hires.engine import map_formats, prediction_maps
+from hires.engine import prediction_maps
 from hires.engine.map_formats import MapKind
 from hires.engine.prediction_maps import PredictionMaps, safe_names
 
@@ -27,7 +27,6 @@ def grey(rows, columns, classes=()):
 
 
 def read(path, kind):
-    """Returns the numbers of a map, in any format."""
     if path.suffix == ".tif":
         return tifffile.imread(path)
     folder = ZarrFolder(path, kind.shape, map_chunks(kind.shape, kind.axes), kind.dtype)
@@ -53,16 +52,6 @@ def test_many_writers_make_one_file_of_all_parts(tmp_path, monkeypatch, form):
         assert (made == whole[sample]).all()
 
 
-def test_large_files_are_big_tiffs(tmp_path, monkeypatch):
-    monkeypatch.setattr(map_formats, "BIG_BYTES", 2000)
-    for size, is_big in ((40, False), (60, True)):
-        maps = PredictionMaps(tmp_path, [f"{size}"], grey(size, size))
-        maps.write(0, np.full((2, size), 7, np.uint8), (slice(1, 3), slice(None)))
-        with tifffile.TiffFile(tmp_path / f"{size}.tif") as file:
-            assert file.is_bigtiff == is_big
-            assert file.asarray()[:4, 0].tolist() == [0, 7, 7, 0]
-
-
 @pytest.mark.parametrize("form", ["tiff", "zarr"])
 def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch, form):
     def full(*args):
@@ -76,25 +65,16 @@ def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch, form)
 
 
 @pytest.mark.parametrize("form", ["tiff", "zarr"])
-def test_file_of_an_earlier_attempt_is_taken_and_stays_there(tmp_path, monkeypatch, form):
-    suffix = FORMATS[form]
-    for links in (True, False):
-        old, new = tmp_path / f"old{links}", tmp_path / f"new{links}"
-        PredictionMaps(old, ["x"], grey(2, 2), form).write(
-            0, np.eye(2, dtype=np.uint8), (slice(None), slice(None))
-        )
-        if not links:
-
-            def refuse(*args):
-                raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-            monkeypatch.setattr(prediction_maps.os, "link", refuse)
-        maps = PredictionMaps(new, ["x"], grey(2, 2), form)
-        maps.adopt(0, old)
-        maps.adopt(0, old)  # it is there already
-        assert [p.name for p in new.iterdir()] == [f"x{suffix}"]
-        for folder in (old, new):
-            assert (read(folder / f"x{suffix}", grey(2, 2)) == np.eye(2)).all()
+def test_file_of_an_earlier_attempt_is_taken_and_stays_there(tmp_path, form):
+    old, new, suffix = tmp_path / "old", tmp_path / "new", FORMATS[form]
+    maps, numbers = PredictionMaps(old, ["x"], grey(2, 2), form), np.eye(2, dtype=np.uint8)
+    maps.write(0, numbers, (slice(None), slice(None)))
+    maps = PredictionMaps(new, ["x"], grey(2, 2), form)
+    maps.adopt(0, old)
+    maps.adopt(0, old)  # it is there already
+    assert [p.name for p in new.iterdir()] == [f"x{suffix}"]
+    for folder in (old, new):
+        assert (read(folder / f"x{suffix}", grey(2, 2)) == numbers).all()
     with pytest.raises(RunError, match=rf"cannot write .*y\{suffix}"):
         PredictionMaps(new, ["y"], grey(2, 2), form).adopt(0, old)
 
@@ -211,14 +191,3 @@ def test_zarr_itself_reads_what_tiles_wrote(tmp_path, monkeypatch, axes):
     assert (array.dtype, array.shape) == (whole.dtype, whole.shape)
     assert (array[:] == whole).all()
     assert array.attrs.asdict() == ({"classes": ["a<b", "{é}", "c__"]} if kind.classes else {})
-
-
-def test_an_image_of_one_colour_is_one_page(tmp_path):
-    form = "ome-tiff"
-    # Its last axis, of one colour, was taken for its columns, and each row for a page.
-    image = np.random.default_rng(0).random((20, 31, 1)).astype(np.float32)
-    kind = MapKind(image.shape, np.float32, "YXS")
-    PredictionMaps(tmp_path, ["x"], kind, form).write(0, image, (slice(None),) * 3)
-    with tifffile.TiffFile(tmp_path / f"x{FORMATS[form]}") as file:
-        assert (file.series[0].axes, len(file.pages)) == ("YX", 1)
-        assert (file.asarray() == image[..., 0]).all()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +11,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import compilers
-from hires.core.store import provenance
 from hires.core.store.reading import read_lines
 from hires.engine import region_compiler
 from hires.engine.build import filled_tensors, place_tensors
 from hires.engine.device import HOST
 from hires.engine.recomputed_masks import RecomputedMasks
-from hires.engine.region_compiler import LateGraphs
 from hires.engine.region_tensorrt import RegionModule
 from hires.engine.verify_int8 import alone
 from hires.parallel import compiled_region
@@ -62,14 +58,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 needs_compiler = pytest.mark.skipif(
     compilers.missing("cpu") is not None, reason=str(compilers.missing("cpu"))
 )
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_compiled_step_is_that_of_one_process(tmp_path):
-    made = verified(tmp_path, parallel={"microbatches": 2}, **TINY)
-    assert made["compiled"] == {"regions": 1, "failed": 0, "later": 0}
-    assert made["max_rel_err"] < 1e-10
 
 
 @needs_compiler
@@ -137,19 +125,6 @@ def test_missing_compiler_is_named_before_ranks_start(monkeypatch):
     require_compilers(config_of(device="cpu"))
 
 
-def test_triton_compiler_is_the_one_that_cc_names(monkeypatch):
-    monkeypatch.setattr(compilers.util, "find_spec", lambda name: None)
-    assert "Triton is not installed" in (compilers.missing("cuda") or "")
-    assert "pip install 'hires[tensorrt]'" in (compilers.missing("cuda", "tensorrt") or "")
-    monkeypatch.setattr(compilers.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(compilers.Path, "is_file", lambda path: True)
-    monkeypatch.setattr(compilers.shutil, "which", lambda name: name == "clang")
-    monkeypatch.delenv("CC", raising=False)
-    assert compilers.missing("cuda") is None
-    monkeypatch.setenv("CC", "no-such-cc")
-    assert "no C compiler (no-such-cc)" in (compilers.missing("cuda") or "")
-
-
 @pytest.mark.slow
 @needs_compiler
 def test_run_compiles_before_its_first_step(tmp_path):
@@ -160,79 +135,6 @@ def test_run_compiles_before_its_first_step(tmp_path):
     assert kinds == ["ready", "step", "step", "step", "done"]
     assert compiled["kind"] == "compiled"
     assert (compiled["rank"], compiled["regions"], compiled["failed"]) == (0, 1, 0)
-
-
-def test_step_that_compiles_is_named(monkeypatch, caplog):
-    counters = torch._dynamo.utils.counters["stats"]
-    monkeypatch.setitem(counters, "unique_graphs", 3)
-    late = LateGraphs(config_of(engine={"compile": "stage"}))
-    assert late.of_step(0) == 0
-    counters["unique_graphs"] = 5
-    assert [late.of_step(1), late.of_step(2)] == [2, 0]
-    assert "torch compiled 2 graphs in step 1" in caplog.text
-    assert LateGraphs(config_of()).of_step(0) == 0
-
-
-def test_too_many_variants_run_node_by_node(monkeypatch):
-    node = Node("half", "mul.Scalar", {"self": {"value": "x"}, "other": 0.5}, [2], "float32")
-    region = CompiledRegion([(node, lambda values: values["x"] * 0.5, ["x"])], {"half"})
-    compile_ = functools.partial(torch.compile, backend="eager")
-    monkeypatch.setattr(compiled_region.torch, "compile", compile_)
-    region.compile(0)
-    with torch._dynamo.config.patch(recompile_limit=1):
-        for size in (2, 3):
-            assert not region.failure
-            values: dict[str, Any] = {"x": torch.ones(size)}
-            region.run(values)
-            assert values["half"].tolist() == [0.5] * size
-    assert region.failure == "it met too many shapes or types"
-
-
-CPU = "model name : A\nflags : fpu {}\ncpu MHz : {}\n\nmodel name : B\n"
-
-
-def test_machines_share_what_is_compiled_if_their_cpus_are_alike(monkeypatch):
-    def folder(text: str) -> Path:
-        monkeypatch.setattr(provenance.Path, "read_text", lambda *args, **keys: text)
-        provenance._cpu_facts.cache_clear()
-        return region_compiler._cache()
-
-    try:
-        first = folder(CPU.format("avx2", 1000))
-        assert folder(CPU.format("avx2", 2000)) == first
-        assert folder(CPU.format("avx2 movdir64b", 1000)) != first
-        assert folder("Features : fp asimd\n") != folder("Features : fp asimd sve\n")
-        monkeypatch.setattr(torch, "__version__", "0.0")
-        assert folder(CPU.format("avx2", 1000)) != first
-    finally:
-        provenance._cpu_facts.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("device", "keys", "constant", "deterministic"),
-    [
-        ("cpu", {"task": {"name": "infer"}, "precision": {"name": "fp32"}}, True, False),
-        ("cpu", {"task": {"name": "infer"}}, False, False),
-        ("cpu", {"precision": {"name": "fp32"}}, False, False),
-        ("cuda", {"task": {"name": "infer"}, "precision": {"name": "fp32"}}, False, True),
-    ],
-)
-def test_compiler_is_set_for_device_and_task(monkeypatch, device, keys, constant, deterministic):
-    from torch._inductor import config as inductor
-
-    before = {"freezing": not constant, "deterministic": not deterministic}
-    before |= {"joint_custom_post_pass": None, "compile_threads": 1}
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/anywhere")
-    monkeypatch.setattr(compilers, "missing", lambda device, mode="stage": None)
-    engine: Any = types.SimpleNamespace(device=types.SimpleNamespace(torch=torch.device(device)))
-    with (
-        inductor.patch(before),
-        torch._dynamo.config.patch(recompile_limit=8),
-        torch._functorch.config.patch(force_non_lazy_backward_lowering=False),
-    ):
-        region_compiler._prepare(engine, config_of(**keys))
-        assert (inductor.freezing, inductor.deterministic) == (constant, deterministic)
-        assert (inductor.joint_custom_post_pass is None) == (device == "cuda")
 
 
 def test_masks_are_computed_again_in_backward():

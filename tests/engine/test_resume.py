@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hires.core.errors import PREEMPTED, ConfigError
+from hires.core.errors import PREEMPTED
 from hires.core.ranks.world import World
 from hires.core.store import checkpoints, file_names, records
 from hires.core.store.reading import read_lines
 from hires.engine import checkpoint, tensorfile, validate
 from tests.helpers.custom_nets import Steep
 from tests.helpers.ranks import run_ranks
-from tests.helpers.run_folders import saved_stages
 from tests.helpers.saved import (
     attempt,
     config_at,
@@ -212,14 +210,6 @@ def test_longer_run_continues_a_shorter_one_bit_by_bit(whole, tmp_path):
     assert record["lineage"] == [{"run": first.name, "step": 4}]
     for key in ("skipped_steps", "loss_scale"):
         assert record[key] == records.read_record(whole)[key]
-
-
-def test_run_that_differs_in_more_than_its_steps_is_not_continued(tmp_path):
-    run, other = make(tmp_path, steps=3), make(tmp_path, steps=6, seed=1)
-    config, place = config_at(other), saved_stages([], run, 2)
-    saving = replace(config.checkpoint, continues=str(place))
-    with pytest.raises(ConfigError, match="differs in more than its steps"):
-        checkpoints.candidates(other, replace(config, checkpoint=saving))
 
 
 def test_checkpoint_of_any_layout_resumes_in_any_other(tmp_path):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from hires.core.errors import RunError
 from hires.core.store.checkpoints import DamagedError
 from hires.engine import tensorfile
 from hires.engine.live_bytes import LiveBytes
@@ -63,23 +61,3 @@ def test_short_file_is_damaged(tmp_path: Path, size: int):
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(DamagedError, match="is damaged"):
         TensorFile(path)
-
-
-def test_file_that_is_not_there_is_damaged(tmp_path):
-    with pytest.raises(DamagedError, match="is damaged"):
-        TensorFile(tmp_path / "file")
-
-
-def test_header_is_aligned_and_numbers_too(tmp_path):
-    write(tmp_path / "file", TENSORS)
-    data = (tmp_path / "file").read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    assert length % 8 == 0
-    header = json.loads(data[8 : 8 + length])
-    for name, tensor in TENSORS.items():
-        assert header[name]["data_offsets"][0] % tensor.element_size() == 0
-
-
-def test_type_that_the_format_lacks_is_named(tmp_path):
-    with pytest.raises(RunError, match=r"spectrum is of type torch\.complex64"):
-        write(tmp_path / "file", {"spectrum": torch.zeros(2, dtype=torch.complex64)})

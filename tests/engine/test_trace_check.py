@@ -27,8 +27,6 @@ SHAPE = [2, 3, 12, 14]
 
 
 def function(forward: Any, backward: Any) -> Any:
-    """Returns an autograd.Function whose gradient is of its own."""
-
     def run(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         return forward(x)
@@ -62,7 +60,6 @@ class Middle(nn.Module):
             setattr(self, name, part)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> logits (n, 5)."""
         x = self.middle(self, F.relu(self.norm(self.conv1(x))))
         return self.head(self.conv2(x).mean((2, 3)))
 
@@ -90,7 +87,6 @@ class Counts(nn.Module):
     calls = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns more at each call."""
         self.calls += 1
         return x * self.calls
 
@@ -182,7 +178,6 @@ class Tiny(nn.Module):
         self.net = normed(nn.BatchNorm2d(8))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> (n, 10)."""
         return self.net(x) * 1e-9
 
 
@@ -272,5 +267,4 @@ def test_front_end_hears_of_it():
 
 
 def straight() -> nn.Module:
-    """Returns a network that hires cannot train."""
     return of_function(straight_through)

@@ -14,7 +14,6 @@ from hires.engine import verify
 from hires.engine.device import RankDevice
 from hires.engine.verify import lowers, noise_of, reference_step, summary, words
 from hires.engine.verify_bounds import BITWISE, EXACT, KINDS, LOWERED
-from hires.engine.verify_reruns import Rerun
 from hires.nets.trace import trace
 from tests.helpers.layouts import verified
 
@@ -36,13 +35,6 @@ def test_largest_error_of_all_ranks_decides():
     )
 
 
-def test_kind_that_neither_side_has_is_not_said_to_be_equal():
-    answer = summary([{"rank": 0, "errors": GOOD}], [*GOOD])
-    assert answer["ok"] is True
-    assert answer["errors"]["running_stats"] is None
-    assert answer["worst"]["running_stats"] is None
-
-
 def test_tensor_that_no_rank_compared_is_wrong():
     # A gradient owned by nobody went unnoticed, since only what ranks held was looked at.
     answer = summary([{"rank": 0, "errors": GOOD}], [*GOOD, "gradients/b.weight"])
@@ -50,9 +42,7 @@ def test_tensor_that_no_rank_compared_is_wrong():
     assert answer["errors"]["gradients"] == math.inf
 
 
-@pytest.mark.parametrize(
-    ("noise", "ok"), [(0.0, False), (1e-10, False), (3e-10, True), (1.0, True), (math.inf, True)]
-)
+@pytest.mark.parametrize(("noise", "ok"), [(1e-10, False), (3e-10, True), (math.inf, True)])
 def test_noise_excuses_ten_times_itself(noise, ok):
     errors = {**GOOD, "gradients/bias": 2e-9}
     answer = summary([{"rank": 0, "errors": errors}], [*errors], {"gradients/bias": noise})
@@ -95,21 +85,6 @@ def test_noise_of_a_network_that_amplifies_it_is_measured_by_several_draws(monke
     assert draws[-1] > draws[0] > 1e-12
 
 
-def test_reruns_keep_every_sample_with_its_output(monkeypatch):
-    net = net_of(nn.Conv2d(3, 8, 3))
-    config, reference = _step_of(monkeypatch, net)
-    for rerun in (Rerun(shift=0), Rerun(shift=1), Rerun(ulps=3)):
-        again = reference_step(config, RankDevice(), rerun)
-        torch.testing.assert_close(again["output/0"], reference["output/0"], rtol=0, atol=1e-12)
-    assert Rerun(shift=1).order(4).tolist() == [0, 3, 2, 1]
-
-
-def test_noise_of_float32_excuses_more_than_that_of_float64():
-    errors, noise = {**GOOD, "gradients/bias": 4e-6}, {"gradients/bias": 3e-6}
-    assert not summary([{"rank": 0, "errors": errors}], [], noise)["ok"]
-    assert summary([{"rank": 0, "errors": errors}], [], noise, LOWERED)["ok"]
-
-
 def _step_of(monkeypatch, net: nn.Module, batch: int = 4):
     config = from_dict({
         "image": 16, "batch": batch, "steps": 3, "precision": {"name": "fp64"},
@@ -140,17 +115,6 @@ def test_bias_before_a_norm_is_noise_and_its_weight_is_not(monkeypatch):
     assert noise["gradients/0.bias"] > 0
     assert noise["gradients/0.weight"] < 1e-12
     assert max(error for name, error in noise.items() if name.startswith("output/")) < 1e-12
-
-
-def test_network_that_treats_its_samples_differently_has_the_noise_of_an_ulp(monkeypatch):
-    class Cumulative(nn.Module):
-        def forward(self, x):
-            return x.cumsum(0)
-
-    config, reference = _step_of(monkeypatch, net_of(nn.Conv2d(3, 8, 3), Cumulative()))
-    clones = {n: t.clone() for n, t in reference.items()}
-    *_, noise = noise_of(config, RankDevice(), clones, draws=False)
-    assert max(noise.values()) < 1e-10
 
 
 class Float32Mean(nn.Module):
@@ -195,10 +159,8 @@ def test_zero_but_for_rounding_is_compared_with_the_largest_of_its_kind(bounds):
 @pytest.mark.dist
 def test_bias_before_a_norm_of_a_large_map_is_equal(tmp_path: Path):
     model = {"name": "custom", "target": "tests.helpers.library_jobs:biased", "classes": 10}
-    for seed in (0, 1):
-        tiles = {"tiles": [2, 1]}
-        answer = verified(tmp_path, image=224, batch=8, model=model, parallel=tiles, seed=seed)
-        assert answer["ok"], answer
+    answer = verified(tmp_path, image=160, batch=8, model=model, parallel={"tiles": [2, 1]})
+    assert answer["ok"], answer
 
 
 @pytest.mark.dist

@@ -9,7 +9,7 @@ import pytest
 
 from hires.core.config.run_config import to_dict
 from hires.engine.verify import summary
-from hires.engine.verify_bounds import EXACT, MOST, bounds_of, coarsest, longest_way
+from hires.engine.verify_bounds import EXACT, MOST, bounds_of, coarsest
 from tests.helpers.jobs import wrong_verify
 from tests.helpers.layouts import config_of, plan_of, verified
 from tests.helpers.ranks import run_ranks
@@ -36,19 +36,6 @@ def test_bound_is_that_of_the_coarsest_type():
     assert coarsest(config_of(precision={"name": "fp32"})) == "fp32"
 
 
-def test_types_of_equal_precision_have_one_coarsest():
-    # A set of names has another order with every hash seed: none decides.
-    for name, dtype in (("tf32", "fp16"), ("fp16", "fp32")):
-        assert coarsest(config_of(precision={"name": name}, comm={"dtype": dtype})) == "fp16"
-
-
-def test_longest_way_counts_products_twice_and_kinks():
-    graph = plan_of(config_of(**SMALL)).graph
-    steps, kinks = longest_way(graph)
-    assert kinks == sum(node.kind == "relu" for node in graph.nodes)
-    assert steps > len([node for node in graph.nodes if node.kind == "conv2d"]) * 2
-
-
 @pytest.mark.dist
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_layout_is_within_the_bound(precision: str, tmp_path):
@@ -56,14 +43,6 @@ def test_layout_is_within_the_bound(precision: str, tmp_path):
     assert answer["ok"], answer
     assert answer["precision"] == precision
     assert not answer["lost"]
-
-
-@pytest.mark.dist
-def test_long_sums_of_a_norm_in_fp32_are_within_the_bound(tmp_path):
-    # torch adds the pixels of a channels-last map one by one, those of a usual one in pairs.
-    model = {"name": "custom", "target": "tests.helpers.library_jobs:biased", "classes": 10}
-    answer = verified(tmp_path, model=model, image=64, batch=4, precision={"name": "fp32"})
-    assert answer["ok"], answer
 
 
 @pytest.mark.dist

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from hires.cli.planning import Planner
 from hires.cli.tracing import TorchProcess
-from hires.core.errors import ConfigError, HiresError, RunError
+from hires.core.errors import ConfigError
 from hires.engine.build import whole_model
 from hires.engine.footprint import reply_to
 from hires.engine.weights_file import open_weights
@@ -56,21 +56,6 @@ def test_run_begins_with_weights_of_another_layout_and_goes_on_without_them(tmp_
     assert losses(run, 0)[0, 0] != losses(first, 0)[0, 1]
 
 
-def test_module_gets_the_numbers_of_the_file(tmp_path):
-    path, state = trained(tmp_path / "w.pt", precision={"name": "fp32"})
-    model = whole_model(config_of(precision={"name": "fp32"}, weights=str(path)))
-    assert all(torch.equal(t, state[name]) for name, t in model.state_dict().items())
-
-
-def test_nested_state_dict_and_missing_counters_are_read(tmp_path):
-    _, state = trained(tmp_path / "w.pt")
-    kept = {n: t.half() for n, t in state.items() if not n.endswith("num_batches_tracked")}
-    torch.save({"epoch": 3, "state_dict": kept}, tmp_path / "v.pth")
-    model = whole_model(config_of(weights=str(tmp_path / "v.pth")))
-    name = next(iter(kept))
-    assert torch.equal(model.state_dict()[name], kept[name].double())
-
-
 class Evil:
     def __reduce__(self):
         return print, ("code of a stranger",)
@@ -102,19 +87,6 @@ def test_tensor_that_claims_more_than_the_file_holds_costs_no_memory(tmp_path):
     # A view with strides of 0: a terabyte of a single number.
     torch.save({"w": torch.zeros(1).expand(2**38)}, tmp_path / "w.pt")
     assert open_weights(str(tmp_path / "w.pt")).shapes == {"w": [2**38]}
-
-
-def test_changed_file_is_refused_by_the_rank_that_reads_it(tmp_path):
-    save_file({"w": torch.zeros(3)}, tmp_path / "w.safetensors")
-    weights = open_weights(str(tmp_path / "w.safetensors"))
-    for name, tensor in (("w", torch.zeros(4)), ("v", torch.zeros(3)), ("w", torch.zeros(3).int())):
-        with pytest.raises(RunError):
-            weights.fill(name, tensor)
-
-
-def test_weights_and_a_checkpoint_contradict_each_other():
-    with pytest.raises(HiresError, match="both name what the network begins with"):
-        config_of(weights="a.pt", checkpoint={"resume": "b"})
 
 
 def test_weights_of_another_kind_of_numbers_are_refused_when_planning(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hires import comm
 from hires.core.config.run_config import from_dict
@@ -51,7 +51,6 @@ class _Stuck:
         self.tensor = tensor
 
     def to(self, device: torch.device) -> Tensor:
-        """Returns it where it is."""
         return self.tensor
 
 
@@ -92,109 +91,6 @@ def mutate_each(world: World, config: dict[str, Any], plan: dict[str, Any]) -> d
                 step()
             except RuntimeError as error:
                 found[name] = str(error)
-    return found
-
-
-def mixed_operands(world: World) -> dict[str, str]:
-    """Returns what comes of operations that have tensors of the host and of the device."""
-    place = simulated_device.load()
-    own, other = torch.arange(6.0, device=place).view(2, 3), torch.ones(2, 3)
-    number, index = torch.tensor(2.0), torch.tensor([1, 0])
-    calls: dict[str, Callable[[], Any]] = {
-        "add": lambda: own + other,
-        "add a number": lambda: own + number,
-        "a number of the device": lambda: other + own.sum(),
-        "cat": lambda: torch.cat([own, other]),
-        "stack numbers": lambda: torch.stack([own.sum(), number]),
-        "matmul": lambda: own @ other.t(),
-        "linear": lambda: nn.functional.linear(own, other),
-        "index": lambda: own[index].sum(),
-        "put": lambda: own.clone().index_put_((index,), other),
-        "out": lambda: torch.add(own, own, out=other),
-        "copy to the host": lambda: torch.empty(2, 3).copy_(own).sum(),
-        "copy to the device": lambda: torch.empty(2, 3, device=place).copy_(other).sum(),
-        "module": lambda: nn.Linear(3, 3)(own),
-        "factory": lambda: (own + torch.ones(3, device=own.device)).sum(),
-        "tensor": lambda: torch.tensor([1, 2], device=place).tolist(),
-        "numpy": lambda: own.numpy(),
-    }
-    found = {}
-    for name, call in calls.items():
-        try:
-            found[name] = f"{call()}"
-        except (RuntimeError, TypeError) as error:
-            found[name] = type(error).__name__
-    return found
-
-
-def late_copies(world: World) -> list[Any]:
-    """Returns what is read before and behind the events of copies that do not block."""
-    device = open_device("simulated", 0)
-    assert isinstance(device, Accelerator)
-    uploads, computes = device.uploads(), device.module.current_stream()
-    host = device.host_empty([3], torch.float32).copy_(torch.arange(3.0))
-    [image], event = uploads.begin([host])
-    assert image is not None
-    early = (image + 0).tolist()
-    host += 1  # too early: the copy reads it later
-    uploads.finish([image], event)
-    behind = (image + 0).tolist()
-    back = device.host_empty([3], torch.float32)
-    back.copy_(image, non_blocking=True)
-    begun = back.tolist()
-    image.fill_(7.0)  # behind the copy in the stream
-    computes.synchronize()
-    plain = torch.zeros(3).copy_(image, non_blocking=True)  # not pinned, so it blocks
-    return [early, behind, begun, back.tolist(), plain.tolist()]
-
-
-def freed_memory(world: World) -> dict[str, bool]:
-    """Returns which ways fail to free a tensor that one stream allocates and another uses."""
-    device = open_device("simulated", 0)
-    assert isinstance(device, Accelerator)
-    side, computes = device.module.Stream(), device.module.current_stream()
-
-    def allocated() -> Tensor:
-        with device.module.stream(side):
-            return torch.ones(3, device=device.torch)
-
-    def of_view() -> None:
-        view = allocated().view(3, 1)
-        view.add_(1)
-
-    def kept() -> None:
-        tensor = allocated()
-        tensor.add_(1)
-        device.keep_for(tensor, computes)
-
-    def synchronised() -> None:
-        tensor = allocated()
-        tensor.add_(1)
-        device.synchronize()
-
-    def used_elsewhere() -> None:
-        tensor = torch.ones(3, device=device.torch)
-        with device.module.stream(side):
-            tensor.add_(1)
-
-    def saved_for_backward() -> None:
-        weight = torch.ones(3, device=device.torch, requires_grad=True)
-        (allocated() * weight).sum().backward()
-
-    ways: dict[str, Callable[[], Any]] = {
-        "used": lambda: allocated().add_(1),
-        "not used": allocated,
-        **{way.__name__: way for way in (of_view, kept, synchronised)},
-        **{way.__name__: way for way in (used_elsewhere, saved_for_backward)},
-    }
-    found = {}
-    for name, way in ways.items():
-        try:
-            way()
-            torch.ones(1, device=device.torch)  # the next operator
-            found[name] = False
-        except RuntimeError as error:
-            found[name] = "keep_for" in str(error)
     return found
 
 
@@ -245,11 +141,3 @@ def careless_step(world: World, config: dict[str, Any]) -> str:
         except ParityError as error:
             return str(error)
     return ""
-
-
-def assigned_numbers(world: World) -> tuple[str, list[float]]:
-    """Returns the type and the numbers of a parameter, after others have taken their place."""
-    device = open_device("simulated", 0)
-    weight = nn.Parameter(device.place(torch.tensor([1.0, 2.0]).double()), requires_grad=False)
-    weight.data = weight.data.float() * 2
-    return str((weight + 1).dtype), (weight + 1).tolist()

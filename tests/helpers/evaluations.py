@@ -35,18 +35,15 @@ GEMS = {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"}
 
 
 def evaluation(**keys: Any) -> RunConfig:
-    """Returns the config of an evaluation of 11 samples."""
     return with_classes(config_of(**{**EVALUATE, **keys}))
 
 
 def prediction(**keys: Any) -> RunConfig:
-    """Returns the config of a prediction of 11 samples."""
     predict = {"task": {"name": "predict"}, "predict": {"reduce": "probability"}}
     return evaluation(**{**predict, **keys})
 
 
 def calibration(**keys: Any) -> RunConfig:
-    """Returns the config of a calibration by 10 images."""
     merged = {**CALIBRATE, **keys, "quant": {**CALIBRATE["quant"], **keys.get("quant", {})}}
     return config_of(**merged)
 

@@ -18,7 +18,7 @@ from hires.core.errors import HiresError, ParityError
 from hires.core.ranks.world import World
 from hires.core.store import records
 from hires.data.source import open_data
-from hires.engine.build import assemble, build_rank, contexts_of
+from hires.engine.build import build_rank
 from hires.engine.device import open_device
 from hires.engine.evaluate import evaluate_pass
 from hires.engine.memory_meter import PeakMeter
@@ -98,29 +98,6 @@ def evaluate_each(world: World, layouts: list[tuple[Any, ...]]) -> dict[str, dic
         engine = build_rank(settings, made, world.rank, 0, device, weights=weights)
         found[name] = evaluate_pass(engine, settings, open_data(settings))
         engine.close()
-    comm.shutdown()
-    return found
-
-
-def evaluate_while_training(
-    world: World, folder: str, *given: tuple[dict[str, Any], dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Returns evaluations after steps 1 and 3 of a training, whose tensors of then it saves.
-
-    ``given`` are config and plan of both; the evaluation has the tensors of the training.
-    """
-    (training, made), (evaluation, other) = ((from_dict(c), Plan.from_dict(p)) for c, p in given)
-    join(world, made, other)
-    engine, found = build_rank(training, made, world.rank, 4), []
-    contexts = contexts_of(other, world.rank)
-    for step in range(4):
-        engine.executor.step(engine.loaders, number=step)
-        if step % 2:
-            beside = assemble(evaluation, contexts, engine.tensors, [])
-            found.append(evaluate_pass(beside, evaluation, open_data(evaluation)))
-            now = {name: tensor.detach() for name, tensor in engine.tensors.items()}
-            torch.save(now, f"{folder}/{step} {world.rank}")
-    engine.close()
     comm.shutdown()
     return found
 

@@ -45,7 +45,6 @@ Given = tuple[str, dict[str, Any], dict[str, Any], str]
 
 
 def given(name: str, folder: Path, config: RunConfig) -> Given:
-    """Returns a layout as ranks take it."""
     plan, place = plan_of(config), folder / name.replace("/", " ")
     assert plan.ok, plan.findings
     place.mkdir()

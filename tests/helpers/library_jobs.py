@@ -30,21 +30,17 @@ class Flattening(nn.Module):
         self.views = True
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns (n, classes)."""
         x = torch.relu(self.norm(self.conv(x)))
         return self.head(x.view(x.size(0), -1) if self.views else x.flatten(1))
 
     def get_extra_state(self) -> int:
-        """Returns what else the state has."""
         return self.note
 
     def set_extra_state(self, state: int) -> None:
-        """Takes it back."""
         self.note = state
 
 
 def flattening(classes: int = 4) -> nn.Module:
-    """Returns a network for images of 12 x 10."""
     return Flattening((12, 10), classes)
 
 

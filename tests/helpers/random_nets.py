@@ -30,7 +30,6 @@ class _Step(nn.Module):
         self.adds = draw.choice([None, "before", "after", "twice", "itself"])
 
     def forward(self, x: Tensor, first: Tensor) -> Tensor:
-        """Two maps of one size -> a map of that size."""
         act = ACTIVATIONS[self.act]
         if self.kind == "pre":
             y = self.conv(act(self.norm(x)))
@@ -89,7 +88,6 @@ class Composed(nn.Module):
                         tensor.data.uniform_(least, least + 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, 3, H, W) -> logits (n, classes)."""
         x = self.stem(x)
         x = first = x * torch.exp(self.gain) + torch.exp(self.gain).flatten()[:1]
         for step in self.steps:
@@ -98,6 +96,5 @@ class Composed(nn.Module):
 
 
 def composed(seed: int, classes: int = 5) -> nn.Module:
-    """Returns the network of a seed."""
     torch.manual_seed(seed)
     return Composed(seed, classes)

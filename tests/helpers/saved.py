@@ -121,11 +121,9 @@ def mean_losses(path: Path, *attempts: int) -> list[float]:
 
 
 def tensors_at(path: Path, step: int) -> dict[tuple[str, str], Tensor]:
-    """Returns all tensors of a checkpoint by (file, name)."""
     files = sorted(checkpoints.place(path, step).glob("*.safetensors"))
     return {(file.name, key): one for file in files for key, one in load_file(file).items()}
 
 
 def config_at(path: Path) -> RunConfig:
-    """Returns the config of a run folder."""
     return records.read_config(path)

@@ -35,7 +35,6 @@ class Whole(nn.Module):
         self.scale = nn.Parameter(torch.ones(4, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns a map, (n, 4, H, W)."""
         y = torch.cumsum(torch.relu(self.norm(self.first(x))), 2) / x.shape[2]
         return self.groups(self.second(y)) * self.scale
 
@@ -221,12 +220,10 @@ class Values(nn.Module):
     """A network whose control flow depends on the values of tensors."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns x or its negative."""
         return x if x.mean() > 0 else -x
 
 
 def refusals(world: World) -> list[tuple[str, str]]:
-    """Returns what several wrong calls are answered with."""
     images = torch.zeros(2, 3, 16, 16, dtype=torch.float64)
     with torch_world(world):
         mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=("tiles",))
@@ -253,7 +250,6 @@ def refusals(world: World) -> list[tuple[str, str]]:
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:
-    """Returns three batches of images and label maps."""
     images = torch.randn(3, 4, 3, 18, 16, generator=torch.Generator().manual_seed(5)).double()
     labels = torch.randint(0, 4, (3, 4, 18, 16), generator=torch.Generator().manual_seed(6))
     return [*zip(images, labels, strict=True)]

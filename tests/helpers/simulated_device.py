@@ -56,7 +56,6 @@ class SimulatedTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> SimulatedTensor:
-        """Returns a tensor of the device with the numbers of one of the CPU."""
         made: SimulatedTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             held.size(),
@@ -89,7 +88,6 @@ class SimulatedTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Computes an operator."""
         return _compute(func, args, kwargs or {})
 
 
@@ -103,17 +101,14 @@ class SimulatedModule:
     Event = SimulatedEvent
 
     def is_available(self) -> bool:
-        """Whether there is a device."""
         return True
 
     is_initialized = is_available
 
     def device_count(self) -> int:
-        """Returns the number of devices."""
         return 1
 
     def current_device(self) -> int:
-        """Returns the index of the device."""
         return 0
 
     def set_device(self, device: Any) -> None:
@@ -126,11 +121,9 @@ class SimulatedModule:
         return False
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """Returns the types to which autocast may lower."""
         return [torch.bfloat16, torch.float16]
 
     def current_stream(self, device: Any = None) -> SimulatedStream:
-        """Returns the stream of this thread."""
         return current_stream()
 
     @contextlib.contextmanager

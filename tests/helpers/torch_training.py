@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from typing import Any
 
 import torch
@@ -56,46 +55,6 @@ def ddp_buckets(gloo: Any) -> None:
 @script
 def ddp_accumulation(gloo: Any) -> None:
     same(train(ddp(None), 4, 2), train(ddp(gloo), 4, 2))
-
-
-@script
-def ddp_uneven_inputs(gloo: Any) -> None:
-    def run(group: Any) -> dict[str, Tensor]:
-        model = ddp(group)
-        with model.join():
-            return train(model, 2 + ranks()[0])
-
-    same(run(None), run(gloo))
-
-
-@script
-def ddp_sparse(gloo: Any) -> None:
-    def run(group: Any) -> Tensor:
-        torch.manual_seed(3)
-        table = nn.EmbeddingBag(20, 4, mode="sum", sparse=True).double()
-        model = DistributedDataParallel(table, process_group=group)
-        words = torch.arange(6).view(2, 3) + 5 * ranks()[0]
-        model(words).pow(2).sum().backward()
-        return table.weight.grad.to_dense()
-
-    same(run(None), run(gloo))
-
-
-@script
-def ddp_compression(gloo: Any) -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    def bf16(state, bucket):  # by its own name DDP takes it with NCCL only
-        return default_hooks.bf16_compress_hook(state, bucket)
-
-    for hook in (bf16, default_hooks.fp16_compress_hook):
-        trained = []
-        for group in (None, gloo):
-            model = ddp(group)
-            model.register_comm_hook(group or dist.group.WORLD, hook)
-            trained.append(train(model))
-        if state.exact:
-            same(*trained)
 
 
 @script
@@ -207,24 +166,3 @@ def functional_collectives(gloo: Any) -> None:
     leaf = x.clone().requires_grad_()
     all_reduce(leaf).sum().backward()
     same(leaf.grad, torch.full_like(x, size))
-
-
-@script
-def checkpoint(gloo: Any) -> None:
-    import torch.distributed.checkpoint as saved
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict
-    from torch.distributed.fsdp import fully_shard
-
-    folder = [tempfile.mkdtemp() if ranks()[0] == 0 else None]
-    dist.broadcast_object_list(folder)
-    model, other = network(), network()
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.zero_()
-    for one in (model, other):
-        fully_shard(one, mesh=mesh_of(None))
-    saved.save(get_model_state_dict(model), checkpoint_id=folder[0])
-    state = get_model_state_dict(other)
-    saved.load(state, checkpoint_id=folder[0])
-    other.load_state_dict(state)
-    same(*([one.full_tensor() for one in net.parameters()] for net in (other, model)))
