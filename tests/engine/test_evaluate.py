@@ -190,18 +190,6 @@ def test_draws_are_counted_by_the_formula_of_the_whole(monkeypatch):
     assert drawn[1][:40].tolist() == pytest.approx(wanted, rel=1e-12)
 
 
-def test_images_are_the_units_and_not_their_pixels():
-    found = overlap_intervals(pixels_of(20), 20, 2)["top1_ci95"]
-    more = {key: 100 * number for key, number in pixels_of(20).items()}
-    assert overlap_intervals(more, 20, 2)["top1_ci95"] == pytest.approx(found, rel=1e-12)
-    many = overlap_intervals(pixels_of(320), 320, 2)["top1_ci95"]
-    assert 2.5 < (found[1] - found[0]) / (many[1] - many[0]) < 6  # a quarter, of 16 times as many
-    same = {(image, 0, made): 10 for image in range(5) for made in (0, 1)}
-    assert overlap_intervals(same, 5, 2)["top1_ci95"] == [0.5, 0.5]
-    assert set(overlap_intervals({(0, 0, 0): 3}, 1, 2).values()) == {None}  # of a single image
-    assert mean_interval([31.0]) is mean_interval([31.0, math.inf]) is None
-
-
 def images() -> tuple[torch.Tensor, torch.Tensor]:
     """Returns two similar images of the sizes of a network's output, from -2 to 2."""
     generator = torch.Generator().manual_seed(2)

@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.checkpoint import CheckpointPolicy
 
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import compilers
-from hires.core.store.reading import read_lines
 from hires.engine import region_compiler
 from hires.engine.build import filled_tensors, place_tensors
 from hires.engine.device import HOST
-from hires.engine.recomputed_masks import RecomputedMasks
 from hires.engine.region_tensorrt import RegionModule
 from hires.engine.verify_int8 import alone
 from hires.parallel import compiled_region
@@ -24,7 +21,6 @@ from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT, Node
 from hires.plan.hardware import require_compilers
 from hires.plan.regions import regions_of
-from tests.helpers import saved
 from tests.helpers.layouts import config_of, verified
 from tests.helpers.traces import plan_of
 
@@ -123,28 +119,3 @@ def test_missing_compiler_is_named_before_ranks_start(monkeypatch):
     with pytest.raises(ConfigError, match=r"engine\.compile=stage: there is no"):
         region_compiler._prepare(engine, config)
     require_compilers(config_of(device="cpu"))
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_run_compiles_before_its_first_step(tmp_path):
-    path = saved.make(tmp_path, steps=3, parallel={"microbatches": 2}, **TINY)
-    assert saved.attempt(path) == [0]
-    compiled, *lines = read_lines(path / "a0" / "metrics.jsonl")
-    kinds = [line["kind"] for line in lines if line["kind"] != "memory"]
-    assert kinds == ["ready", "step", "step", "step", "done"]
-    assert compiled["kind"] == "compiled"
-    assert (compiled["rank"], compiled["regions"], compiled["failed"]) == (0, 1, 0)
-
-
-def test_masks_are_computed_again_in_backward():
-    graph = torch.fx.Graph()
-    x = graph.placeholder("x")
-    mask = graph.call_function(torch.ops.aten.gt.Scalar, (x, 0.0))
-    half = graph.call_function(torch.ops.aten.mul.Tensor, (x, 0.5))
-    x.meta["val"] = mask.meta["val"] = torch.ones(2, dtype=torch.bool)
-    half.meta["val"] = torch.ones(2)
-    RecomputedMasks()(graph)
-    marked = [node for node in graph.nodes if "recompute" in node.meta]
-    assert marked == [mask]
-    assert mask.meta["recompute"] == CheckpointPolicy.MUST_RECOMPUTE

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hires.core.config.loss_config import LossConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.engine.footprint import reply_to
@@ -72,14 +71,3 @@ def test_operator_that_a_rank_cannot_run_is_named_with_its_layer():
         "a rank cannot run its step: IndexError: Dimension out of range"
     )
     assert error["text"].endswith(f"(in {describe(node)})")
-
-
-def test_loss_of_the_user_that_is_missing_is_named_by_its_key():
-    # It was "a rank cannot run its step: ConfigError: ...", of the key model.
-    network = ModelConfig("preact_resnet", n=1, classes=3)
-    loss = LossConfig("custom", target="os.path:bad")
-    config = RunConfig(image=16, batch=2, model=network, loss=loss)
-    plan = make_plan(config, Graph.from_dict(reply_to({"trace": to_dict(config)})["graph"]))
-    error = reply_to({"memory": {"config": to_dict(config), "plan": plan.to_dict()}})["error"]
-    assert error["type"] == "PlanError"
-    assert error["text"].startswith("loss.target='os.path:bad': posixpath has no function 'bad'")
