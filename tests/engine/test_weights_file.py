@@ -44,10 +44,10 @@ def test_layout_with_weights_is_one_process_with_weights(tmp_path, suffix, task)
 
 @pytest.mark.dist
 def test_run_begins_with_weights_of_another_layout_and_goes_on_without_them(tmp_path):
-    keys = {"precision": {"name": "fp32"}, "checkpoint": {"every": 2}, "steps": 2}
+    keys = {"precision": {"name": "fp32"}, "checkpoint": {"every": 3}, "steps": 3}
     first = make(tmp_path / "first", parallel={"stages": 2}, **keys)
     assert attempt(first) == [0, 0]
-    path = str(first / "checkpoints" / "step000002")
+    path = str(first / "checkpoints" / "step000003")
     run = make(tmp_path / "second", **keys, weights=path, parallel={"tiles": [2, 1]})
     whole = make(tmp_path / "whole", **keys, weights=path)
     assert attempt(run) == [0, 0]
