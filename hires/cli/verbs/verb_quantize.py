@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import os
 import sys
@@ -219,9 +218,6 @@ def _require_folder(folder: Path) -> None:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".hires-"):
             pass
     except OSError as error:
-        # Folders of the system, as /proc, take no files and say that they are not there.
-        if error.errno in (errno.ENOENT, errno.EINVAL):
-            error = PermissionError(errno.EACCES, "it takes no new files")
         raise cannot_write(folder, error, OPTION) from None
 
 
