@@ -173,8 +173,6 @@ def _refuse_torn_brackets(words: list[str]) -> None:
 
     for start, word in enumerate(words):
         if "=" in word and depth(word) > 0:
-            if odd := re.search(r"[\x00-\x1f\x7f]", word):  # as the [ of a terminal's colour
-                raise ConfigError(f"{word!r} has the control character {odd[0]!r}; leave it out")
             joined = itertools.accumulate(words[start:])
             whole = next((text for text in joined if depth(text) == 0), None)
             remedy = f"leave the spaces out: '{whole}'" if whole else "lists are written as [2,2]"

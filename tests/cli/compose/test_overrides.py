@@ -22,7 +22,6 @@ MISTAKES = [
     # misspelt choices
     ("parallel=sp|fsdp", "fsdp is not available"),
     # values of a wrong type
-    ("campaign=x\x1b[31my", "has the control character '\\x1b'; leave it out"),
     ("data.shuffle=maybe", "data.shuffle must be true or false"),
     ("parallel.tiles=2", "parallel.tiles=2 must be [rows, cols]"),
     # lists and commas

@@ -72,7 +72,6 @@ def test_odd_texts_are_values_that_come_back_unchanged():
         (["data.path=/a$(x),/b$(y)"], (), "put each value"),
         (["batch=1,2", "image=1,2,3"], ("batch,image",), "batch 2, image 3"),
         (["batch=1,2"], ("batch,image",), "'image' is given no values"),
-        (["batch=1,2"], ("batch",), "name two or more"),
         (["seed=range(0,1000)", "steps=range(3,1000)"], (), f"{MOST_POINTS} is the most"),
         (["optimizer.lr=range(0.0,1e9,1e-9)"], (), "larger step"),
     ],
