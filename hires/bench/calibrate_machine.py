@@ -41,11 +41,9 @@ from hires.plan.simulation.machine_calibration import (
 )
 from hires.plan.simulation.node_work import ARITHMETIC, NodeWork
 
-SECONDS = 50.0
-"""For the steps that are timed, at the most."""
+SECONDS = 50.0  # for the steps that are timed, at the most
 PHASES = ("inference", "forward", "backward")
-MOST_RANKS = 32
-"""Of all cores busy: so many fill the memory's bandwidth."""
+MOST_RANKS = 32  # of all cores busy: so many fill the memory's bandwidth
 JOBS = "hires.bench.calibration_times"
 log = logging.getLogger(__name__)
 

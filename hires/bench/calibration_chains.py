@@ -30,10 +30,8 @@ from hires.plan.search.candidates import FUSED
 _DATA = yaml.safe_load((resources.files(__package__) / "rows/calibration.yaml").read_text("utf-8"))
 CHAINS: list[dict[str, Any]] = _DATA["chains"]
 TILED: list[int] = _DATA["tiled"]
-PACE = 2
-"""The chain that shows the pace: its maps are larger than caches, and its kernels usual."""
-MOST_TILES = 4
-"""Of an image in tiles."""
+PACE = 2  # the chain that shows the pace: its maps are larger than caches, and its kernels usual
+MOST_TILES = 4  # of an image in tiles
 OWN_FUSED, OWN_TILED = 2, 2
 """Of a user's network in tiles: lengths of fused halos, and sizes of microbatches."""
 _SHAPE = re.compile(r"([ct])(\d+):(\d+)(?:/(\d+))?(?:g(\d+))?")

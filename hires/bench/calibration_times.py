@@ -43,8 +43,7 @@ from hires.plan.routes import MEMORY
 from hires.plan.simulation.costs import UPDATE_TOUCHES, works_of
 from hires.plan.simulation.node_work import NodeWork
 
-LEAST_ROUNDS, MOST_ROUNDS = 3, 6
-"""Timed steps of a network besides the first."""
+LEAST_ROUNDS, MOST_ROUNDS = 3, 6  # timed steps of a network besides the first
 COPIED, SMALL, LARGE, GRADIENTS = 1 << 24, 256, 1 << 20, 1 << 22
 """Elements of a copy that is larger than caches, of a message whose time is latency, of one whose
 time is bandwidth, and of a sum of the gradients of a small network."""
@@ -52,8 +51,7 @@ ROUNDS, WARMUP, IN_A_ROW = 60, 10, 10
 """Of each measurement of a link; four times as many for a mean, which one disturbance spoils. In a
 step an exchange takes as long as in the mean of several in a row."""
 PASSES = (timeline.FORWARD, timeline.BACKWARD)
-Key = tuple[str, bool]
-"""A node's name, and whether it is its backward pass."""
+Key = tuple[str, bool]  # a node's name, and whether it is its backward pass
 log = logging.getLogger(__name__)
 
 

@@ -51,8 +51,7 @@ _EXECUTED = re.compile(
     r",[^,]+,[^,]*,.*?src[^:]*:(\w+):",
     re.MULTILINE,
 )
-Reference = dict[str, Tensor]
-"""What one process computes, by ``kind/name``."""
+Reference = dict[str, Tensor]  # what one process computes, by `kind/name`
 log = logging.getLogger(__name__)
 
 

@@ -29,15 +29,12 @@ from hires.core.errors import HiresError
 ROOT = 0
 WINDOW, WINDOW_BYTES = 64, 2**26
 """Messages under way at once in the tests of bandwidth, as in osu_bw; fewer if they were larger."""
-LEAST_CALLS, MOST_CALLS = 2, 400
-"""Of a block."""
+LEAST_CALLS, MOST_CALLS = 2, 400  # of a block
 _PERIOD, _POISON, _TAG = 7, 99, 11
 
 Call = Callable[[], object]
-Block = Callable[[int], list[float]]
-"""Runs so many calls and returns the seconds of each."""
-Row = dict[str, Any]
-"""What was measured of a cell on some ranks, as plain values."""
+Block = Callable[[int], list[float]]  # runs so many calls and returns the seconds of each
+Row = dict[str, Any]  # what was measured of a cell on some ranks, as plain values
 
 
 class BenchOperation(NamedTuple):

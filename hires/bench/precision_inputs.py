@@ -28,8 +28,7 @@ from hires.engine.network_files import write_onnx
 
 STATISTICS_PIXELS = 2**22
 """Of images whose statistics are computed at once, unless a batch has more: 4 of 1024x1024."""
-CALIBRATED_PIXELS = 512
-"""Rows and columns that the libraries calibrate on, at most."""
+CALIBRATED_PIXELS = 512  # rows and columns that the libraries calibrate on, at most
 REPLACED = ("weights", "results", "quant.images", "quant.calibration")
 """Keys of a calibration that :func:`with_inputs` sets."""
 

@@ -41,11 +41,9 @@ FEWEST_RANKS = 2
 """Of a world, so that rows of one and of two ranks have their turns in the same one."""
 MOST_CORES = 1.2
 """Cores that a thread keeps busy, at most: threads of a library beside it do little."""
-NEAR = 0.05
-"""A choice within so much of the best measured layout counts as right."""
+NEAR = 0.05  # a choice within so much of the best measured layout counts as right
 SHAPE = ("replicas", "stages", "tiles", "spatial_stages", "local_dp", "directions")
-Measured = dict[str, Any]
-"""One row as plain values."""
+Measured = dict[str, Any]  # one row as plain values
 log = logging.getLogger(__name__)
 
 

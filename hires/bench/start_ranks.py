@@ -44,10 +44,8 @@ from hires.plan.hardware import CPU, GLOO
 
 TORCHRUN = "torchrun"
 LINE_PREFIX = b"\x1ehires "
-END_S = 10.0
-"""How long the command may take to end after its ranks."""
-_SHOWN = 12
-"""Last lines of other output that the error of a failed command has."""
+END_S = 10.0  # how long the command may take to end after its ranks
+_SHOWN = 12  # last lines of other output that the error of a failed command has
 log = logging.getLogger(__name__)
 
 

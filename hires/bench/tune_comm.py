@@ -42,10 +42,8 @@ from hires.plan.table_gains import verdict
 from hires.plan.table_rules import ONE_ROUTE, Case, Interval, TuningRule, dtype_class
 from hires.plan.tuning_table import DISTURBED, Point, TuningTable
 
-LEAST_MARGIN = 0.02
-"""Gain below which no route is changed, however quiet the machine is."""
-MARGIN_OF_NOISE = 2.0
-"""Margin over the noise of the medians."""
+LEAST_MARGIN = 0.02  # gain below which no route is changed, however quiet the machine is
+MARGIN_OF_NOISE = 2.0  # margin over the noise of the medians
 MOST_OF_A_TENTH = 0.5
 """Noise that nine tenths of all medians stay below on a quiet machine: 0.23 on one of two cores."""
 

@@ -53,11 +53,11 @@ def step_s(plan: Plan, flops_per_s: float, network: Network | None = None) -> fl
 def fitted(plan: Plan, seconds: float) -> float:
     """Returns the speed with which a step of the plan takes so many seconds, by bisection."""
     low, high = 1e9, 1e18
-    if step_s(plan, high) > seconds:
-        raise ValueError(f"reading and writing maps alone takes longer than {seconds:g} s")
     for _ in range(60):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if step_s(plan, middle) > seconds else (low, middle)
+    if low > 1e17:
+        raise ValueError(f"reading and writing maps alone takes longer than {seconds:g} s")
     return high
 
 
@@ -172,9 +172,9 @@ def main() -> None:
             args.out.mkdir(parents=True, exist_ok=True)
             table.to_csv(args.out / f"figure{args.figure}{name}.csv", index=False)
     if args.out:
-        names, title = ["source", "image", "layout", "tiles"], figure["title"]
+        names = ["source", "image", "layout", "tiles"]
         bars = points.pivot_table(figure["shows"], names, "precision", sort=False)
-        drawn = bars.plot.barh(ylabel="", xlabel=figure["shows"], title=title)
+        drawn = bars.plot.barh(ylabel="", xlabel=figure["shows"], title=figure["title"])
         drawn.figure.savefig(args.out / f"figure{args.figure}.svg", bbox_inches="tight")
 
 
