@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hires.bench.bench_main import BenchTable, Result
+from hires.bench.bench_rows import BenchRow
 from hires.bench.calibration_chains import (
     CHAINS,
     MOST_TILES,
-    Networks,
     own_networks,
     usual_networks,
 )
@@ -64,7 +64,7 @@ def measure(task: Mapping[str, Any]) -> Iterator[Result]:
 
     cores, kept = min(this_machine().cores, MOST_RANKS), None
     log.info("tracing the networks")
-    networks = Networks([], [])
+    networks: list[BenchRow] = []
     if task["config"] is not None:
         networks = own_networks(from_dict(task["config"]))
         try:
@@ -72,8 +72,7 @@ def measure(task: Mapping[str, Any]) -> Iterator[Result]:
         except ConfigError as error:
             log.warning("%s: all of the machine is measured again", error)
     if kept is None:
-        usual = usual_networks(range(len(CHAINS)), min(cores, MOST_TILES))
-        networks = Networks(usual.whole + networks.whole, usual.tiled + networks.tiled)
+        networks += usual_networks(range(len(CHAINS)), min(cores, MOST_TILES))
     measured = _measured(networks, cores, task.get("seconds", SECONDS), left_s)
     if kept is None:
         log.info("measuring messages between two ranks")
@@ -88,12 +87,12 @@ def measure(task: Mapping[str, Any]) -> Iterator[Result]:
 
 
 def _measured(
-    networks: Networks, cores: int, seconds: float, left_s: Callable[[], float]
+    networks: list[BenchRow], cores: int, seconds: float, left_s: Callable[[], float]
 ) -> list[Measured]:
     # What a rank finds of each network: alone, with all cores busy, and in tiles.
-    jobs = [(networks.whole, ranks, ranks) for ranks in sorted({1, cores})]
-    for ranks in sorted({row.ranks for row in networks.tiled}):
-        jobs.append(([row for row in networks.tiled if row.ranks == ranks], ranks, cores))
+    by_ranks = {n: [row for row in networks if row.ranks == n] for n in range(1, MOST_TILES + 1)}
+    jobs = [(by_ranks[1], ranks, ranks) for ranks in sorted({1, cores})]
+    jobs += [(rows, ranks, cores) for ranks, rows in by_ranks.items() if ranks > 1 and rows]
     measured: list[Measured] = []
     share_s = seconds / max(1, sum(len(rows) for rows, _, _ in jobs))
     for rows, ranks, busy in jobs:

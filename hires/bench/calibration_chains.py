@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import yaml
@@ -94,26 +94,19 @@ class Chain(nn.Module):
         return logits
 
 
-class Networks(NamedTuple):
-    """What is timed: networks on one rank, and in tiles."""
-
-    whole: list[BenchRow]
-    tiled: list[BenchRow]
-
-
-def usual_networks(chosen: Iterable[int], tiles: int) -> Networks:
+def usual_networks(chosen: Iterable[int], tiles: int) -> list[BenchRow]:
     """Returns the networks on one rank, in every precision and task, and some in tiles."""
     fast = {"avx512_bf16", "amx_bf16"} & provenance.cpu_flags()
-    types, networks = ["fp32", *["bf16"] * bool(fast)], Networks([], [])
+    types, networks = ["fp32", *["bf16"] * bool(fast)], list[BenchRow]()
     for index, dtype, task in itertools.product(chosen, types, ("train", "infer")):
         config = chain_config(CHAINS[index], dtype, task)
-        networks.whole.append(row_with_plan(config))
+        networks.append(row_with_plan(config))
         if tiles > 1 and index in TILED and dtype == "fp32":
-            networks.tiled.append(row_with_plan(config, tiles=[tiles, 1]))
+            networks.append(row_with_plan(config, tiles=[tiles, 1]))
     return networks
 
 
-def own_networks(config: RunConfig) -> Networks:
+def own_networks(config: RunConfig) -> list[BenchRow]:
     """Returns a user's network with microbatches of its batch, its half, and so on, and in tiles.
 
     It is cut into two to ``MOST_TILES`` tiles, or to as many as there are ``ranks``, if these are
@@ -125,24 +118,24 @@ def own_networks(config: RunConfig) -> Networks:
     single = replace(single, weights=None, ranks=None)
     most = min(config.ranks or MOST_TILES, MOST_TILES)
     grids = [[rows, 1] for rows in range(2, most + 1)] + [[2, 2]] * (most >= 4)
-    networks, samples = Networks([], []), config.batch
+    whole, tiled, samples = list[BenchRow](), list[BenchRow](), config.batch
     while samples:
         part = replace(single, batch=samples)
         try:
-            networks.whole.append(row_with_plan(part))
+            whole.append(row_with_plan(part))
         except ConfigError:
-            if not networks.whole:
+            if not whole:
                 raise
             break  # as batch norms refuse a single sample
         # The search fuses the halos of the best layouts, whose microbatches are large.
-        first = len(networks.whole) == 1
+        first = len(whole) == 1
         cuts = itertools.product(grids, FUSED[: OWN_FUSED if first else 1])
-        for grid, fuse in cuts if len(networks.whole) <= OWN_TILED else ():
+        for grid, fuse in cuts if len(whole) <= OWN_TILED else ():
             halo = replace(part.parallel.halo, fuse=fuse)
             with contextlib.suppress(ConfigError, PlanError):
-                networks.tiled.append(row_with_plan(part, tiles=grid, halo=halo))
+                tiled.append(row_with_plan(part, tiles=grid, halo=halo))
         samples //= 2
-    return networks
+    return whole + tiled
 
 
 def row_with_plan(config: RunConfig, **parallel: Any) -> BenchRow:
