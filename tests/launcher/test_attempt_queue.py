@@ -20,7 +20,8 @@ from hires.launcher.attempt_queue import LocalQueue
 from hires.launcher.interface import FrozenRun, Share
 from hires.launcher.local.local_gpus import LocalGpus
 from tests.helpers.launches import ROOT, alive
-from tests.helpers.run_folders import begin
+from tests.helpers.new_runs import complete
+from tests.helpers.run_folders import begin, end
 
 
 class Watcher:
@@ -117,46 +118,40 @@ def test_a_launcher_that_a_signal_has_stopped_is_continued(make, caplog, monkeyp
             super().started(task, attempt)
             os.kill(queue.running[-1].process.pid, signal.SIGSTOP)
 
-    tasks = [make(seed) for seed in range(2)]
+    tasks = [make(0)]
     queue = LocalQueue(tasks, Share(4, cores=4), Stops(), "tests.helpers.fake_rank")
     queue.work()
-    assert states(queue) == [(0, "done")] * 2
+    assert states(queue) == [(0, "done")]
     assert tasks[0].path.name in caplog.text
 
 
-def test_failed_one_does_not_stop_the_others(make, monkeypatch):
-    tasks = [make(seed) for seed in range(3)]
-    behave(monkeypatch, f"picky {tasks[1].path.name}")
-    result = run(tasks)
-    assert states(result) == [(0, "done"), (0, "failed"), (0, "done")]
-    assert "exited with code 1" in result.ends[1].cause
-
-
 @pytest.mark.parametrize(
-    ("facts", "limits", "most"),
+    ("facts", "limits"),
     [
-        ({}, {"attempts": 2}, 2),
-        ({"ranks": 2}, {"attempts": 3, "cores": 3}, 1),
-        ({"threads": 2}, {"attempts": 3, "cores": 4}, 2),
-        ({"memory_bytes": 600}, {"attempts": 3, "memory_bytes": 100}, 1),
+        ({}, {"attempts": 1}),
+        ({"ranks": 2}, {"attempts": 3, "cores": 3}),
+        ({"threads": 2}, {"attempts": 3, "cores": 3}),
+        ({"memory_bytes": 600}, {"attempts": 3, "memory_bytes": 100}),
     ],
 )
-def test_as_many_run_at_once_as_cores_and_memory_allow(make, facts, limits, most):
+def test_as_many_run_at_once_as_cores_and_memory_allow(make, facts, limits):
     watcher = Watcher()
-    result = run([make(seed, **facts) for seed in range(3)], watcher, **limits)
-    assert [end.state for end in result.ends] == ["done"] * 3
-    assert watcher.most == most
+    result = run([make(seed, **facts) for seed in range(2)], watcher, **limits)
+    assert [end.state for end in result.ends] == ["done"] * 2
+    assert watcher.most == 1
 
 
-def test_killed_launcher_is_lost_and_the_others_go_on(make, monkeypatch):
+def test_failed_run_or_killed_launcher_stops_no_other(make, monkeypatch):
     behave(monkeypatch, "orphan")
-    tasks = [make(seed) for seed in range(2)]
+    tasks = [make(seed) for seed in range(3)]
+    result = run(tasks[:1])
+    behave(monkeypatch, f"picky {tasks[1].path.name}")
+    assert states(result) == [(0, "lost")]
+    left = json.loads((tasks[0].path / "a0/exit.json").read_text())
+    assert (left["state"], left["cause"]) == ("lost", "its launcher was killed by SIGKILL")
     result = run(tasks)
-    assert states(result) == [(0, "lost"), (0, "done")]
-    held = json.loads((tasks[0].path / "a0/exit.json").read_text())
-    assert held["state"] == "lost"
-    assert held["cause"] == "its launcher was killed by SIGKILL"
-    assert states(run(tasks[:1])) == [(1, "done")]
+    assert states(result) == [(1, "done"), (0, "failed"), (0, "done")]
+    assert "exited with code 1" in result.ends[1].cause
 
 
 def test_interrupt_stops_what_runs_and_leaves_the_rest_pending(make, monkeypatch):
@@ -168,35 +163,24 @@ def test_interrupt_stops_what_runs_and_leaves_the_rest_pending(make, monkeypatch
     assert result.stopped == "stopped by Ctrl-C"
     assert result.waiting == tasks[1:]
     assert not list(tasks[1].path.glob("a*"))
-    behave(monkeypatch, "ok")
-    assert states(run(tasks)) == [(1, "done"), (0, "done"), (0, "done")]
 
 
-def test_run_that_is_under_way_elsewhere_is_left_to_that(make, monkeypatch):
+def test_run_that_is_under_way_elsewhere_or_complete_by_now_is_left(make):
+    tasks = [make(seed) for seed in range(4)]
     # Another machine shares the results: its process cannot be seen, its heartbeat can.
-    tasks = [make(seed) for seed in range(2)]
     begin(tasks[0].path, host="another", boot="1", space="pid:[1]", pid=7)
-    tasks.insert(1, make(5))
     attempts.next_attempt(tasks[1].path)  # another command is just starting it
+    complete(rundir.RunDir(tasks[2].path, attempts.next_attempt(tasks[2].path)))
+    end(tasks[2].path / "a0", "done")
     watcher = Watcher()
     queue = LocalQueue(tasks, Share(), watcher, "tests.helpers.fake_rank")
     queue.work()
     assert states(queue) == [(0, "done")]
-    [(task, why), (second, because)] = watcher.out
-    assert second == tasks[1]
-    assert "a0 was just made" in because
-    assert task == tasks[0]
-    assert "process 7 on another runs attempt a0" in why
-    assert not (tasks[0].path / "a1").exists()
-
-
-def test_run_that_another_command_completed_since_it_was_planned_is_not_made_twice(make):
-    tasks = [make(seed) for seed in range(2)]
-    assert states(run(tasks[1:])) == [(0, "done")]
-    watcher = Watcher()
-    assert states(run(tasks, watcher)) == [(0, "done")]
-    assert watcher.out == [(tasks[1], "completed by another command meanwhile")]
-    assert not (tasks[1].path / "a1").exists()
+    why = {task.argv[-1]: text for task, text in watcher.out}
+    assert "process 7 on another runs attempt a0" in why["seed=0"]
+    assert "a0 was just made" in why["seed=1"]
+    assert why["seed=2"] == "completed by another command meanwhile"
+    assert not [task for task in tasks if (task.path / "a1").exists()]
 
 
 def test_runs_share_gpus_only_where_their_bytes_fit(make, monkeypatch):
