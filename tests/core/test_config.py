@@ -58,52 +58,32 @@ def test_config_survives_plain_values(copy):
     assert from_dict(nested(unset)) == RunConfig()
 
 
-def test_defaults_are_not_shared():
-    one = RunConfig()
-    one.parallel.tiles[0] = 5
-    one.model.args["x"] = 1
-    assert (RunConfig().parallel.tiles, RunConfig().model.args) == ([1, 1], {})
-
-
 TENSORRT = {"engine.compile": "tensorrt"}
 GRIDS = [[2, 2], [1, 2]]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     # Names that there are not.
-    ({"imagee": 1}, "unknown key imagee; choose one of augment, batch, campaign, checkpoint"),
     ({"parallel.tile": 1}, "unknown key parallel.tile; choose one of balance, directions"),
     ({"output": "boxes"}, "unknown key output; did you mean model.output?"),
     ({"precision.name": "fp8"}, "precision='fp8' is unknown; choose one of fp64, fp32, tf32"),
     ({"parallel.schedule": "dapple"}, "='dapple' is unknown; choose one of gpipe, 1f1b, gems"),
     ({"task.name": "test"}, "task='test' is unknown; choose one of train, infer"),
-    ({"lr_schedule.name": "x"}, "lr_schedule='x' is unknown; choose one of constant"),
     # Values of another type.
     ({"batch": "8"}, "batch='8' must be a whole number"),
-    ({"batch": 8.0}, "batch=8.0 must be a whole number"),
     ({"batch": True}, "batch=True must be a whole number"),
-    ({"batch": None}, "batch=None must be a whole number"),
     ({"optimizer.lr": "fast"}, "optimizer.lr='fast' must be a number"),
     ({"data.shuffle": 1}, "data.shuffle=1 must be true or false"),
-    ({"campaign": 5}, "campaign=5 must be text"),
-    ({"parallel.balance": [1.5]}, "parallel.balance[0]=1.5 must be a whole number"),
     ({"model.args": [1]}, "model.args=[1] must be keys and values, as {width:64}"),
-    ({"parallel": "sp"}, "parallel must hold keys, not 'sp'"),
     # Numbers outside of their range; no comparison with nan is true.
     ({"batch": 0}, "batch=0 must be at least 1"),
-    ({"steps": -1}, "steps=-1 must be at least 1"),
-    ({"seed": -1}, "seed=-1 must be at least 0"),
     ({"parallel.directions": 3}, "parallel.directions=3 must be at most 2"),
-    ({"launcher.port": 70000}, "launcher.port=70000 must be at most 65535"),
     ({"launcher.minutes": 525601}, "launcher.minutes=525601 must be at most 525600"),
     ({"optimizer.lr": float("nan")}, "optimizer.lr=nan must be at least 0, and finite"),
-    ({"optimizer.momentum": float("inf")}, "optimizer.momentum=inf must be at least 0, and finite"),
     ({"comm.timeout_s": 0.0}, "comm.timeout_s=0.0 must be above 0, and finite"),
     ({"lr_schedule.name": "one_cycle", "lr_schedule.rise": 1.5}, "lr_schedule.rise=1.5 must be a"),
     ({"cluster.memory": "much"}, "cluster.memory='much' is no size"),
     ({"cluster.memory": 4096}, "cluster.memory=4096 has no unit; write cluster.memory=4096GiB"),
     ({"comm.options": {"eager_limit": "much"}}, "eager_limit='much' must be a size, as 64KiB"),
-    ({"comm.options": {"eager_limit": float("nan")}}, "eager_limit=nan must be a size"),
     ({"comm.options": {"cuda_ipc": "yes"}}, "comm.options.cuda_ipc='yes' must be true or false"),
-    ({"comm.options": {"nccl_channels": True}}, "nccl_channels=True must be a whole number"),
     ({"comm.options": {"cuda_ip": True}}, "cuda_ip is unknown; did you mean cuda_ipc"),
     # Text that a line of a script, a folder or a command line does not hold.
     ({"comm.options": {"nccl_algorithm": "Ring\nTree"}}, "must be text on one line"),
@@ -113,9 +93,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         for value in ("a\nb", "", "a\x00")
     ),
     ({"cluster.partition": "a\nb"}, "cluster.partition="),
-    ({"cluster.modules": ["a\nb"]}, "cluster.modules="),
     ({"cluster.options": {"mem;x": 1}}, "'mem;x': write an option of sbatch in small letters"),
-    ({"cluster.options": {"-mem": 1}}, "'-mem': write an option"),
     ({"cluster.options": {"comment": "a\nb"}}, "cluster.options.comment="),
     ({"cluster.options": {"gres": ["gpu"]}}, "must be text, a number, or true"),
     ({"cluster.options": {"nodes": 3}}, "options.nodes is written by hires; it follows from launc"),
@@ -127,38 +105,29 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"launcher.hosts": ["n1"]}, "launcher.hosts=n1 is for launcher=mpirun"),
     # Keys that do not go together.
     ({"parallel.tiles": 4}, "parallel.tiles=4 must be [rows, cols], each at least 1, as [2,2]"),
-    ({"parallel.tiles": [2, 0]}, "parallel.tiles=[2, 0] must be [rows, cols], each at least 1"),
     ({"parallel.tiles": [[2, 2], 3]}, "parallel.tiles=[[2, 2], 3] must be [rows, cols]"),
-    (
-        {"parallel.tiles": GRIDS},
-        "is more than parallel.stages=1; use at most 1, or parallel.stages",
-    ),
+    ({"parallel.tiles": GRIDS}, "is more than parallel.stages=1; use at most 1, or parallel.st"),
     (
         {"parallel.tiles": GRIDS, "parallel.stages": 4, "parallel.spatial_stages": 3},
         "parallel.tiles=[[2, 2], [1, 2]] holds 2 grids for parallel.spatial_stages=3",
     ),
     ({"parallel.balance": [3, 4]}, "must hold one positive number for each of the 1 stages"),
-    ({"parallel.spatial_stages": 2}, "is more than parallel.stages=1; use at most 1"),
     ({"quant.percentile": 99.0}, "quant.percentile=99 is for quant.observer=percentile, not"),
     ({"lr_schedule.name": "cosine", "lr_schedule.gamma": 0.5}, "gamma=0.5 is for lr_schedule=step"),
     ({"lr_schedule.warmup_begin": 0.5}, "warmup_begin=0.5 needs lr_schedule.warmup"),
     ({"steps": 30, "lr_schedule.warmup": 30}, "leaves no step of steps=30"),
     ({"optimizer.momentum": 0.0, "optimizer.nesterov": True}, "nesterov=True needs a momentum"),
     ({"optimizer.name": "adamw", "optimizer.betas": [0.9, 1.0]}, "two numbers from 0 to below"),
-    ({"optimizer.name": "adam", "optimizer.betas": [0.9]}, "betas=[0.9] must be two numbers"),
     ({"epochs": 2, "steps": 30}, "epochs=2 and steps=30 both set the length; leave one out"),
     ({"epochs": 1, "task.name": "predict"}, "epochs=1: task=predict takes each image"),
     ({"steps": 2, "measure.warmup": 2}, "use steps=3 or more"),
-    ({"steps": 4, "measure.warmup": 1, "measure.steps": 4}, "4 measured steps; use steps=5"),
     ({"data.name": "pairs", "loss.name": "cross_entropy"}, "loss=cross_entropy needs classes"),
     (TENSORRT, "engine.compile=tensorrt is for inference"),
     ({**TENSORRT, "task.name": "infer", "precision.name": "fp64"}, "use precision=fp32 or lower"),
-    ({**TENSORRT, "task.name": "infer", "precision.name": "int8"}, "is for real numbers"),
     *(
         ({"model.name": "custom", "model.target": target}, "model=custom needs model.target=")
         for target in (None, "package.module", "a:b:c")
     ),
-    ({"checkpoint.every": -1}, "checkpoint.every=-1"),
     ({"checkpoint.resume": ""}, "checkpoint.resume=''"),
 ]
 
@@ -206,19 +175,7 @@ def test_every_count_has_an_upper_limit():
 
 
 def test_campaign_is_one_plain_folder():
-    odd = (
-        "",
-        ".",
-        "..",
-        ".hidden",
-        "-x",
-        "a/b",
-        "/",
-        "nul\0",
-        "two\nlines",
-        "\x1b[31mred",
-        "tab\t",
-    )
+    odd = ("", "..", ".hidden", "-x", "a/b", "nul\0", "two\nlines", "\x1b[31mred", "tab\t")
     for name in (*odd, "turned\u202e", "half \ud800", "\u2028", "\x7f"):
         with pytest.raises(
             ConfigError, match="use a plain name on one line, without '/'"

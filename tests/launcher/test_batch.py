@@ -8,9 +8,7 @@ import os
 import shutil
 import signal
 import socket
-import threading
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -26,7 +24,8 @@ from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.job_attempts import JobRun
 from hires.launcher.slurm.job_script import note_job
 from hires.launcher.status.state import OLD_S
-from tests.helpers.patience import until
+from tests.helpers.launches import exit_json, when_ready
+from tests.helpers.run_folders import end
 
 JOB = Allocation("7", None, (JobNode("n1", "a", "127.0.0.1"),))
 
@@ -55,65 +54,51 @@ def cluster(tmp_path, monkeypatch):
     return folder
 
 
-def exit_of(run, attempt: int) -> dict[str, object]:
-    path = file_names.attempt_dir(run, attempt) / "exit.json"
-    return dict(json.loads(path.read_text()))
-
-
-def making_way(run, attempt: int):
-    """Sends this process SIGUSR2 as soon as rank 0 listens."""
-    ready = RunDir(run.path, attempt)
-    log = ready.attempt_dir / "logs" / "rank0000.log"
-
-    def ask() -> None:
-        until(lambda: log.exists() and "listens" in log.read_text())
-        os.kill(os.getpid(), signal.SIGUSR2)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    return thread
-
-
-def test_submitted_attempt_is_run_and_its_tables_are_made(fake_world, cluster, capfd):
+def test_submitted_attempt_is_run_and_its_tables_are_made(fake_world, cluster, capfd, tmp_path):
     run = fake_world("ok", "ok")
     note_job(run.attempt_dir, "7", None)
     before = (run.attempt_dir / "job.json").read_text()
     assert batch.main([str(run.path), "0"]) == 0
-    assert exit_of(run, 0)["state"] == "done"
+    assert exit_json(run)["state"] == "done"
     assert (run.attempt_dir / "job.json").read_text() == before
     assert (run.path / "throughput.csv").exists()
     out = capfd.readouterr().out
     assert out.startswith(f"{run.name}: attempt 0, 2 ranks on n1, job 7\nstep 1/3 ")
     assert "## Throughput" in out
+    for words, code, text in (
+        ([str(tmp_path)], 1, "is no run folder"),
+        ([], 2, "usage: python -m hires.launcher.slurm.batch RUN_DIR"),
+        (["run", "1", "2"], 2, "usage: "),
+    ):
+        assert batch.main(words) == code
+        assert text in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("words", [[], ["0"]])
-def test_job_by_hand_and_job_that_starts_again_take_a_new_attempt(fake_world, cluster, words):
+def test_job_by_hand_and_job_that_starts_again_take_a_new_attempt(fake_world, cluster):
     run = fake_world("ok")
-    if words:
-        note_job(run.attempt_dir, "7", None)
-        records.event(run, 0, "launch_started")
-    assert batch.main([str(run.path), *words]) == 0
-    assert exit_of(run, 1)["state"] == "done"
-    assert Attempt(run.path, 1).job_name == "7"
+    note_job(run.attempt_dir, "7", None)
+    records.event(run, 0, "launch_started")
+    assert batch.main([str(run.path), "0"]) == 0
+    assert (exit_json(run, 1)["state"], Attempt(run.path, 1).job_name) == ("done", "7")
+    run = fake_world("ok", campaign="frozen")
+    shutil.rmtree(run.attempt_dir)
+    assert batch.main([str(run.path)]) == 0
+    assert exit_json(run)["state"] == "done"
 
 
-@pytest.mark.parametrize(("words", "state"), [([], "RUNNING"), (["0"], "PENDING")])
-def test_job_by_hand_does_not_begin_what_another_job_has(fake_world, cluster, capfd, words, state):
+def test_job_by_hand_does_not_begin_what_another_job_or_process_has(fake_world, cluster, capfd):
     run = fake_world("ok")
     note_job(run.attempt_dir, "6", 3)
-    (cluster / "left").write_text(f"6|3|{state}|N/A|None\n")
-    assert batch.main([str(run.path), *words]) == 1
-    text = f"is not begun by job 7: job 6_3 has it as attempt a0 ({state.lower()})"
-    assert text in capfd.readouterr().out
+    for words, state in (([], "RUNNING"), (["0"], "PENDING")):
+        (cluster / "left").write_text(f"6|3|{state}|N/A|None\n")
+        assert batch.main([str(run.path), *words]) == 1
+        text = f"is not begun by job 7: job 6_3 has it as attempt a0 ({state.lower()})"
+        assert text in capfd.readouterr().out
     assert file_names.attempt_numbers(run.path) == [0]
     assert Attempt(run, run.attempt).job_name == "6_3"
     (cluster / "left").write_text("6|3|COMPLETED|N/A|None\n")
-    assert batch.main([str(run.path), *words]) == 0
-
-
-def test_job_does_not_begin_what_a_process_or_another_machine_runs(fake_world, cluster, capfd):
-    run = fake_world("ok")
+    assert batch.main([str(run.path), "0"]) == 0
+    run = fake_world("ok", campaign="processes")
     records.event(run, 0, "launch_started", **provenance.myself())
     assert batch.main([str(run.path)]) == 1
     text = f"process {os.getpid()} on {socket.gethostname()} runs attempt a0"
@@ -144,7 +129,9 @@ def test_job_that_slurm_says_nothing_about_may_still_have_its_run(fake_world, cl
 def test_complete_run_is_left_alone_unless_it_is_made_again(fake_world, cluster, monkeypatch):
     """`hires run --again`: that another job completed the run once is no reason to stop."""
     run = fake_world("ok")
-    batch.main([str(run.path), "0"])
+    note_job(run.attempt_dir, "7", None)
+    end(run.attempt_dir, "done")
+    (run.path / "record.json").write_text('{"state": "done", "attempt": 0}')
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert batch.main([str(run.path), "0"]) == 0
     assert not (run.path / "a1").exists()
@@ -154,9 +141,9 @@ def test_complete_run_is_left_alone_unless_it_is_made_again(fake_world, cluster,
     folder = file_names.attempt_dir(run.path, again)
     note_job(folder, "8", 3)
     records.event(run.path, again, "launch_started")
-    (folder / "exit.json").write_text('{"state": "failed", "reason": "preempted"}')
+    end(folder, "failed", reason="preempted")
     assert batch.main([str(run.path), str(again)]) == 0
-    assert exit_of(run, 2)["state"] == "done"
+    assert exit_json(run, 2)["state"] == "done"
     assert Attempt(run, 2).job_name == "8_3"
     assert batch.main([str(run.path), str(again)]) == 0
     assert not (run.path / "a3").exists()
@@ -166,76 +153,73 @@ def test_job_that_makes_way_is_queued_again_as_often_as_allowed(fake_world, clus
     run = fake_world("saver", requeues=1)
     for attempt, reason in enumerate(("preempted", "timeout", "timeout")):
         (cluster / "left").write_text("1:30\n" if attempt else "UNLIMITED\n")
-        thread = making_way(run, attempt)
-        assert batch.main([str(run.path), "0"]) == 75
-        thread.join()
-        assert exit_of(run, attempt)["reason"] == reason
+        interrupt = functools.partial(os.kill, os.getpid(), signal.SIGUSR2)
+        with when_ready(RunDir(run.path, attempt), 1, interrupt, "listens"):
+            assert batch.main([str(run.path), "0"]) == 75
+        assert exit_json(run, attempt)["reason"] == reason
     assert (cluster / "words").read_text() == "requeue 7\n" * 2
-    assert "launcher.requeues=1 are used up" in str(exit_of(run, 2)["cause"])
+    assert "launcher.requeues=1 are used up" in str(exit_json(run, 2)["cause"])
 
 
 def test_failed_run_is_not_queued_again_and_a_cancelled_one_is_cancelled(fake_world, cluster):
     run = fake_world("exit 3")
     assert batch.main([str(run.path), "0"]) == 1
     assert not (cluster / "words").exists()
-    again = RunDir(run.path, attempts.next_attempt(run.path))
-    (again.attempt_dir / "cancel").touch()  # as `hires cancel` does before it queries Slurm
+    last = RunDir(run.path, attempts.next_attempt(run.path))
+    (last.attempt_dir / "cancel").touch()  # as `hires cancel` does before it queries Slurm
     assert batch.main([str(run.path), "1"]) != 0
-    assert (exit_of(run, 1)["state"], exit_of(run, 1)["reason"]) == ("cancelled", None)
+    assert (exit_json(run, 1)["state"], exit_json(run, 1)["reason"]) == ("cancelled", None)
     last = RunDir(run.path, attempts.next_attempt(run.path))
     (last.attempt_dir / "cancel").touch()
     leave(run.path, 2, "failed", "sbatch does not answer")
-    assert exit_of(run, 2)["cause"] == "cancelled; sbatch does not answer"
-    assert exit_of(run, 2)["state"] == "cancelled"
+    assert exit_json(run, 2)["cause"] == "cancelled; sbatch does not answer"
+    assert exit_json(run, 2)["state"] == "cancelled"
 
 
-def test_module_that_did_not_load_is_the_cause(fake_world, cluster, monkeypatch):
-    run = fake_world("ok")
-    monkeypatch.setenv("HIRES_REFUSED_MODULE", "gcc/99")
-    assert batch.main([str(run.path), "0"]) == 1
-    values = exit_of(run, 0)
-    assert (values["state"], values["reason"]) == ("failed", "launch")
-    assert "`module load gcc/99` failed on " in str(values["cause"])
-
-
-def planned_by_another(run) -> None:
+def planned_by_another(run, monkeypatch=None) -> None:
     path = run.attempt_dir / "env.json"
     env = json.loads(path.read_text())
     env["provenance"] |= {"hires": "0.0.1", "git": "abc"}
     path.write_text(json.dumps(env))
 
 
-def test_plan_of_another_hires_is_refused(fake_world, cluster):
+def edited(run, monkeypatch) -> None:
+    config = run.path / "config.yaml"  # it ran 2 steps under the name of a run of 3
+    config.write_text(config.read_text().replace("steps: 3", "steps: 2"))
+
+
+def without_module(run, monkeypatch) -> None:
+    monkeypatch.setenv("HIRES_REFUSED_MODULE", "gcc/99")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "cause"),
+    [
+        (without_module, "launch", "`module load gcc/99` failed on "),
+        (planned_by_another, "launch", "planned by hires 0.0.1 (abc), but this node has"),
+        (edited, "edited", "config.yaml was edited after the run was planned"),
+    ],
+)
+def test_run_that_cannot_be_what_was_planned_is_not_begun(
+    fake_world, cluster, monkeypatch, change, reason, cause
+):
     run = fake_world("ok")
-    planned_by_another(run)
-    assert batch.main([str(run.path), "0"]) == 1
-    values = exit_of(run, 0)
-    assert (values["state"], values["reason"]) == ("failed", "launch")
-    assert "planned by hires 0.0.1 (abc), but this node has" in str(values["cause"])
-    config = records.read_config(run.path)
-    allowed = replace(config, launcher=replace(config.launcher, other_code=True))
-    rundir.refreeze(run.path, allowed)
-    assert batch.main([str(run.path), "0"]) == 0
+    change(run, monkeypatch)
+    assert batch.main([str(run.path), "0"]) != 0
+    values = exit_json(run)
+    assert (values["state"], values["reason"]) == ("failed", reason)
+    assert cause in values["cause"]
 
 
-def test_planner_of_a_run_that_was_only_frozen_counts_if_it_is_the_latest(fake_world, cluster):
+def test_other_code_may_be_allowed_and_the_latest_planner_counts(fake_world, cluster):
     run = fake_world("ok")
     planned_by_another(run)
     config = records.read_config(run.path)
     rundir.freeze(config, {"world": 1, "totals": {"messages": 7}}, ["hires", "run"])
-    assert batch.main([str(run.path)]) == 0
-
-
-def test_frozen_run_by_hand_and_wrong_words(fake_world, cluster, tmp_path, monkeypatch, capfd):
-    run = fake_world("ok")
-    shutil.rmtree(run.attempt_dir)
-    assert batch.main([str(run.path)]) == 0
-    assert exit_of(run, 0)["state"] == "done"
-    assert batch.main([str(tmp_path)]) == 1
-    assert "is no run folder" in capfd.readouterr().out
-    for words in ([], ["run", "x"], ["run", "1", "2"]):
-        assert batch.main(words) == 2
-        assert "usage: python -m hires.launcher.slurm.batch RUN_DIR" in capfd.readouterr().out
+    JobRun(run.path, JOB)._refuse_other_code(0)
+    run = fake_world("ok", campaign="allowed", other_code=True)
+    planned_by_another(run)
+    assert batch.main([str(run.path), "0"]) == 0
 
 
 def test_silent_attempt_is_ended_by_the_next_start_of_its_job_alone(fake_world, monkeypatch):
@@ -250,6 +234,6 @@ def test_silent_attempt_is_ended_by_the_next_start_of_its_job_alone(fake_world, 
         assert (run.attempt_dir / "exit.json").exists() == ends
         assert Attempt(run.path, 1).job_name == "7"
         if ends:
-            left = exit_of(run, 0)
+            left = exit_json(run)
             assert (left["state"], left["reason"]) == ("failed", "node")
             assert "left no exit.json" in str(left["cause"])

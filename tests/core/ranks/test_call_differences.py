@@ -16,11 +16,7 @@ from hires.core.ranks.call_records import (
 )
 
 SITE = "test_call_differences.py"
-
-
 SUM = CallFacts("all_reduce", 4096, "float32", "gloo")
-
-
 ROOTED = CallFacts("broadcast", 8, "int64", "gloo")
 
 

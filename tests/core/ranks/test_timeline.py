@@ -43,20 +43,24 @@ def test_only_the_last_steps_and_so_many_spans_stay(monkeypatch):
     assert (len(spans_of(recorder)), recorder.steps[-1].dropped) == (2, 3)
 
 
-def test_written_steps_are_read_back(tmp_path):
+def test_written_steps_are_read_back_with_what_was_logged_in_them(tmp_path):
     for rank in (1, 0):
         recorder = Recorder()
         recorder.begin_step()
+        recorder.note(HALO, recorder.clock.now())
         with recorder.span(FORWARD, "F0", "of a test"):
             pass
-        recorder.write(tmp_path, rank)
+        recorder.write(tmp_path, rank, lambda begin_s, end_s: (2, 64, "shm mailbox"))
     steps = timeline.read(tmp_path)
     assert [(step.rank, step.step) for step in steps] == [(0, 0), (1, 0)]
     assert steps[0].clock == steps[1].clock == provenance.clock_name()
-    [span] = steps[0].spans
-    assert span[:2] == (FORWARD, "F0")
-    assert span.what == "of a test"
-    assert 0 <= span.begin_s <= span.end_s < 60
+    halo, forward = steps[0].spans
+    assert forward[:2] == (FORWARD, "F0")
+    assert forward.what == "of a test"
+    assert 0 <= forward.begin_s <= forward.end_s < 60
+    # Spans of communication alone hold messages.
+    assert (halo.calls, halo.num_bytes, halo.way) == (2, 64, "shm mailbox")
+    assert (forward.calls, forward.num_bytes, forward.way) == (0, 0, "")
 
 
 def test_ranks_of_one_machine_keep_their_distance_and_machines_begin_together():
@@ -75,23 +79,3 @@ def test_step_that_some_rank_has_not_kept_is_left_out_unless_none_is_whole():
     steps = [StepSpans(r, n, "", 0.0) for r, n in ((0, 1), (1, 1), (0, 2))]
     assert list(timeline.complete_steps(steps, world=2)) == [1]
     assert [rank.rank for rank in timeline.complete_steps(steps, world=3)[2]] == [0]
-
-
-def test_spans_of_communication_hold_what_was_logged_in_them(tmp_path):
-    recorder = Recorder()
-    recorder.begin_step()
-    begin = recorder.clock.now()
-    recorder.note(timeline.HALO, begin)
-    recorder.note(timeline.FORWARD, begin)
-    recorder.note(timeline.WAIT, begin)
-    times = []
-
-    def calls(begin_s, end_s):
-        times.append((begin_s, end_s))
-        return (2, 64, "shm mailbox") if len(times) == 1 else None
-
-    recorder.write(tmp_path, 0, calls)
-    [step] = timeline.read(tmp_path)
-    held = {span.kind: (span.calls, span.num_bytes, span.way) for span in step.spans}
-    assert held == {"halo": (2, 64, "shm mailbox"), "forward": (0, 0, ""), "wait": (0, 0, "")}
-    assert times[0] == (begin, recorder.steps[0].spans[0].end)

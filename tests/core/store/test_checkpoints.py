@@ -79,36 +79,24 @@ def test_named_run_that_has_done_all_steps_is_refused(tmp_path):
     assert checkpoints.begin_of(checkpoint, infer) == 0
 
 
-def test_path_without_checkpoints_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for _ in range(2):
-        with pytest.raises(
-            ConfigError, match=r"other: it is no checkpoint, and has none.*give the"
-        ):
-            steps_of(tmp_path / "run", resuming(tmp_path / "other"))
-        (tmp_path / "other").mkdir(exist_ok=True)
-    for place in ("foo", "/foo", "/"):
-        text = rf"continues={place}: it is no checkpoint, and has none"
-        with pytest.raises(ConfigError, match=text):
-            checkpoints.candidates(tmp_path / "run", continuing(Path(place)))
+def test_path_without_checkpoints_is_refused(tmp_path):
+    (tmp_path / "other").mkdir()
+    for place in (tmp_path / "other", Path("foo"), Path("/")):
+        for config in (resuming(place), continuing(place)):
+            with pytest.raises(ConfigError, match=rf"{place}: it is no checkpoint, and has none"):
+                checkpoints.candidates(tmp_path / "run", config)
 
 
-def test_run_to_continue_is_named_by_its_folder_or_by_a_checkpoint(tmp_path):
+def test_run_to_continue_is_named_by_folder_or_checkpoint_and_differs_in_its_steps_alone(tmp_path):
     planned = frozen_of(CONFIG, {}, RunInputs())
     saved = save(tmp_path / "other", 4)
     (tmp_path / "other" / "frozen.json").write_text(planned.text())
     for place in (saved, tmp_path / "other"):
         there, _ = checkpoints.candidates(tmp_path / "run", continuing(place), planned)
-        assert [one.path for one in there] == [saved]
-        assert there[0].run == tmp_path / "other"
-
-
-@pytest.mark.parametrize("own", [None, frozen_of(replace(CONFIG, seed=1), {}, RunInputs())])
-def test_run_that_differs_in_more_than_its_steps_is_not_continued(tmp_path, own):
-    saved = save(tmp_path / "other", 4)
-    (tmp_path / "other" / "frozen.json").write_text(frozen_of(CONFIG, {}, RunInputs()).text())
-    with pytest.raises(ConfigError, match=r"differs in more than its steps; use checkpoint.resume"):
-        checkpoints.candidates(tmp_path / "run", continuing(saved), own)
+        assert [(one.path, one.run) for one in there] == [(saved, tmp_path / "other")]
+    for own in (None, frozen_of(replace(CONFIG, seed=1), {}, RunInputs())):
+        with pytest.raises(ConfigError, match=r"differs in more than its steps; use checkpoint.r"):
+            checkpoints.candidates(tmp_path / "run", continuing(saved), own)
 
 
 def test_checkpoint_of_another_step_or_schema_is_passed_over(tmp_path):

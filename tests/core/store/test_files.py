@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from hires.core.store.reading import read_lines
 from tests.helpers.launches import ROOT
 from tests.helpers.patience import PATIENCE_S
 
-_HOLD = """
+HOLD = """
 import sys, time
 from pathlib import Path
 from hires.core.store import files
@@ -33,8 +33,7 @@ with files.lock(Path(sys.argv[1]), "the test"):
     time.sleep(50)
 """
 
-
-_COUNT = """
+COUNT = """
 import sys, time
 from pathlib import Path
 from hires.core.store import files
@@ -59,7 +58,7 @@ def start(code: str, *args: Path) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def holder(tmp_path):
-    process = start(_HOLD, tmp_path / "lock")
+    process = start(HOLD, tmp_path / "lock")
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     yield process
@@ -71,18 +70,14 @@ def held(folder: Path):
     return files.lock(folder / "lock", "the test")
 
 
-def test_second_is_refused_with_the_process_named(tmp_path, holder):
+def test_lock_names_its_holder_is_waited_for_and_taken_over_once_that_is_killed(tmp_path, holder):
     with pytest.raises(RunError, match=f"process {holder.pid} on ") as caught, held(tmp_path):
         pass
     assert "the test is under way already" in str(caught.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
-
-
-def test_lock_of_a_killed_process_is_taken_over_with_a_note(tmp_path, holder):
+    with pytest.raises(files.HeldError, match=f"process {holder.pid} on "), waited(tmp_path, 0.1):
+        pass
     holder.send_signal(signal.SIGKILL)
-    holder.wait()
-    assert (tmp_path / "lock").exists()
-    with held(tmp_path) as note:
+    with waited(tmp_path, 50.0) as note:
         assert f"process {holder.pid}, which is gone" in note
         assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
     assert not list(tmp_path.iterdir())
@@ -119,19 +114,10 @@ def test_never_two_at_once(tmp_path):
     (tmp_path / "lock").write_text(
         json.dumps({**provenance.myself(), "pid": 2**22 + 1, "birth": 1})
     )
-    processes = [start(_COUNT, tmp_path / "lock", tmp_path / "inside") for _ in range(4)]
+    processes = [start(COUNT, tmp_path / "lock", tmp_path / "inside") for _ in range(4)]
     counts = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4
     assert sum(map(int, counts)) > 0
-    assert not list(tmp_path.iterdir())
-
-
-def test_lock_is_waited_for_until_its_holder_is_done(tmp_path, holder):
-    with pytest.raises(files.HeldError, match=f"process {holder.pid} on "), waited(tmp_path, 0.1):
-        pass
-    holder.terminate()
-    with waited(tmp_path, 50.0):
-        assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
     assert not list(tmp_path.iterdir())
 
 
@@ -152,22 +138,15 @@ def test_only_a_locked_append_ends_an_unfinished_line(tmp_path):
 
 def test_lines_of_many_writers_do_not_mix(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    filler = "x" * 3000
 
     def write(rank):
         for number in range(20):
-            append_line(path, {"rank": rank, "number": number, "filler": filler})
+            append_line(path, {"rank": rank, "number": number, "filler": "x" * 3000})
 
-    threads = [threading.Thread(target=write, args=(rank,)) for rank in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    lines = read_lines(path)
-    assert {(line["rank"], line["number"]) for line in lines} == {
-        (rank, number) for rank in range(8) for number in range(20)
-    }
-    assert len(lines) == 160
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+    lines = [(line["rank"], line["number"]) for line in read_lines(path)]
+    assert sorted(lines) == [(rank, number) for rank in range(8) for number in range(20)]
 
 
 def test_full_disk_leaves_no_half_file_and_is_explained(tmp_path, monkeypatch):

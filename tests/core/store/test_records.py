@@ -93,17 +93,10 @@ def test_steps_of_the_attempts_that_a_run_goes_on_with_count_and_their_times_do_
 
 def test_memory_has_one_entry_per_rank_with_its_place(run):
     sizes = {"params_bytes": 1, "grads_bytes": 2, "optimizer_bytes": 3}
-    tell(run, {"kind": "ready", "rank": 0, "rss_import_bytes": 9, **sizes})
     tell(run, {"kind": "memory", "rank": 0, "peak_bytes": 7, "source": "rss", **sizes})
     first, second = records.finish(run, 0, "failed", "x")["memory"]
-    assert (first["stage"], first["tile"], second["stage"], second["tile"]) == (
-        [0],
-        [[0, 0]],
-        [1],
-        [None],
-    )
-    assert (first["peak_bytes"], first["source"], first["grads_bytes"]) == (7, "rss", 2)
-    assert (second["peak_bytes"], second["params_bytes"]) == (None, None)
+    assert [first["stage"], second["stage"], second["tile"]] == [[0], [1], [None]]
+    assert (first["peak_bytes"], first["grads_bytes"], second["peak_bytes"]) == (7, 2, None)
 
 
 def test_done_without_all_steps_is_failed(run):

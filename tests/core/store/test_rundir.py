@@ -45,7 +45,9 @@ def test_incomplete_run_gets_its_next_attempt(config):
     for number, record in enumerate(("", '{"state": "failed", "attempt": 0}', '{"state": "do')):
         (run.path / "record.json").write_text(record)
         assert rundir.create(config, PLAN, ARGV) == replace(run, attempt=number + 1)
+    assert rundir.open_run(run.path).attempt == 3
     complete(run)  # one that is complete, and is wanted again, too
+    assert rundir.open_run(run.path) == run
     assert rundir.create(config, PLAN, ARGV).attempt == 4
 
 
@@ -65,16 +67,6 @@ def test_edited_config_is_not_run_as_something_else(config):
     complete(run)
     with pytest.raises(RunError, match="was edited or damaged"):
         rundir.create(config, PLAN, ARGV)
-
-
-def test_open_run_is_at_the_latest_attempt_or_the_complete_one(config):
-    run = rundir.create(config, PLAN, ARGV)
-    number = attempts.next_attempt(run.path)
-    env = json.loads((run.path / f"a{number}/env.json").read_text())  # as launch.sh makes one
-    assert (env["argv"], env["reproduce"]) == (None, "hires run parallel=sp")
-    assert rundir.open_run(run.path).attempt == 1
-    complete(run)
-    assert rundir.open_run(run.path) == run
 
 
 def test_attempts_taken_at_once_are_distinct(config):
@@ -114,18 +106,12 @@ def test_done_attempts_are_those_that_ended_well(config):
 
 def test_find_by_path_name_campaign_and_hash(config):
     run = rundir.create(config, PLAN, ARGV)
-    for name in (
-        str(run.path),
-        run.name,
-        f"default/{run.name}",
-        run.name[-8:],
-        run.name[-8:-3],
-    ):
+    names = (str(run.path), run.name, f"default/{run.name}", run.name[-8:], run.name[-8:-3])
+    for name in names:
         assert rundir.open_run(rundir.locate(name, config.results)) == run
-    with pytest.raises(ConfigError, match="there is no run 'nothing'"):
-        rundir.locate("nothing", config.results)
-    with pytest.raises(ConfigError, match="there is no run ''"):
-        rundir.locate("", config.results)
+    for name in ("nothing", ""):
+        with pytest.raises(ConfigError, match=f"there is no run '{name}'"):
+            rundir.locate(name, config.results)
 
 
 CREATE = """
@@ -213,19 +199,6 @@ def run(tmp_path):
     return tmp_path
 
 
-def test_values_of_another_type_are_damage(run):
-    odd = {"exit": [{"state": 3}, {"state": "failed", "cause": ["x"]}]}
-    odd["job"] = [{}, {"job": "7; rm"}, {"job": "7", "index": float("inf")}]
-    for name, each in odd.items():
-        file = run / "a0" / f"{name}.json"
-        for values in each:
-            file.write_text(json.dumps(values))
-            attempt = Attempt(run, 0)
-            assert getattr(attempt, name) == {}
-            assert attempt.damaged == (f"a0/{name}.json",)
-        file.unlink()
-
-
 def test_the_last_start_counts(run):
     lines = [{"event": "launch_started", "pid": 1}, {"event": "other"}]
     lines += [{"event": "launch_started", "pid": 2}]
@@ -234,28 +207,20 @@ def test_the_last_start_counts(run):
     assert Attempt(run, 0).launched["pid"] == 2
 
 
-def test_reads_back_as_written(tmp_path):
-    held = Campaign(tmp_path.name)
-    words = ["data.path='it\\'s $(x);\n'", "image=64"]
-    held.add(
-        {"argv": ["hires"]},
-        [PlannedPoint("a-1", words, 3)],
-        [ExcludedPoint(["image=1"], "why", "image=2")],
-    )
-    campaign.write(tmp_path, held)
-    assert campaign.read(tmp_path) == held
+def test_later_sweep_adds_and_replaces_and_is_read_back(tmp_path):
+    sweeps = Campaign(tmp_path.name)
+    words = ["data.path='it\\'s $(x);\n'", "image=1"]
+    sweeps.add({}, [PlannedPoint("a-1", words)], [ExcludedPoint(["image=2"], "too large")])
+    sweeps.add({}, [PlannedPoint("a-1", words, 3), PlannedPoint("b-2", ["image=2"])], [])
+    sweeps.add({"argv": ["hires"]}, [], [ExcludedPoint(["image=3"], "too large", "image=2")])
+    assert sweeps.points == [PlannedPoint("a-1", words, 3), PlannedPoint("b-2", ["image=2"])]
+    assert [(point.overrides, point.state) for point in sweeps.excluded] == [
+        (["image=3"], "infeasible")
+    ]
+    assert len(sweeps.sweeps) == 3
+    campaign.write(tmp_path, sweeps)
+    assert campaign.read(tmp_path) == sweeps
     assert [path.name for path in tmp_path.iterdir()] == ["campaign.json"]
-
-
-def test_later_sweep_adds_and_replaces():
-    held = Campaign("sizes")
-    held.add({}, [PlannedPoint("a-1", ["image=1"])], [ExcludedPoint(["image=2"], "too large")])
-    held.add({}, [PlannedPoint("a-1", ["image=1"], 3), PlannedPoint("b-2", ["image=2"])], [])
-    held.add({}, [], [ExcludedPoint(["image=3"], "too large")])
-    assert held.points == [PlannedPoint("a-1", ["image=1"], 3), PlannedPoint("b-2", ["image=2"])]
-    assert [point.overrides for point in held.excluded] == [["image=3"]]
-    assert held.excluded[0].state == "infeasible"
-    assert len(held.sweeps) == 3
 
 
 def test_cancelled_attempt_keeps_the_cause_of_its_earlier_end(config):

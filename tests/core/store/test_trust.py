@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import stat
@@ -19,11 +18,7 @@ from tests.helpers.commands import hires
 from tests.helpers.new_runs import ARGV, PLAN
 
 STRANGER = 65534
-
-
 needs_users = pytest.mark.skipif(os.geteuid() != 0, reason="a second user needs root")
-
-
 NETWORK = """
 from pathlib import Path
 from torch import nn
@@ -31,8 +26,6 @@ Path({witness!r}).write_text("executed")
 def build():
     return nn.Sequential(nn.Conv2d(3, 10, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 """
-
-
 KEYS = ("model=custom", "model.target=planted:build", "model.classes=10", "image=16", "batch=2")
 
 
@@ -55,26 +48,15 @@ def run(tmp_path, monkeypatch) -> Path:
     return config.parent
 
 
-def everybody(run: Path) -> None:
-    run.chmod(0o777)
-
-
-def a_group(run: Path) -> None:
-    run.chmod(0o775)
-    os.chown(run, -1, STRANGER)
-
-
-def its_config(run: Path) -> None:
-    (run / "config.yaml").chmod(0o666)
-
-
-def its_owner(run: Path) -> None:
-    os.chown(run, STRANGER, -1)
-
-
 @needs_users
 def test_every_way_into_a_run_folder_is_refused(tmp_path):
-    for number, opening in enumerate((everybody, a_group, its_config, its_owner)):
+    openings = (
+        lambda run: run.chmod(0o777),
+        lambda run: (run.chmod(0o775), os.chown(run, -1, STRANGER)),
+        lambda run: (run / "config.yaml").chmod(0o666),
+        lambda run: os.chown(run, STRANGER, -1),
+    )
+    for number, opening in enumerate(openings):
         folder = tmp_path / f"run{number}"
         folder.mkdir(0o755)
         (folder / "config.yaml").touch(0o644)
@@ -85,7 +67,7 @@ def test_every_way_into_a_run_folder_is_refused(tmp_path):
 
 
 def test_folder_that_others_may_write_to_is_read_and_never_executed(run, tmp_path):
-    everybody(run)
+    run.chmod(0o777)
     witness, before = tmp_path / "witness", {*run.iterdir()}
     name = f"default/{run.name}"
     saved = ("steps=1", "measure.warmup=0", "task=train", "checkpoint.at_end=always")
@@ -148,12 +130,14 @@ def test_cache_that_others_may_write_to_is_refused(tmp_path, monkeypatch):
     assert files.cache_dir() == tmp_path / "hires"
 
 
-@pytest.mark.parametrize(("variable", "refuses"), [("0", True), ("", True), ("1", False)])
-def test_variable_that_is_zero_trusts_nobody(tmp_path, monkeypatch, variable, refuses):
-    monkeypatch.setenv(trust.TRUST, variable)
+def test_variable_that_is_zero_trusts_nobody(tmp_path, monkeypatch):
     tmp_path.chmod(0o777)
-    with pytest.raises(ConfigError) if refuses else contextlib.nullcontext():
-        trust.refuse_untrusted(tmp_path)
+    for variable in ("0", ""):
+        monkeypatch.setenv(trust.TRUST, variable)
+        with pytest.raises(ConfigError):
+            trust.refuse_untrusted(tmp_path)
+    monkeypatch.setenv(trust.TRUST, "1")
+    trust.refuse_untrusted(tmp_path)
 
 
 def test_new_folders_are_for_one_user_unless_shared(hires, config, monkeypatch):
