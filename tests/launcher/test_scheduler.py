@@ -47,60 +47,33 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
+SOON = "(Nodes required | are DOWN)"
+ENDED = "12|TIMEOUT|None\n13_4|CANCELLED by 1000|None\n"
+LOST = "JobId=12 JobName=x JobState=NODE_FAIL Reason=None StartTime=Unknown\n"
+WHOLE = "JobId=13 ArrayJobId=13 ArrayTaskId=N/A JobState=CANCELLED Reason=None\n"
+PARTS = "JobId=11 ArrayJobId=9 ArrayTaskId=3 JobState=FAILED Reason=x\n"
+PARTS += "JobId=10 ArrayJobId=9 ArrayTaskId=4-5%1 JobState=CANCELLED Reason=None\n"
+TOGETHER = "9|3|RUNNING|N/A|None\n9|5-9,12-20:4%2|PENDING|N/A|JobArrayTaskLimit\n"
+
+
 @pytest.mark.parametrize(
     ("jobs", "squeue", "sacct", "scontrol", "states"),
     [
-        (
-            JOBS,
-            "12|N/A|PENDING|2031-02-03T04:05:06|(Nodes required | are DOWN)\n"
-            "13|4|RUNNING|2031-01-01T00:00:00|None\n",
-            DISABLED,
-            {"code": 1},
-            [JobStatus("pending", "(Nodes required | are DOWN)", "2031-02-03T04:05:06"), RUNS],
-        ),
+        (JOBS, f"12|N/A|PENDING|2031-02-03T04:05:06|{SOON}\n13|4|RUNNING|2031-01-01|None\n",
+         DISABLED, {"code": 1}, [JobStatus("pending", SOON, "2031-02-03T04:05:06"), RUNS]),
         # What squeue has forgotten is in the accounts, or scontrol knows it.
-        (
-            JOBS,
-            "",
-            {"out": "12|TIMEOUT|None\n13_4|CANCELLED by 1000|None\n"},
-            {"code": 1},
-            [JobStatus("ended", "TIMEOUT"), CANCELLED],
-        ),
-        (
-            JOBS[:1],
-            "",
-            DISABLED,
-            {"out": "JobId=12 JobName=x JobState=NODE_FAIL Reason=None StartTime=Unknown\n"},
-            [JobStatus("ended", "NODE_FAIL")],
-        ),
+        (JOBS, "", {"out": ENDED}, {"code": 1}, [JobStatus("ended", "TIMEOUT"), CANCELLED]),
+        (JOBS[:1], "", DISABLED, {"out": LOST}, [JobStatus("ended", "NODE_FAIL")]),
         (JOBS[:1], "", DISABLED, {"err": "Job 12 not found\n", "code": 1}, [JobStatus("gone")]),
         # Slurm lists an array of which nothing waits any more without the indices of what did.
-        (
-            [{"job": "13", "index": index} for index in (0, 4)],
-            "13|N/A|CANCELLED|N/A|None\n13|0|COMPLETED|N/A|None\n",
-            DISABLED,
-            {"out": "JobId=13 ArrayJobId=13 ArrayTaskId=N/A JobState=CANCELLED Reason=None\n"},
-            [JobStatus("ended", "COMPLETED"), CANCELLED],
-        ),
-        (
-            ELEMENTS,
-            "9|3|RUNNING|N/A|None\n9|5-9,12-20:4%2|PENDING|N/A|JobArrayTaskLimit\n",
-            DISABLED,
-            {"code": 1},
-            [RUNS, *[WAITS] * 5],
-        ),
-        (
-            ELEMENTS[:3],
-            "9|3|RUNNING|N/A|None\n",
-            DISABLED,
-            {
-                "out": "JobId=11 ArrayJobId=9 ArrayTaskId=3 JobState=FAILED Reason=x\n"
-                "JobId=10 ArrayJobId=9 ArrayTaskId=4-5%1 JobState=CANCELLED Reason=None\n"
-            },
-            [RUNS, CANCELLED, JobStatus("gone")],
-        ),
+        ([{"job": "13", "index": index} for index in (0, 4)],
+         "13|N/A|CANCELLED|N/A|None\n13|0|COMPLETED|N/A|None\n", DISABLED, {"out": WHOLE},
+         [JobStatus("ended", "COMPLETED"), CANCELLED]),
+        (ELEMENTS, TOGETHER, DISABLED, {"code": 1}, [RUNS, *[WAITS] * 5]),
+        (ELEMENTS[:3], TOGETHER[:21], DISABLED, {"out": PARTS},
+         [RUNS, CANCELLED, JobStatus("gone")]),
     ],
-)
+)  # fmt: skip
 def test_states_of_jobs(slurm, jobs, squeue, sacct, scontrol, states):
     slurm("squeue", squeue)
     slurm("sacct", **sacct)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -36,11 +35,6 @@ if __name__ == "__main__":
     }
     print(json.dumps(facts))
     what = sys.argv[1] if len(sys.argv) > 1 else ""
-    if what == "exit": sys.exit(int(sys.argv[2]))
-    if what == "text": sys.exit("good bye")
-    if what == "raise": raise ValueError("this child fails")
-    if what == "interrupt": raise KeyboardInterrupt
-    if what == "kill": os.kill(os.getpid(), signal.SIGKILL)
     if what == "sleep": time.sleep(60)
 """
 
@@ -84,22 +78,16 @@ def child(tmp_path, monkeypatch, own_warm_process, python_path):
         process.wait()
 
 
-@pytest.fixture
-def fresh(monkeypatch):
-    """Forbids forks."""
-    return lambda: monkeypatch.setattr(spawn, "_current", None)
-
-
 def facts(process, path):
     process.wait(PATIENCE_S)
     return json.loads(path.read_text().splitlines()[0])
 
 
-def test_forked_child_finds_what_a_fresh_one_finds(child, fresh):
+def test_forked_child_finds_what_a_fresh_one_finds(child, monkeypatch):
     environ = {"RANK": "3", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "HIRES_X": "y"}
     forked = child("a", "b c", environ=environ)
     assert isinstance(forked[0], spawn.Adopted)
-    fresh()
+    monkeypatch.setattr(spawn, "_current", None)
     other = child("a", "b c", environ=environ)
     assert type(other[0]) is subprocess.Popen
     one, two = facts(*forked), facts(*other)
@@ -107,37 +95,27 @@ def test_forked_child_finds_what_a_fresh_one_finds(child, fresh):
         assert one.pop(drawn) != two.pop(drawn)
     assert (one.pop("loaded"), two.pop("loaded")) == (True, False)
     assert one == two
-    assert one["leads"]
-    assert one["unbuffered"]
-    assert one["held"] == [signal.SIGUSR2]
+    assert (one["leads"], one["unbuffered"], one["held"]) == (True, True, [signal.SIGUSR2])
     assert one["parent"] == os.getpid()
 
 
-def test_signals_reach_a_child_and_wait_ends_in_time(child):
-    process, _ = child("sleep")
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE_S) == -signal.SIGTERM
-    process.send_signal(signal.SIGTERM)  # nobody is there any more
-
-
-def test_children_go_on_when_their_warm_process_is_killed_and_later_ones_are_fresh(child):
-    variables = {**os.environ, **spawn.thread_variables(1)}
-    warm = spawn.WarmProcess(variables, modules=["numpy"])
-    before = spawn._current
-    spawn.use(warm)
+def test_children_get_signals_and_go_on_when_their_warm_process_is_killed(child, monkeypatch):
+    warm = spawn.WarmProcess({**os.environ, **spawn.thread_variables(1)}, modules=["numpy"])
+    monkeypatch.setattr(spawn, "_current", warm)
     try:
         process, _ = child("sleep")
         assert isinstance(process, spawn.Adopted)
         os.kill(warm._process.pid, signal.SIGKILL)
-        time.sleep(0.1)
-        assert process.poll() is None
+        until(lambda: not alive([warm._process.pid]))
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.05)
         late, path = child()
         assert type(late) is subprocess.Popen
         assert facts(late, path)["loaded"] is False
+        for _ in range(2):  # and none the second time: nobody is there any more
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == -signal.SIGTERM
     finally:
-        spawn.use(before)
         warm.end()
 
 
