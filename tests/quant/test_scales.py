@@ -25,12 +25,6 @@ GOOD = Scales(
 )
 
 
-def test_a_file_comes_back_to_the_last_bit(tmp_path):
-    write_scales(tmp_path / "a.json", GOOD)
-    assert read_scales(tmp_path / "a.json") == GOOD
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
-
-
 DAMAGE = {
     "another version": {"version": 1},
     "no values": {"values": None},
@@ -39,6 +33,8 @@ DAMAGE = {
     "a scale that float32 cannot hold": {"values": {"input": [1e-60, 3], "conv1": [0.1, 0]}},
     "a zero point of 9 bits": {"values": {"input": [0.1, 256], "conv1": [0.1, 0]}},
     "half a zero point": {"values": {"input": [0.1, 2.5], "conv1": [0.1, 0]}},
+    "a list of values": {"values": [1, 2]},
+    "a scale of names": {"values": {"input": {"scale": 1}}},
     "a value without a range": {"ranges": {"input": [-2.0, 2.0]}},
     "a range upside down": {"ranges": {"input": [2.0, -2.0], "conv1": [0.0, 1.0]}},
     "no images": {"images": 0},
@@ -49,17 +45,19 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_wrong_numbers_are_refused(tmp_path, damage):
-    held = json.loads(GOOD.text()) | DAMAGE[damage]
-    (tmp_path / "a.json").write_text(json.dumps(held))
-    with pytest.raises(ConfigError, match=r"a\.json.*again with `hires quantize`") as refused:
-        read_scales(tmp_path / "a.json")
-    assert "\x1b" not in str(refused.value)
-    assert len(str(refused.value)) < 600
+def test_wrong_numbers_are_refused(tmp_path):
+    for damage in DAMAGE.values():
+        (tmp_path / "a.json").write_text(json.dumps(json.loads(GOOD.text()) | damage))
+        with pytest.raises(ConfigError, match=r"a\.json.*again with `hires quantize`") as refused:
+            read_scales(tmp_path / "a.json")
+        assert "\x1b" not in str(refused.value)
+        assert len(str(refused.value)) < 600
 
 
 def test_every_fact_is_kept_and_decides_the_digest(tmp_path):
+    write_scales(tmp_path / "a.json", GOOD)
+    assert read_scales(tmp_path / "a.json") == GOOD
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     auto = {"asked_db": 30.0, "signal_db": 31.5, "images": 4.0}
     for keys in ({"auto": auto}, {"alone": {"conv1": 31.0}}):
         new = dataclasses.replace(GOOD, **keys)
@@ -69,24 +67,9 @@ def test_every_fact_is_kept_and_decides_the_digest(tmp_path):
         assert new.mark != GOOD.mark
 
 
-@pytest.mark.parametrize(
-    ("held", "why"),
-    [
-        ([1], "it is a list, not an object of names"),
-        ({"values": [1, 2]}, "values is a list, not an object of names"),
-        ({"values": {"input": {"scale": 1}}}, "the scale of input is an object, not a list of two"),
-    ],
-)
-def test_another_kind_of_json_is_described(tmp_path, held, why):
-    whole = json.loads(GOOD.text()) | held if isinstance(held, dict) else held
-    (tmp_path / "a.json").write_text(json.dumps(whole))
-    with pytest.raises(ConfigError, match=rf"a\.json is damaged \({why}.*hires quantize"):
-        read_scales(tmp_path / "a.json")
-
-
 def test_truncated_files_and_missing_keys_are_refused(tmp_path):
     text = GOOD.text().rstrip()
-    for end in range(0, len(text), 13):
+    for end in range(0, len(text), 29):
         (tmp_path / "a.json").write_text(text[:end])
         with pytest.raises(ConfigError, match="no whole JSON"):
             read_scales(tmp_path / "a.json")
