@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,7 @@ from hires.comm import rehearsal
 from hires.core.config.run_config import RunConfig
 from hires.engine import derived_tensors
 from hires.engine.build import build_rank, made_tensors, whole_model
-from hires.engine.derived_tensors import RECIPES, DerivedTensors
+from hires.engine.derived_tensors import DerivedTensors
 from hires.engine.loader import whole_microbatches
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
@@ -96,34 +96,6 @@ def context_of(net: QuantisedNet) -> Context:
     group: Any = SimpleNamespace(ranks=[0], shared=None)
     plan = Plan(graph, [stage], [], 1, 1, False, "float32", [["F0"]])
     return Context(plan, 0, defaultdict(lambda: group), Cursor([], {}))
-
-
-def test_each_recipe_runs_once_and_what_no_later_one_takes_is_released(quantised, monkeypatch):
-    context, ran, left = context_of(quantised), Counter[str](), []
-    own = dict(quantised.own)
-
-    def counted(make: str) -> Any:
-        def run(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
-            ran[f"{make} of {recipe['params']}"] += 1
-            left.append(set(own))
-            return RECIPES[make](recipe, tensors)
-
-        return run
-
-    monkeypatch.setattr(derived_tensors, "RECIPES", {make: counted(make) for make in RECIPES})
-    derived = DerivedTensors([context], own, releases=True)
-    recipes = [fact.recipe for fact in context.plan.graph.params.values() if fact.recipe]
-    assert ran == {f"{recipe['make']} of {recipe['params']}": 1 for recipe in recipes}
-    # The first convolution's are gone while the others' are computed, and all are at the end.
-    weights = {name for name in quantised.own if name.endswith("weight")}
-    assert any(weights & names and weights - names for names in left)
-    assert not own.keys() & context.plan.graph.params.keys()
-    kept = DerivedTensors([context], dict(quantised.own))
-    assert kept.tensors.keys() == derived.tensors.keys()
-    for name, tensor in kept.tensors.items():
-        assert torch.equal(tensor, derived.tensors[name]), name
-    assert derived.are_of(dict(quantised.own))
-    assert not derived.are_of({n: t + 1 for n, t in quantised.own.items()})
 
 
 def test_layers_in_pieces_have_the_numbers_of_plain_arithmetic(quantised, monkeypatch):
