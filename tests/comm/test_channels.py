@@ -1,12 +1,10 @@
 """Backends with streams, as NCCL: messages go in the group calls that the proof assumes.
 
-Stand-ins have NCCL's order of posts. A rank whose neighbour hangs ends with the name of what a
-stream of its GPU waits for.
+Stand-ins have NCCL's order of posts.
 """
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +17,14 @@ from hires.comm.backends.group_calls import Channels, GroupCall
 from hires.comm.backends.nccl import BOTH
 from hires.comm.backends.stream_waits import StreamWaits
 from hires.comm.process_group import HiresProcessGroup
-from hires.comm.stream_channels import finish_streams
 from hires.comm.transport import Group, transport
 from hires.core.config.run_config import to_dict
 from hires.core.errors import CommError
-from hires.plan.channels import Channel, channels
+from hires.plan.channels import channels
 from hires.plan.event import Event
 from hires.plan.plan import Plan
 from hires.plan.program import events
-from tests.helpers.fake_nccl import (
-    HARD_TIMEOUT_S,
-    Call,
-    Op,
-    ThreadBackend,
-    Wire,
-    verify_on_channels,
-)
+from tests.helpers.fake_nccl import Op, ThreadBackend, Wire, verify_on_channels
 from tests.helpers.layouts import config_of
 from tests.helpers.layouts import plan_of as plan_of_config
 from tests.helpers.ranks import run_ranks
@@ -43,10 +33,8 @@ from tests.helpers.thread_ranks import run_threads
 
 CPU = torch.device("cpu")
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "pipeline": {"stages": 3, "microbatches": 4, "schedule": "1f1b"},
     "skips": {"stages": 5, "microbatches": 8, "schedule": "1f1b", "balance": [1, 1, 2, 1, 2]},
     "tiles": {"tiles": [2, 2], "microbatches": 2},
-    "gems": {"stages": 3, "directions": 2, "schedule": "gems", "microbatches": 2},
     "tiles and stages": {"tiles": [2, 1], "stages": 2, "spatial_stages": 1, "replicas": 2},
 }
 
@@ -163,94 +151,14 @@ def test_messages_of_a_batch_and_those_that_torch_coalesces_are_one_group_call(s
 
 # ---- what a stream waits for
 
-HALOS = [Channel("the halos of stage 0", ((0, 1), (1, 0)))]
 
-
-class Stream:
-    """The compute stream of one rank: what it waits for, and events behind that."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-
-    def module(self) -> Any:
-        """Returns what stands for ``torch.cuda``."""
-        calls = self.calls
-
-        class Event:
-            def record(self) -> None:
-                self.behind = list(calls)
-
-            def query(self) -> bool:
-                return not any(call.open for call in self.behind)
-
-        return type("Module", (), {"Event": Event})
-
-
-class StreamBackend(ThreadBackend):
-    """As NCCL, whose waits are those of a stream."""
-
-    has_streams = True
-    aborted = 0
-
-    def __init__(self, rank: int, wire: Wire, stream: Stream) -> None:
-        super().__init__(rank, wire)
-        self.stream = stream
-
-    def batch_isend_irecv(self, ops: list[Any]) -> list[Any]:
-        """Begins a group call, for which the process never waits."""
-        calls = super().batch_isend_irecv(ops)
-        wait = self.stream.calls.extend
-        return [type("Work", (), {"wait": lambda self: wait(calls)})()]
-
-    def all_reduce(self, tensor: torch.Tensor, op: Any, group: Any, async_op: bool = False) -> Any:
-        """Begins a sum that never ends."""
-        never = Call(self.rank, [], self.wire)
-        never.open = [None]  # type: ignore[list-item]
-        self.stream.calls.append(never)
-
-    def abort(self) -> None:
-        """Counts."""
-        self.aborted += 1
-
-
-@pytest.fixture
-def rank_0(monkeypatch) -> StreamBackend:
-    """Rank 0 of two, which is on a device with streams."""
-    wire, stream = Wire(), Stream()
-    monkeypatch.setattr(stream_waits.torch, "get_device_module", lambda device: stream.module())
-    backend, other = StreamBackend(0, wire, stream), ThreadBackend(1, wire)
-    waits = StreamWaits(CPU, HARD_TIMEOUT_S)
-    monkeypatch.setattr(transport, "backends", {"nccl": backend})
-    monkeypatch.setattr(transport, "stagings", {})
-    monkeypatch.setattr(transport, "streams", waits)
-    thread = threading.Thread(target=Channels, args=(other, HALOS, CPU))
-    thread.start()
-    channels = Channels(backend, HALOS, CPU, waits, finish_streams)
-    thread.join()
-    waits.timeout_s = 0.05
-    monkeypatch.setattr(transport, "channels", channels)
-    return backend
-
-
-def test_message_of_a_rank_that_hangs_is_named_with_its_channel(rank_0):
-    sent, received = torch.ones(3), torch.zeros(3)
-    both = {"recv": received, "send": sent}
-    handles = [comm.post(kind, tensor, 1, 7, channel=1) for kind, tensor in both.items()]
-    comm.end_call()
-    for handle in handles:
-        handle.wait()  # returns at once
-    what = r"a group call with rank 1 on the channel of the halos of stage 0 failed: it has not"
-    with pytest.raises(CommError, match=what):
-        comm.finish_streams()
-    assert rank_0.aborted == 1
-    comm.finish_streams()  # nothing is left to wait for
-
-
-@pytest.mark.parametrize("later", [False, True])
-def test_error_of_the_device_has_the_name_of_its_operation(rank_0, monkeypatch, later):
-    """As an illegal access or a lost link, which CUDA reports at any later call."""
-    waits, broken = transport.streams, []
-    assert waits is not None
+@pytest.mark.parametrize(
+    ("lost", "text"), [(False, "it has not ended on the device"), (True, "CUDA error: a launch")]
+)
+def test_message_of_a_rank_that_hangs_and_error_of_the_device_are_named(
+    streams: Streams, monkeypatch, lost: bool, text: str
+):
+    aborted, broken = list[bool](), list[bool]()
 
     class Event:
         def record(self) -> None:
@@ -258,16 +166,17 @@ def test_error_of_the_device_has_the_name_of_its_operation(rank_0, monkeypatch, 
 
         def query(self) -> bool:
             if broken:
-                raise RuntimeError("CUDA error: unspecified launch failure\nand much advice")
+                raise RuntimeError("CUDA error: a launch failure\nand much advice")
             return False
 
-    monkeypatch.setattr(waits, "_module", type("Module", (), {"Event": Event}))
-    waits._free.clear()
-    waits.add("a sum", (0, 1))
-    broken.append(True)
-    if later:
-        waits.add("a message", (1,))
-    with pytest.raises(CommError, match=r"^a sum failed: CUDA error: unspecified launch failure$"):
+    module = type("Module", (), {"Event": Event})
+    monkeypatch.setattr(stream_waits.torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(streams, "abort", lambda: aborted.append(True), raising=False)
+    monkeypatch.setattr(transport, "streams", waits := StreamWaits(CPU, 0.05))
+    waits.add("a group call with rank 1 on the channel of a halo", (1,))
+    broken += [True] * lost
+    waits.add("a sum", (0, 1))  # CUDA reports an error at any later call
+    with pytest.raises(CommError, match=f"^a group call with rank 1 on the .* failed: {text}"):
         comm.finish_streams()
-    assert rank_0.aborted == 1
+    assert aborted == [True]
     comm.finish_streams()  # nothing is left to wait for

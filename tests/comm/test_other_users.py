@@ -25,7 +25,7 @@ from hires.core.errors import CommError
 from hires.core.ranks import meeting
 from hires.core.ranks.world import World
 from tests.helpers.patience import until
-from tests.helpers.ranks import run_ranks
+from tests.helpers.ranks import error_of, run_ranks
 
 pytestmark = [
     pytest.mark.dist,
@@ -112,23 +112,22 @@ def join_among_strangers(
 
     def join() -> None:
         backends = ("gloo",) if local_size == 1 else ("gloo", "shm")
-        try:
-            comm.init(backends, world=world, timeout_s=timeout_s)
-            if way == "flood":
-                attacks.once()
-            for backend in backends:
-                group, total = comm.new_group(), torch.ones(3)
-                comm.all_reduce(total, group=group, backend=backend)
-                assert total.tolist() == [2.0] * 3
-            comm.max_all(0, patient=True)
-            comm.shutdown()
-            errors.append("")
-        except CommError as error:
-            errors.append(str(error))
-            if "proof" in errors[0]:
-                done.touch()
+        comm.init(backends, world=world, timeout_s=timeout_s)
+        if way == "flood":
+            attacks.once()
+        for backend in backends:
+            group, total = comm.new_group(), torch.ones(3)
+            comm.all_reduce(total, group=group, backend=backend)
+            assert total.tolist() == [2.0] * 3
+        comm.max_all(0, patient=True)
+        comm.shutdown()
 
-    thread = threading.Thread(target=join, daemon=True)
+    def run() -> None:
+        errors.append(error_of(join))
+        if "proof" in errors[0]:
+            done.touch()
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     while way == "flood" and not errors:
         attacks.once()
@@ -161,11 +160,8 @@ def test_ranks_meet_and_sum_while_strangers_call_and_flood(tmp_path, local_size)
 
 def join_silent(world: World, port: int) -> str:
     """Returns the error of rank 1, at whose address a stranger listens and never answers."""
-    try:
-        comm.init(["gloo"], world=World(1, 2, 0, 1, "127.0.0.1", port, 0), timeout_s=0.5)
-    except CommError as error:
-        return str(error)
-    return ""
+    late = World(1, 2, 0, 1, "127.0.0.1", port, 0)
+    return error_of(lambda: comm.init(["gloo"], world=late, timeout_s=0.5))
 
 
 def test_listener_that_never_answers_is_named_in_time():

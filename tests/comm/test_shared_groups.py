@@ -4,51 +4,54 @@ from __future__ import annotations
 
 import datetime
 import gc
+import itertools
 import mmap
+import os
+import random
+import re
+import signal
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from hires import comm
+from hires.comm import divided_sums
 from hires.comm.backends import rendezvous, shared
 from hires.comm.backends.shared import SharedMemory
 from hires.comm.backends.shm_backend import ShmBackend
+from hires.comm.transport import transport
 from hires.core.errors import CommError
 from hires.core.ranks import memory_files
 from hires.core.ranks.mailbox_limits import MAIL_BYTES, SLOTS
 from hires.core.ranks.world import World
-from tests.helpers import comm_jobs
-from tests.helpers.ranks import run_ranks
+from hires.plan.routes import Route
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.ranks import error_of, run_ranks
 from tests.helpers.thread_ranks import run_threads
 
 RANKS, LIMIT_S = 3, 15.0
+MEMORY = Path("/dev/shm")
 
 
-def memory_of(num_bytes: int) -> memoryview:
-    return memoryview(mmap.mmap(-1, num_bytes))
-
-
-def join(backends: list[ShmBackend], local_size: int = RANKS) -> None:
+def join(backends: list[ShmBackend]) -> None:
     rendezvous.leave()
-    run_threads(lambda rank: backends[rank].join(world(rank, local_size), LIMIT_S), RANKS)
+    run_threads(lambda rank: backends[rank].join(world(rank), LIMIT_S), RANKS)
 
 
 def world(rank: int, local_size: int = RANKS) -> World:
     return World(rank, RANKS, rank % local_size, local_size, "127.0.0.1", 29500, 0)
 
 
-@pytest.fixture
-def backends() -> Any:
-    made = [ShmBackend() for _ in range(RANKS)]
-    join(made)
-    yield made
-    for one in made:
-        one.destroy_process_group()
-        assert not one.is_initialized()
+# ---- ranks that are threads
 
 
-def test_group_that_was_destroyed_gives_its_memory_back_and_has_its_own_timeout(backends):
+def test_group_that_was_destroyed_gives_its_memory_back_and_has_its_own_timeout():
+    backends = [ShmBackend() for _ in range(RANKS)]
+    join(backends)
+
     def job(rank: int) -> None:
         one = backends[rank]
         for _ in range(5):
@@ -68,10 +71,13 @@ def test_group_that_was_destroyed_gives_its_memory_back_and_has_its_own_timeout(
     run_threads(job, RANKS)
     assert num_mappings() == before > 0
     short = datetime.timedelta(seconds=0.05)
-    one = run_threads(lambda rank: backends[rank].new_group(timeout=short), RANKS)[0]
+    group = run_threads(lambda rank: backends[rank].new_group(timeout=short), RANKS)[0]
     for post in (backends[0].irecv, backends[0].isend):  # too long for a send to end alone
         with pytest.raises(CommError, match=r"took over 0\.05 s"):
-            post(torch.zeros(100_000), 1, group=one, tag=4).wait()
+            post(torch.zeros(100_000), 1, group=group, tag=4).wait()
+    for backend in backends:
+        backend.destroy_process_group()
+        assert not backend.is_initialized()
 
 
 def test_ranks_of_several_machines_and_other_processors_are_refused(monkeypatch):
@@ -90,8 +96,7 @@ def unseen(name: str) -> int:
     ("function", "text"),
     [
         (("free_bytes", lambda: 1000), "memory in .*: 1000 B free; free"),
-        # As in ranks in containers of their own.
-        (("open_file", unseen), "is not visible to all ranks"),
+        (("open_file", unseen), "is not visible to all ranks"),  # as ranks in containers
     ],
 )
 def test_memory_that_ranks_do_not_share_is_refused_by_all(function, text, monkeypatch):
@@ -105,21 +110,8 @@ def test_memory_that_ranks_do_not_share_is_refused_by_all(function, text, monkey
     join([Refused() for _ in range(RANKS)])
 
 
-@pytest.mark.dist
-def test_rank_that_was_killed_ends_the_waits_of_the_others_and_leaves_no_file():
-    before = {*Path("/dev/shm").glob("hires-*")}
-    told, _ = run_ranks(comm_jobs.killed, 2, ["shm"])
-    received, sent, first, later = told
-    # Long before the limit of these waits, which is that of the test.
-    assert "message of rank 1 with tag 0 (4 bytes): rank 1 has ended" in received
-    assert "send to rank 1" in sent
-    for text in (sent, first, later):
-        assert "rank 1 has ended" in text
-    assert {*Path("/dev/shm").glob("hires-*")} <= before
-
-
 def test_mailboxes_have_the_places_that_the_proof_counts_on():
-    memory = memory_of(shared.num_bytes(2, MAIL_BYTES))
+    memory = memoryview(mmap.mmap(-1, shared.num_bytes(2, MAIL_BYTES)))
     here, there = (SharedMemory(memory, [3, 7], index, 0.05, MAIL_BYTES) for index in (0, 1))
     for number in range(SLOTS):
         here.send(torch.tensor([number]), 1)
@@ -134,40 +126,152 @@ def test_mailboxes_have_the_places_that_the_proof_counts_on():
     assert [int(buffer) for buffer in buffers] == [*range(SLOTS)]
 
 
+# ---- ranks that are processes
+
+
+def killed(world: World, backend: str) -> list[str]:
+    """Returns how each kind of wait ended for a rank whose peer was killed in the meantime."""
+    if world.rank == 1:  # a process of its own, so that this one can answer
+        if not (child := os.fork()):
+            comm.init([backend], world=world, timeout_s=60)
+            comm.new_group()
+            comm.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+        return []
+    comm.init([backend], world=world, timeout_s=PATIENCE_S)
+    group, numbers = comm.new_group(), torch.zeros(100_000)
+    comm.barrier()
+    waits = [
+        lambda: comm.all_reduce(numbers, group=group),
+        lambda: comm.recv(torch.zeros(1), 1),
+        lambda: comm.send(numbers, 1),
+    ]
+    errors = [*map(error_of, waits if backend == "shm" else waits[:1])]
+    error_of(comm.shutdown)
+    return errors
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+def test_rank_that_was_killed_ends_the_waits_of_the_others_and_leaves_no_file(backend: str):
+    before = {*MEMORY.glob("hires-*")}
+    errors, _ = run_ranks(killed, 2, backend)  # long before the limit, which is that of the test
+    for error in errors:
+        assert re.search(r"rank 1 (has ended|gives no answer: it has ended)", error), errors
+    assert {*MEMORY.glob("hires-*")} <= before
+
+
+def sums_of_rank(world: World, sizes: list[int]) -> tuple[list[list[float]], list[int]]:
+    """Returns the sums of tensors, and the sizes of messages."""
+    comm.init(["shm"], world=world, timeout_s=60)
+    group = comm.make_groups([[*range(world.size)]])[0]
+    generator = torch.Generator().manual_seed(world.rank)
+    tensors = [torch.randn(size, generator=generator) for size in sizes]
+    tensors += [torch.full((3, 5), world.rank + 0.5, dtype=torch.float64)]
+    messages, backend = list[int](), transport.backend
+    all_reduce = backend.all_reduce
+    backend.all_reduce = lambda sent, *args, **named: (
+        messages.append(sent.numel()) or all_reduce(sent, *args, **named)
+    )
+    comm.all_reduce_coalesced(tensors, group)
+    comm.barrier()
+    comm.shutdown()
+    return [tensor.flatten().tolist() for tensor in tensors], messages
+
+
 @pytest.mark.dist
 def test_sums_are_the_same_bits_on_all_ranks():
     sizes = [5, 200_001, 270_000, 2**18, 1, 70_000]
-    answers = run_ranks(comm_jobs.sums_of_rank, 3, sizes)
+    answers = run_ranks(sums_of_rank, 3, sizes)
     # A tensor of 1 MiB or more is summed in place and the others as one of a type.
     assert [messages for _, messages in answers] == [[270_000, 2**18, 270_007, 15]] * 3
-    sums = [found for found, _ in answers]
+    sums = [of_rank for of_rank, _ in answers]
     assert sums[0] == sums[1] == sums[2]
-    own = [torch.Generator().manual_seed(rank) for rank in range(3)]
-    for size, found in zip(sizes, sums[0], strict=False):
-        expected = sum(torch.randn(size, generator=g).double() for g in own)
-        assert torch.allclose(torch.tensor(found).double(), expected, atol=1e-5)
+    generators = [torch.Generator().manual_seed(rank) for rank in range(3)]
+    for size, total in zip(sizes, sums[0], strict=False):
+        expected = sum(torch.randn(size, generator=g).double() for g in generators)
+        assert torch.allclose(torch.tensor(total).double(), expected, atol=1e-5)
     assert sums[0][-1] == [4.5] * 15
+
+
+def many_gathers(world: World) -> tuple[int, str, str]:
+    """Gathers again and again, each rank late in turn; returns how many answers were wrong.
+
+    And what ranks 1 and 2 are told of a gather of tensors of two sizes, and all of a full memory.
+    """
+    comm.init(world=world, timeout_s=60)
+    groups = comm.make_groups([[*range(world.size)], [1, 2]], 2)
+    assert groups[0].shared is not None, "this machine should share memory"
+    chance, wrong, told = random.Random(world.rank), 0, ""
+    for number in range(200):
+        if chance.random() < 0.1:
+            time.sleep(chance.random() / 200)
+        gathered = comm.all_gather_stacked(torch.tensor([[number, world.rank]]), groups[0])
+        wrong += gathered.tolist() != [[[number, rank]] for rank in range(world.size)]
+    large = comm.all_gather_stacked(torch.full((100_000,), float(world.rank)), groups[0])
+    wrong += large[:, -1].tolist() != [*range(world.size)]
+    if world.rank:
+        numbers = torch.zeros(1 + world.rank, dtype=torch.float64)
+        told = error_of(lambda: comm.all_gather_stacked(numbers, groups[1]))
+        gathered = comm.all_gather_stacked(torch.tensor([world.rank]), groups[1])
+        wrong += gathered.tolist() != [[1], [2]]
+    memory_files.free_bytes = lambda: 10**5
+    full = error_of(lambda: comm.make_groups([[*range(world.size)]], num_close=1))
+    error_of(comm.shutdown)
+    return wrong, told, full
 
 
 @pytest.mark.dist
 def test_gathers_keep_their_order_when_ranks_are_late_and_name_those_of_other_sizes():
-    before = {*Path("/dev/shm").glob("hires-*")}
-    for rank, (wrong, told) in enumerate(run_ranks(comm_jobs.many_gathers, 3, 300)):
+    before = {*MEMORY.glob("hires-*")}
+    answers = run_ranks(many_gathers, 3)
+    for rank, (wrong, told, full) in enumerate(answers):
         assert wrong == 0
         text = "an all-gather among ranks [1, 2] over shm failed: rank 2 gathers 24 bytes where "
         assert told == (text + "rank 1 gathers 16" if rank else "")
-    assert {*Path("/dev/shm").glob("hires-*")} <= before
+        # It was used up to the last byte, and then the ranks went without, and said nothing.
+        assert full == answers[0][2]
+        assert "the exchange of ranks 0 to 2 needs" in full
+        assert full.endswith("comm.shared_memory=false, and a backend other than shm")
+    assert {*MEMORY.glob("hires-*")} <= before
 
 
-@pytest.mark.dist
-def test_full_shared_memory_is_named_by_all_members():
-    """It was used up to the last byte, and then the ranks went without, and said nothing."""
-    first, second = run_ranks(comm_jobs.no_room, 2)
-    assert first == second
-    assert "the exchange of ranks 0 to 1 needs" in first
-    assert first.endswith("comm.shared_memory=false, and a backend other than shm")
+Parts = list[list[Tensor]]
+
+
+def divided_parts(world: World) -> list[str]:
+    """Returns what is wrong with sums and gathers of parts."""
+    comm.init(["gloo", "shm"], world=world, timeout_s=60)
+    [group] = comm.make_groups([[*range(world.size)]]).values()
+    divided_sums.BUFFER_BYTES = 64  # several buffers
+    wrong: list[str] = []
+
+    def parts_of(sizes: list[list[int]], rank: int) -> Parts:
+        facts = {"generator": torch.Generator().manual_seed(rank), "dtype": torch.float64}
+        return [[torch.randn(size, **facts) for size in own] for own in sizes]
+
+    def same(parts: Parts, others: Parts) -> bool:
+        flat = (itertools.chain.from_iterable(some) for some in (parts, others))
+        return all(torch.equal(*pair) for pair in zip(*flat, strict=True))
+
+    for backend in (None, Route("shm")):
+        for sizes in ([[3, 5, 2], [0, 9, 1]], [[], [7]], [[4], [4]]):
+            before = [parts_of(sizes, rank) for rank in range(world.size)]
+            sums = [
+                [sum(terms) for terms in zip(*own, strict=True)]
+                for own in zip(*before, strict=True)
+            ]
+            parts, expected = parts_of(sizes, world.rank), [*before[world.rank]]
+            expected[world.rank] = sums[world.rank]
+            comm.reduce_scatter_coalesced(parts, group, backend=backend)
+            wrong += [f"sum of {sizes}"] * (not same(parts, expected))
+            comm.all_gather_coalesced(parts, group, backend=backend)
+            wrong += [f"gather of {sizes}"] * (not same(parts, sums))
+    comm.shutdown()
+    return wrong
 
 
 @pytest.mark.dist
 def test_parts_are_summed_and_gathered_in_memory_and_in_buffers():
-    assert run_ranks(comm_jobs.divided_parts, 2) == [[], []]
+    assert run_ranks(divided_parts, 2) == [[], []]

@@ -10,7 +10,6 @@ import datetime
 import mmap
 import multiprocessing
 import os
-import random
 import subprocess
 import threading
 import time
@@ -101,8 +100,7 @@ def meet(here: Counters, index: int, turns: int) -> None:
             here.wait(member, number, "rank %d", member)
 
 
-@pytest.mark.parametrize("spins", [0, 100])
-@pytest.mark.parametrize(("job", "num_ranks"), [(hand_over, 2), (meet, 3)])
+@pytest.mark.parametrize(("job", "num_ranks", "spins"), [(hand_over, 2, 0), (meet, 3, 100)])
 def test_no_wake_up_is_lost_between_processes_on_one_core(job, num_ranks, spins, monkeypatch):
     """A lost one would show as a sleep that ends by its limit with its counter reached."""
     doze = Counters.doze
@@ -143,36 +141,6 @@ def messages() -> Any:
     assert "peer-messages" not in [thread.name for thread in threading.enumerate()]
 
 
-def content(source: int, target: int, number: int) -> torch.Tensor:
-    size = random.Random(f"{source} {target} {number}").choice([0, 1, 100, 384, 385, 5000, 50_000])
-    return torch.full((size,), number % 251, dtype=torch.uint8)
-
-
-def test_many_messages_with_tags_in_any_order(messages):
-    """Each rank posts all its receives and sends in an order of its own, and waits in another."""
-
-    def job(rank: int) -> None:
-        order, posts, works = random.Random(rank), [], []
-        for peer in range(RANKS):  # to itself, too
-            for number in range(60):
-                posts += [("send", peer, number), ("recv", peer, number)]
-        order.shuffle(posts)
-        for kind, peer, number in posts:
-            if kind == "send":
-                given = content(rank, peer, number)
-                works.append((messages[rank].isend(given, peer, 1, number), None, None))
-            else:
-                expected = content(peer, rank, number)
-                taken = torch.zeros_like(expected)
-                works.append((messages[rank].irecv(taken, peer, 1, number), taken, expected))
-        order.shuffle(works)
-        for work, taken, expected in works:
-            assert work.wait()
-            assert taken is None or torch.equal(taken, expected)
-
-    run_threads(job, RANKS)
-
-
 def test_short_message_needs_no_receiver_and_a_long_one_only_its_post(messages):
     first, second, _ = messages
     assert first.isend(torch.ones(4), 1, 0, 0).is_completed()
@@ -196,7 +164,7 @@ def test_full_ring_is_read_while_its_reader_computes(messages):
     assert [int(one) for one in taken] == [*range(100)]
 
 
-@pytest.mark.parametrize(("sent", "taken"), [(16, 12), (12, 16), (20_000, 10_000), (400, 20_000)])
+@pytest.mark.parametrize(("sent", "taken"), [(16, 12), (12, 16), (400, 20_000)])
 def test_message_of_another_size_fails_on_both_sides(messages, sent: int, taken: int):
     first, second, _ = messages
     given = first.isend(torch.zeros(sent, dtype=torch.uint8), 1, 0, 6)
@@ -212,17 +180,6 @@ def test_message_of_another_size_fails_on_both_sides(messages, sent: int, taken:
             given.wait(datetime.timedelta(seconds=LIMIT_S))
     with pytest.raises(PeerError, match=r"message of rank 0 with tag 5 .* took over 0\.05 s"):
         second.irecv(torch.zeros(3), 0, 0, 5).wait(datetime.timedelta(seconds=0.05))
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 64, 500])
-def test_memory_of_rings_and_rounds_is_bounded(num_ranks: int, monkeypatch):
-    monkeypatch.undo()
-    cells = rings.CELLS * num_ranks**2 * rings.cell_bytes(num_ranks)
-    assert cells <= max(rings.ALL_CELLS_BYTES, 2048 * num_ranks**2)
-    assert rings.num_bytes(num_ranks) == cells + 128 * (2 * num_ranks + 2 * num_ranks**2)
-    assert rounds.slot_bytes(num_ranks) % (128 * num_ranks) == 0
-    most = max(2 * rounds.ALL_SLOTS_BYTES, 512 * num_ranks**2)
-    assert rounds.num_bytes(num_ranks) <= 4 * num_ranks * 128 + most
 
 
 # ---- rounds
@@ -250,8 +207,7 @@ def test_ranks_that_are_late_find_their_pieces_unharmed():
     run_threads(job, RANKS)
 
 
-@pytest.mark.parametrize("size", [2, 1024])
-@pytest.mark.parametrize("name", ["deal", "reduce_scatter", "reduce"])
+@pytest.mark.parametrize(("name", "size"), [("deal", 1024), ("reduce_scatter", 2), ("reduce", 2)])
 def test_parts_of_another_size_are_refused_and_leave_the_output(name: str, size: int):
     """What one rank gives to all is too short for the last."""
     ranks = rounds_of(timeout_s=0.3)

@@ -58,20 +58,16 @@ def handle_of(work: Any, then: Callable[[], Any] = lambda: None) -> Handle:
 
 def overlaps() -> None:
     """As the copy back into a tensor whose numbers share memory."""
-    raise RuntimeError("more than one element refers to a single memory location")
+    raise RuntimeError("more than one element")
 
 
 @pytest.mark.parametrize("looks", [0, 1, None])
 @pytest.mark.parametrize(
     ("error", "then", "text"),
-    [
-        (None, overlaps, "more than one element"),
-        (LOST, None, "rank 1 is gone"),
-        (RuntimeError("MPI_ERR_TRUNCATE"), None, "MPI_ERR_TRUNCATE"),
-    ],
+    [(None, overlaps, "more than one element"), (LOST, lambda: None, "rank 1 is gone")],
 )
 def test_error_of_an_operation_or_after_it_is_raised_by_every_wait(looks, error, then, text):
-    handle = handle_of(FakeWork(error, looks or 0), then or (lambda: None))
+    handle = handle_of(FakeWork(error, looks or 0), then)
     future = None if looks is None else handle.get_future()
     for _ in range(2):
         with pytest.raises(CommError, match=f"^a sum over gloo failed: {text}"):
@@ -81,14 +77,6 @@ def test_error_of_an_operation_or_after_it_is_raised_by_every_wait(looks, error,
             future.wait()
     assert handle.is_completed()
     assert isinstance(handle.exception(), CommError)
-
-
-def test_handle_is_not_complete_before_what_follows_has_run():
-    seen: list[bool] = []
-    handle = handle_of(FakeWork(looks=1), lambda: seen.append(handle._work is None))
-    handle.get_future().wait()
-    assert seen == [False]
-    assert handle.is_completed()
 
 
 @pytest.mark.parametrize("limit", [0, 0.0004, -1, datetime.timedelta(0)])
@@ -101,14 +89,8 @@ def test_wait_of_no_time_is_not_a_wait_without_limit(limit: float | datetime.tim
 # ---- queues of operations that block
 
 
-@pytest.fixture
-def queue():
-    made = Fifo("test-fifo")
-    yield made
-    made.close()
-
-
-def test_operations_run_in_the_order_of_the_program_and_inline_where_none_is_open(queue):
+def test_operations_run_in_the_order_of_the_program_and_inline_where_none_is_open():
+    queue = Fifo("test-fifo")
     seen, gate, thread = [], threading.Event(), threading.current_thread
     queue.run(lambda: seen.append(thread()))
     assert seen.pop() is thread()
@@ -119,51 +101,25 @@ def test_operations_run_in_the_order_of_the_program_and_inline_where_none_is_ope
     queue.run(seen.append, 100)  # waits for all before it
     assert seen == [*range(101)]
     assert all(work.is_completed() for work in (first, *others))
-    until(lambda: not queue._open)
-    queue.run(lambda: seen.append(thread()))
-    assert seen.pop() is thread()
+    queue.close()
 
 
-def test_callers_of_several_threads_take_turns(queue):
-    inside, most = [], []
-
-    def operation() -> None:
-        inside.append(1)
-        most.append(len(inside))
-        inside.pop()
-
-    def call() -> None:
-        for number in range(200):
-            queue.run(operation) if number % 3 else queue.begin(operation).wait()
-
-    callers = [threading.Thread(target=call) for _ in range(4)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(PATIENCE_S)
-    assert (len(most), max(most)) == (800, 1)
-
-
-def test_error_reaches_its_waiter_and_those_behind_unless_it_is_of_an_argument(queue):
-    with pytest.raises(ValueError, match="invalid literal"):
-        queue.run(int, "x")
+def test_error_reaches_its_waiter_and_those_behind_unless_it_is_of_an_argument():
+    queue = Fifo("test-errors")
     with pytest.raises(ValueError, match="invalid literal"):
         queue.begin(lambda: int("x")).wait()
-    queue.run(lambda: None)
     assert queue.begin(lambda: None).exception() is None
 
     def fail() -> None:
         raise CommError("rank 1 did not come")
 
-    failed, next_one = queue.begin(fail, what="a sum"), queue.begin(lambda: None, what="a barrier")
+    failed, behind = queue.begin(fail, what="a sum"), queue.begin(lambda: None, what="a barrier")
     for _ in range(2):
         with pytest.raises(CommError, match="rank 1 did not come"):
             failed.wait()
-    assert isinstance(failed.exception(), CommError)
     with pytest.raises(CommError, match="a barrier was not begun: rank 1"):
-        next_one.wait()
-    with pytest.raises(CommError, match="not begun: rank 1"):
-        queue.run(lambda: None)
+        behind.wait()
+    queue.close()
 
 
 def test_wait_has_a_limit_and_close_fails_what_has_not_run(monkeypatch):
@@ -179,38 +135,32 @@ def test_wait_has_a_limit_and_close_fails_what_has_not_run(monkeypatch):
     with pytest.raises(CommError, match="a barrier was not begun: its communicator was closed"):
         behind.wait()
     until(lambda: "test-closed" not in [thread.name for thread in threading.enumerate()])
-    with pytest.raises(CommError, match="was closed"):
-        queue.begin(lambda: None).wait()
 
 
 # ---- gloo
 
 
 ENDS_EARLY = """
-import sys, time
+import os, sys, time
+import torch
 from hires import comm
 from hires.core.ranks.world import World
-rank, port = map(int, sys.argv[1:])
-comm.init(["gloo"], world=World(rank, 2, rank, 2, "127.0.0.1", port, 0), timeout_s=30.0)
-import torch
+child = os.fork()
+rank = int(child == 0)
+comm.init(["gloo"], world=World(rank, 2, rank, 2, "127.0.0.1", int(sys.argv[1]), 0), timeout_s=30.0)
 handle = comm.irecv(torch.zeros(4), 1 - rank)
 assert not handle.is_completed()
 future = handle.get_future()
 time.sleep(0.2)  # the threads are in the library
+if child:
+    assert os.waitpid(child, 0)[1] == 0
 """
 
 
 @pytest.mark.dist
 def test_process_ends_well_while_threads_wait_in_the_library():
     with ports.reserve(0) as port:
-        commands = [[sys.executable, "-c", ENDS_EARLY, str(rank), str(port)] for rank in range(2)]
-        ranks = [subprocess.Popen(command, stderr=subprocess.PIPE) for command in commands]
-        try:
-            ended = [(one.communicate(timeout=60)[1].decode(), one.returncode) for one in ranks]
-        finally:
-            for one in ranks:
-                one.kill()
-    assert [code for _, code in ended] == [0, 0], ended
+        subprocess.run([sys.executable, "-c", ENDS_EARLY, str(port)], check=True, timeout=60)
 
 
 def test_tags_and_sizes_of_messages_of_gloo_have_slots_of_their_own():
@@ -226,18 +176,15 @@ def test_tags_and_sizes_of_messages_of_gloo_have_slots_of_their_own():
 # ---- works that are one operation, and polls
 
 
-@pytest.mark.parametrize("looks_first", [True, False])
 @pytest.mark.parametrize("place", [0, 1])
-def test_work_that_failed_fails_the_operation(looks_first: bool, place: int):
+def test_work_that_failed_fails_the_operation(place: int):
     works, ran = [FakeWork(), FakeWork()], list[int]()
     works[place] = FakeWork(LOST)
     joined = JoinedWork(works, lambda: ran.append(1))
-    if looks_first:
-        assert joined.is_completed()
     for _ in range(2):
+        assert joined.is_completed()
         with pytest.raises(PeerError, match="rank 1 is gone"):
             joined.wait()
-    assert joined.is_completed()
     assert ran == []
 
 

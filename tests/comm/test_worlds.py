@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import time
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
-from hires import comm
+from hires import comm, worker
 from hires.comm import membership
-from hires.comm.backends import known_backends
+from hires.comm.backends import known_backends, rendezvous
 from hires.comm.backends.known_backends import BACKENDS
 from hires.comm.rehearsal import SilentBackend
 from hires.comm.transport import Transport, transport
@@ -20,8 +25,9 @@ from hires.core.config.comm_config import CommConfig
 from hires.core.errors import CommError
 from hires.core.ranks.world import World
 from hires.core.store.file_names import SECRET, attempt_dir
-from tests.helpers import world_jobs
-from tests.helpers.ranks import run_ranks
+from hires.plan.tuning_table import TuningTable
+from tests.helpers.patience import until
+from tests.helpers.ranks import error_of, run_ranks
 from tests.helpers.saved import make
 
 WORLD = World(0, 2, 0, 2, "127.0.0.1", 29500, 0)
@@ -30,29 +36,127 @@ WORLD = World(0, 2, 0, 2, "127.0.0.1", 29500, 0)
 # ---- real ranks
 
 
+def groups_of_a_mesh(world: World) -> list[Any]:
+    """Returns, of four ranks in a mesh of two by two, the sums over its dims and over both."""
+    comm.init(world=world, timeout_s=20)
+    rendezvous.torch_world(world, 20)  # a mesh has groups of torch.distributed, too
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
+    found = []
+    for part in (mesh["row"], mesh["column"], mesh):
+        group, tensor = comm.new_group(part), torch.tensor([2**world.rank])
+        comm.all_reduce(tensor, group=group)
+        found.append((comm.get_process_group_ranks(group), comm.get_rank(group), int(tensor)))
+    group, both = comm.new_group([3, 0]), torch.zeros(2, dtype=torch.int64)
+    if group.index >= 0:
+        comm.all_gather_into_tensor(both, torch.tensor([2**world.rank]), group)
+        found.append((comm.get_process_group_ranks(group), comm.get_rank(group), both.tolist()))
+    comm.shutdown()
+    return found
+
+
 @pytest.mark.dist
 def test_groups_are_the_parts_of_a_device_mesh_and_ascend():
-    first, *_, last = run_ranks(world_jobs.groups_of_a_mesh, 4)
+    first, *_, last = run_ranks(groups_of_a_mesh, 4)
     assert first == [([0, 2], 0, 5), ([0, 1], 0, 3), ([0, 1, 2, 3], 0, 15), ([0, 3], 0, [1, 8])]
     assert last == [([1, 3], 1, 10), ([2, 3], 1, 12), ([0, 1, 2, 3], 3, 15), ([0, 3], 1, [1, 8])]
 
 
+def overlapping_groups(world: World) -> list[float]:
+    """Returns the sums of this rank in groups that only their members make, each call compared."""
+    comm.init(world=world, timeout_s=8, check="every")
+    groups = [
+        comm.new_group(ranks, members_only=True)
+        for ranks in ([0, 1], [0, 2], [0, 2], [2])
+        if world.rank in ranks
+    ]
+    found = []
+    for number, group in enumerate(one for one in groups if one.size > 1):
+        tensor = torch.full((group.ranks[1] + 1,), 1.0 + world.rank)
+        if number == 2 or (world.rank == 2 and number == 1):
+            comm.broadcast(tensor, 2, group)
+            found.append(float(tensor[0]) + 2)
+        else:
+            comm.all_reduce(tensor, group=group)
+            found.append(float(tensor[0]))
+    if world.rank == 2:
+        comm.all_reduce(torch.ones(1), group=groups[-1])
+    pairs = [*enumerate([one for one in groups if one.ranks == [0, 2]], 1)]
+    works = [  # groups of the same ranks have an order each
+        comm.all_reduce(torch.ones(size), group=one, async_op=True)
+        for size, one in (pairs if world.rank == 0 else reversed(pairs))
+    ]
+    for work in works:
+        work.wait()
+    factor = torch.distributed._make_nccl_premul_sum(1.0 / (1 + world.rank))
+    tensor = torch.full((1,), 1.0 + world.rank)
+    comm.all_reduce(tensor, factor)
+    assert float(tensor) == 3.0
+    comm.shutdown()
+    return found
+
+
 @pytest.mark.dist
 def test_ranks_in_overlapping_groups_and_with_factors_of_their_own_call_the_same():
-    assert run_ranks(world_jobs.overlapping_groups, 3) == [[3.0, 4.0, 5.0], [3.0], [4.0, 5.0]]
+    assert run_ranks(overlapping_groups, 3) == [[3.0, 4.0, 5.0], [3.0], [4.0, 5.0]]
+
+
+def joins_again(world: World) -> list[float]:
+    """Returns the sums of two worlds at one address; rank 0 leaves each later than rank 1."""
+    sums = []
+    for _ in range(2):
+        comm.init(("gloo", "shm"), world=world, timeout_s=20)
+        tensor = torch.full((4,), 1.0 + world.rank)
+        comm.all_reduce(tensor, backend="shm")
+        sums.append(float(tensor[0]))
+        if world.rank == 0:
+            time.sleep(0.3)
+        comm.shutdown()
+        gc.collect()  # a store may be in a cycle
+    return sums
 
 
 @pytest.mark.dist
 def test_ranks_leave_and_join_again_though_rank_0_is_late():
-    assert run_ranks(world_jobs.joins_again, 2) == [[3.0, 3.0, 3.0]] * 2
+    assert run_ranks(joins_again, 2) == [[3.0, 3.0]] * 2
+
+
+def late_wait(world: World) -> list[str]:
+    """Returns what rank 0 learns of a receive that is late, and of a group that is not its own."""
+    comm.init(world=world, timeout_s=20)
+    pair = comm.new_group([1, 2])
+    errors, tensor = [], torch.ones(3)
+    if world.rank == 0:
+        handle = comm.irecv(tensor, 1, tag=4)
+        assert handle.is_completed() is False
+        errors.append(error_of(lambda: handle.wait(0.05)))
+        errors.append(error_of(lambda: comm.all_reduce(tensor, group=pair)))
+        assert handle.exception() is None
+    comm.barrier()  # only now is the message sent
+    if world.rank == 1:
+        comm.send(torch.full((3,), 5.0), 0, tag=4)
+    if world.rank == 0:
+        handle.wait(10)
+        errors.append(f"{handle.is_completed()} {tensor.tolist()}")
+    comm.shutdown()
+    return errors
 
 
 @pytest.mark.dist
 def test_late_wait_leaves_the_operation_under_way():
-    late, stranger, arrived = run_ranks(world_jobs.late_wait, 3)[0]
+    late, stranger, arrived = run_ranks(late_wait, 3)[0]
     assert late.startswith("a receive from rank 1 over gloo failed: it took over 0.05 s")
     assert stranger == "this rank is not among ranks [1, 2], and uses their group"
     assert arrived == "True [5.0, 5.0, 5.0]"
+
+
+def different_begins(world: World, names: list[str], plan: str, route: str) -> str:
+    """Returns the error of ranks of which one has other backends, another plan or another table."""
+    mine = (names, plan, route) if world.rank == 1 else (["gloo"], "same", "gloo")
+    rules = [{"operation": "all_reduce", "route": mine[2]}]
+    table = TuningTable.from_dict({"format": 1, "made": {}, "rules": rules, "default": "gloo"})
+    return error_of(
+        lambda: comm.init(mine[0], world=world, timeout_s=20, plan=mine[1], table=table)
+    )
 
 
 @pytest.mark.dist
@@ -68,9 +172,14 @@ def test_rank_that_begins_with_other_backends_another_plan_or_table_is_named_on_
     backends: list[str], plan: str, route: str
 ):
     facts = f"rank 1 has begun with backends {', '.join(backends)}; table "
-    for error in run_ranks(world_jobs.different_begins, 3, backends, plan, route):
+    for error in run_ranks(different_begins, 3, backends, plan, route):
         assert error.startswith(facts)
         assert f"plan {plan}, and rank 0 with backends gloo" in error
+
+
+def own_folders(world: World, folders: list[str]) -> str:
+    """Returns the error of ranks that have a run folder each."""
+    return error_of(lambda: worker.run_rank(Path(folders[world.rank]), world, False))
 
 
 @pytest.mark.dist
@@ -82,23 +191,64 @@ def test_nodes_with_different_plans_end_with_the_rank_that_differs(tmp_path: Pat
         secret = attempt_dir(folder, 0) / SECRET
         secret.touch(0o600)
         secret.write_text("of both nodes")
-    for error in run_ranks(world_jobs.own_folders, 2, [str(folder) for folder in folders]):
+    for error in run_ranks(own_folders, 2, [str(folder) for folder in folders]):
         assert error.startswith("rank 1 has begun with backends gloo")
         assert "all ranks need the same" in error
 
 
+TABLE = {
+    "format": 1,
+    "made": {},
+    "rules": [
+        {"operation": "send", "ranks": 2, "ranks_per_node": 2, "route": "shm:mailbox"},
+        {"operation": "all_gather", "route": "shm:slots"},
+        {"operation": "all_reduce", "route": "shm:flat"},
+    ],
+    "default": "gloo",
+}
+"""One as a plan has it, whose algorithms are those of plans."""
+
+
+def through_a_table_of_plans(world: World) -> list[Any]:
+    """Returns the error of a table with a backend that is not in use, and where messages went."""
+    table = TuningTable.from_dict(TABLE)
+    refused = error_of(lambda: comm.init(["gloo"], world=world, timeout_s=20, table=table))
+    comm.init(["gloo", "shm"], world=world, timeout_s=20, table=table)
+    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    got, all_of_them, total = torch.zeros(1), torch.zeros(world.size), torch.ones(2000)
+    handle = comm.isend(torch.tensor([float(world.rank)]), right)
+    comm.recv(got, left)
+    handle.wait()
+    comm.all_gather_into_tensor(all_of_them, got)
+    comm.all_reduce(total)
+    backends = {key[0]: call.backend for key, call in transport.world.calls.items()}
+    comm.shutdown()
+    return [refused, all_of_them.tolist(), float(total.sum()), backends]
+
+
 @pytest.mark.dist
 def test_table_of_plans_has_the_same_meaning_outside_of_them():
-    refused, gathered, total, backends = run_ranks(world_jobs.through_a_table_of_plans, 3)[0]
+    refused, gathered, total, backends = run_ranks(through_a_table_of_plans, 3)[0]
     assert refused.startswith("the tuning table names shm, and this world begins with gloo; add ")
     assert (gathered, total) == ([2.0, 0.0, 1.0], 6000)
     calls = ("isend", "irecv", "all_gather_into_tensor", "all_reduce")
     assert {name: backends[name] for name in calls} == dict.fromkeys(calls, "shm")
 
 
+def absent_from_patience(world: World, over: str) -> str:
+    """Returns the error of rank 0, which waits patiently for a rank that does something else."""
+    comm.init(["gloo"], world=world, timeout_s=1.0)
+    if world.rank > 0:
+        until(Path(over).exists)
+        return ""
+    error = error_of(lambda: comm.max_all(0, patient=True))
+    Path(over).touch()
+    return error
+
+
 @pytest.mark.dist
 def test_patience_with_slow_disks_does_not_wait_an_hour_for_a_rank_that_does_not_come(tmp_path):
-    error, _ = run_ranks(world_jobs.absent_from_patience, 2, str(tmp_path / "over"), timeout_s=60)
+    error, _ = run_ranks(absent_from_patience, 2, str(tmp_path / "over"), timeout_s=60)
     assert "rank 1" in error
 
 
@@ -140,25 +290,14 @@ def test_backend_that_was_registered_carries_messages_and_frees_its_groups(monke
         comm.destroy_group(transport.world)
 
 
-class Joined:
-    """A backend that records how it is left."""
-
-    def __init__(self) -> None:
-        self.ends: list[str] = []
-
-    def is_initialized(self) -> bool:
-        return not self.ends
-
-    def destroy_process_group(self) -> None:
-        self.ends.append("together")
-
-    def abort(self) -> None:
-        self.ends.append("alone")
-
-
 def test_rank_whose_second_backend_fails_waits_for_no_other(monkeypatch):
     """The end of MPI waited without limit for ranks that had joined both."""
-    joined = Joined()
+    ends = list[str]()
+    joined = SimpleNamespace(
+        is_initialized=lambda: not ends,
+        destroy_process_group=lambda: ends.append("together"),
+        abort=lambda: ends.append("alone"),
+    )
 
     def fail(world: World, timeout_s: float) -> None:
         raise CommError("no room")
@@ -167,7 +306,7 @@ def test_rank_whose_second_backend_fails_waits_for_no_other(monkeypatch):
     monkeypatch.setattr(membership, "BACKENDS", backends)
     with pytest.raises(CommError, match="no room"):
         comm.init(["mpi", "shm"], world=WORLD, timeout_s=1.0)
-    assert joined.ends == ["alone"]
+    assert ends == ["alone"]
     assert not comm.is_initialized()
 
 

@@ -66,7 +66,7 @@ class Wire:
         for (rank, group), stream in self.streams.items():
             while stream and not stream[0].open:
                 stream.popleft()
-            for op in list(stream[0].open) if stream and op_sends(stream[0]) else ():
+            for op in list(stream[0].open) if stream else ():
                 there = self.streams.get((op.peer, group))
                 if op.kind != "send" or not there:
                     continue
@@ -81,11 +81,6 @@ class Wire:
         return False
 
 
-def op_sends(call: Call) -> bool:
-    """Whether a call still has something to send."""
-    return any(op.kind == "send" for op in call.open)
-
-
 class ThreadBackend:
     """The backend of one rank that is a thread."""
 
@@ -97,17 +92,14 @@ class ThreadBackend:
         """(group, number of messages) of each call."""
 
     def get_rank(self) -> int:
-        """Returns the rank."""
         return self.rank
 
     def new_channel(self, ranks: list[int]) -> int:
-        """Returns the number of the group, which is the same on all ranks."""
         self.made += 1
         assert self.wire.members.setdefault(self.made, ranks) == ranks
         return self.made
 
     def batch_isend_irecv(self, ops: list[Op]) -> list[Call]:
-        """Begins a group call, whose messages share a group."""
         [group] = {op.group for op in ops}
         assert all({self.rank, op.peer} <= {*self.wire.members[group]} for op in ops)
         self.calls.append((group, len(ops)))
@@ -126,16 +118,13 @@ class Library:
         return getattr(dist, name)
 
     def is_nccl_available(self) -> bool:
-        """Returns that it stands for one that is."""
         return True
 
     def init_process_group(self, backend: str, *args: Any) -> None:
-        """Joins the world over gloo."""
         self.backends.append(backend)
         dist.init_process_group("gloo", *args)
 
     def new_group(self, ranks: Any, timeout: Any, backend: str) -> Any:
-        """Makes a group of gloo."""
         self.backends.append(backend)
         return dist.new_group(ranks, timeout, "gloo")
 

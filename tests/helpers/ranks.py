@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from hires.core.errors import HiresError
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.pool import FRESH, POOL
 
@@ -29,3 +30,12 @@ def run_ranks(
     """
     pool = POOL if getattr(sys.modules[job.__module__], "POOLED", False) else FRESH
     return pool.run(job, num_ranks, *args, timeout_s=timeout_s)
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    """Returns the error of hires of a call; empty: it had none."""
+    try:
+        call()
+    except HiresError as error:
+        return str(error)
+    return ""
