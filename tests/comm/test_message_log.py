@@ -66,7 +66,6 @@ BY_MPI, THROUGH_MEMORY = way("mpi", "message"), way("shm", "slots")
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "sp grid": {"tiles": [2, 2], "microbatches": 2},
-    "local_dp": {"tiles": [2, 1], "stages": 3, "local_dp": 2, "microbatches": 2},
     "sp+gems": {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"},
 }
 
@@ -104,12 +103,9 @@ def filled(sizes: list[int]) -> MessageLog:
     return log
 
 
-@pytest.mark.parametrize("looks", [False, True])
-def test_only_whole_steps_that_count_are_added_up(looks: bool):
+def test_only_whole_steps_that_count_are_added_up():
     log = filled([8] * 5)
     log.end_step(0, 1.0, counts=False)
-    if looks:
-        assert (log.summary()["steps"], log.summary()["rows"][0]["count"]) == (1, 5)  # warm-up
     for step, counts in ((1, True), (2, True), (3, False)):
         log.note(log.issue(SEND, BY_MPI, 8, 1.0), 2.0)
         log.end_step(step, 1.0, counts)

@@ -31,19 +31,11 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.torch_scripts import SCRIPTS, run_scripts
 
 ROOT = Path(__file__).resolve().parents[2]
-IN_MEMORY = {
-    "format": 1,
-    "rules": [{"operation": ["all_reduce", "all_gather", "send"], "route": "gloo"}],
-    "default": "shm",
-}
-BY_SIZE = {
-    "format": 1,
-    "rules": [
-        {"operation": "all_reduce", "bytes": "..512", "route": "mpi"},
-        {"operation": ["broadcast", "all_to_all"], "route": "mpi"},
-    ],
-    "default": "gloo",
-}
+OF_GLOO = {"operation": ["all_reduce", "all_gather", "send"], "route": "gloo"}
+IN_MEMORY = {"format": 1, "rules": [OF_GLOO], "default": "shm"}
+SMALL = {"operation": "all_reduce", "bytes": "..512", "route": "mpi"}
+OF_MPI = {"operation": ["broadcast", "all_to_all"], "route": "mpi"}
+BY_SIZE = {"format": 1, "rules": [SMALL, OF_MPI], "default": "gloo"}
 
 
 def failures(answers: list[dict[str, str]]) -> dict[str, list[str]]:
@@ -92,19 +84,6 @@ def examples(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
-DYING = """\
-import os, sys, torch, torch.distributed as dist, datetime
-dist.init_process_group("hires", timeout=datetime.timedelta(seconds=5))
-if dist.get_rank() == 1:
-    os._exit(7)
-try:
-    dist.all_reduce(torch.ones(3))
-except dist.DistBackendError as error:
-    print("CAUGHT", error, flush=True)
-    sys.exit(3)
-"""
-
-
 @pytest.fixture
 def installed(tmp_path: Path) -> dict[str, str]:
     """Returns an environment where this checkout is installed as a package."""
@@ -140,19 +119,10 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(
-    ("text", "code", "printed"),
-    [
-        (examples("torch.md")[0], 0, "trained on 2 ranks"),
-        # torchrun ends the other rank when it sees the death; its own error may come before.
-        (DYING, 1, "CAUGHT an all-reduce among ranks [0, 1]|SIGTERM"),
-    ],
-    ids=["docs", "dying"],
-)
-def test_script_runs_under_torchrun(text, code, printed, installed, tmp_path):
-    done = started(TORCHRUN, text, installed, tmp_path)
-    assert done.returncode == code, done.stderr
-    assert any(one in done.stdout + done.stderr for one in printed.split("|"))
+def test_script_runs_under_torchrun(installed, tmp_path):
+    done = started(TORCHRUN, examples("torch.md")[0], installed, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "trained on 2 ranks" in done.stdout
     assert "failed to bind" not in done.stderr
 
 
