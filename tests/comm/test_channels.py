@@ -1,11 +1,13 @@
 """Backends with streams, as NCCL: messages go in the group calls that the proof assumes.
 
-Stand-ins have NCCL's order of posts.
+Stand-ins have its names.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,6 @@ import torch
 
 from hires import comm
 from hires.comm.backends import stream_waits
-from hires.comm.backends.group_calls import Channels, GroupCall
 from hires.comm.backends.nccl import BOTH
 from hires.comm.backends.stream_waits import StreamWaits
 from hires.comm.process_group import HiresProcessGroup
@@ -21,68 +22,12 @@ from hires.comm.transport import Group, transport
 from hires.core.config.run_config import to_dict
 from hires.core.errors import CommError
 from hires.plan.channels import channels
-from hires.plan.event import Event
-from hires.plan.plan import Plan
-from hires.plan.program import events
-from tests.helpers.fake_nccl import Op, ThreadBackend, Wire, verify_on_channels
+from tests.helpers.fake_nccl import verify_on_channels
 from tests.helpers.layouts import config_of
 from tests.helpers.layouts import plan_of as plan_of_config
 from tests.helpers.ranks import run_ranks
-from tests.helpers.small_plans import plan_of
-from tests.helpers.thread_ranks import run_threads
 
 CPU = torch.device("cpu")
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "skips": {"stages": 5, "microbatches": 8, "schedule": "1f1b", "balance": [1, 1, 2, 1, 2]},
-    "tiles": {"tiles": [2, 2], "microbatches": 2},
-    "tiles and stages": {"tiles": [2, 1], "stages": 2, "spatial_stages": 1, "replicas": 2},
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_programs_end_on_streams_without_tags_and_every_message_is_the_right_one(layout):
-    plan, wire = plan_of(**layout), Wire()
-
-    def run(rank: int) -> list[tuple[int, int]]:
-        backend = ThreadBackend(rank, wire)
-        walk(plan, rank, Channels(backend, channels(plan), CPU))
-        return backend.calls
-
-    calls = run_threads(run, plan.world)
-    if layout.get("tiles") == [2, 2]:
-        # A halo exchange with three neighbours is one group call of six messages.
-        assert max(number for _, number in calls[0]) >= 6
-
-
-def walk(plan: Plan, rank: int, own: Channels) -> None:
-    """Posts and waits as the program of a rank says; each message holds what identifies it."""
-    program = list(events(plan, rank))
-    posted: dict[tuple[str, int, int], list[tuple[GroupCall, torch.Tensor, float]]] = {}
-    counts: dict[tuple[str, int, int], int] = {}
-    for at, event in enumerate(program):
-        key = (event.kind.removeprefix("wait_"), event.peer, event.tag)
-        if event.kind in ("send", "recv"):
-            counts[key] = counts.get(key, 0) + 1
-            code = float(1000 * event.tag + counts[key])
-            tensor = torch.full((1,), code if event.kind == "send" else -1.0)
-            unit = own.post(event.kind, tensor, event.peer, event.channel)
-            posted.setdefault(key, []).append((unit, tensor, code))
-            if ends_call(event, program[at + 1 :]):
-                own.end_call()
-        elif event.kind in ("wait_recv", "wait_send"):
-            unit, tensor, code = posted[key].pop(0)
-            own.wait(unit)
-            assert tensor.item() == code, event.words
-        elif event.kind == "wait_sends":
-            for (kind, _, _), sends in posted.items():
-                while kind == "send" and sends:
-                    own.wait(sends.pop(0)[0])
-    assert not any(posted.values())
-
-
-def ends_call(event: Event, rest: list[Event]) -> bool:
-    """Whether no post of the same call follows."""
-    return not event.call or not rest or rest[0].call != event.call
 
 
 @pytest.mark.dist
@@ -101,13 +46,22 @@ def test_ranks_compute_the_same_on_channels(tmp_path: Path):
 # ---- calls of users
 
 
-class Streams(ThreadBackend):
+@dataclass(eq=False)
+class Op:
+    """One side of a message, as torch.distributed.P2POp."""
+
+    kind: Any
+    tensor: torch.Tensor
+    peer: int
+    group: Any
+
+
+class Streams:
     """A backend that keeps its group calls, and refuses a message by itself."""
 
-    has_streams, isend, irecv = True, "send", "recv"
+    has_streams, isend, irecv, P2POp = True, "send", "recv", Op
 
     def __init__(self) -> None:
-        super().__init__(0, Wire())
         self.texts: list[list[str]] = []
 
     def batch_isend_irecv(self, ops: list[Op]) -> list[Any]:
@@ -116,8 +70,7 @@ class Streams(ThreadBackend):
         for op in ops:
             if op.kind == "recv":
                 op.tensor.fill_(op.peer)
-        done = {"wait": lambda *_: True, "is_completed": lambda _: True}
-        return [type("Done", (), done)()]
+        return [SimpleNamespace(wait=lambda *_: True, is_completed=lambda: True)]
 
     def all_gather(self, *_: Any, **__: Any) -> None:
         """Returns at once."""

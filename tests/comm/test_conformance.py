@@ -22,10 +22,9 @@ SOME = (torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 
 
 def algorithms(backend: str) -> dict[str, tuple[Spec, Sequence[str]]]:
-    """Returns worlds whose operations name an algorithm, and one where several are under way."""
+    """Returns worlds whose operations name an algorithm."""
     routes = [f"{backend}:{name}" for name in ("segmented:2KiB", "direct")]
-    worlds = {name: (Spec((backend,), name, types=SOME), ("operations",)) for name in routes}
-    return worlds | {"several": (Spec((backend,)), ("at_once",))}
+    return {name: (Spec((backend,), name, types=SOME), ("operations",)) for name in routes}
 
 
 WORLDS: dict[str, tuple[int, Spec, Sequence[str]]] = {

@@ -24,7 +24,7 @@ from hires import comm, torch_backend
 from hires.comm.backends import mpi_backend, rendezvous, rings, rounds
 from hires.core.ranks import mpi_library
 from hires.core.ranks.world import World
-from hires.plan.routes import OWN, Route, parse_route
+from hires.plan.routes import OWN, parse_route
 from hires.plan.table_rules import CARRIES
 from tests.helpers import hard_tensors
 from tests.helpers.operations import CARRIED_ONLY, EVEN, FLOATS, TYPES, UNEVEN, Members, Op, values
@@ -260,33 +260,6 @@ def messages(lib: Lib) -> list[str]:
     return wrong
 
 
-def at_once(lib: Lib) -> list[str]:
-    """Returns the sums that are wrong of several algorithms under way at once.
-
-    Ranks wait in opposite orders for what all began in one; between them a rank that waits for a
-    message gives no time to what it began: other ranks must not need it for that.
-    """
-    rank, size, token = lib.world.rank, lib.world.size, torch.zeros(1)
-    name = lib.spec.backends[0]
-    routes = [Route(name), Route(name, "segmented", 32), Route(name, "direct")]
-    tensors = [torch.full((50 + 3 * i,), float(rank + i)) for i in range(12)]
-    handles = [
-        comm.all_reduce(tensor, async_op=True, backend=routes[i % 3])
-        for i, tensor in enumerate(tensors)
-    ]
-    if rank == size - 1:
-        comm.recv(token, 0, tag=5)
-    else:
-        for handle in reversed(handles):
-            handle.wait()
-    if rank == 0:
-        comm.send(token, size - 1, tag=5)
-    for handle in handles:
-        handle.wait()
-    sums = [sum(one + i for one in range(size)) for i in range(12)]
-    return [f"sum {i}" for i in range(12) if not bool((tensors[i] == sums[i]).all())]
-
-
 def kinds(lib: Lib) -> list[str]:
     """Returns what is wrong with tensors of every kind, in and out of inference mode."""
     world, wrong = lib.world, list[str]()
@@ -372,7 +345,7 @@ def overlaps(lib: Lib) -> list[str]:
 
 
 PARTS: dict[str, Callable[[Lib], list[str]]] = {
-    one.__name__: one for one in (reductions, operations, messages, kinds, overlaps, at_once)
+    one.__name__: one for one in (reductions, operations, messages, kinds, overlaps)
 }
 """What is wrong with a part of what a backend must do."""
 
