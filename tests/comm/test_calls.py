@@ -15,7 +15,6 @@ from hires import comm
 from hires.comm import calls
 from hires.comm import transport as transport_module
 from hires.comm.guarded_waits import failure
-from hires.comm.operation_routes import DIRECT_BYTES
 from hires.comm.transport import Group, transport
 from hires.core.errors import CommError, EndedError, PeerError
 from hires.core.ranks import call_records
@@ -37,15 +36,9 @@ WRONG: list[tuple[Callable[[Any, int], Any], str]] = [
     (lambda g, r: comm.recv(X, None), "rank None is no rank; name one of"),
     (lambda g, r: comm.all_gather([X], X), "1 tensors for the 3 ranks [0, 1"),
     (lambda g, r: comm.all_gather([X.int()] * 3, X), "tensors of torch.int32 and torch.floa"),
-    (
-        lambda g, r: comm.all_gather_into_tensor(X, X),
-        "a tensor of 24 bytes in the place of 7",
-    ),
+    (lambda g, r: comm.all_gather_into_tensor(X, X), "a tensor of 24 bytes in the place of 7"),
     (lambda g, r: comm.all_gather_into_tensor(D, X), "tensors of torch.float64 and torch"),
-    (
-        lambda g, r: comm.reduce_scatter_tensor(X, X),
-        "a tensor of 24 bytes in the place of 72",
-    ),
+    (lambda g, r: comm.reduce_scatter_tensor(X, X), "a tensor of 24 bytes in the place of 72"),
     (lambda g, r: comm.reduce_scatter(X.clone(), [X]), "1 tensors for the 3"),
     (lambda g, r: comm.scatter(X, None, r), "0 tensors for the 3"),
     (
@@ -60,26 +53,14 @@ WRONG: list[tuple[Callable[[Any, int], Any], str]] = [
     (lambda g, r: comm.all_to_all([X.clone()], [X]), "1 tensors for the"),
     (lambda g, r: comm.all_to_all_single(X[:4], X[:4]), "4 rows cannot be divided among 3"),
     (lambda g, r: comm.all_to_all_single(X[:3], X[:4], [1] * 3, [1] * 3), "do not divide 4"),
-    (
-        lambda g, r: comm.all_to_all_single(X[:3], X),
-        "a tensor of 12 bytes in the place of 24",
-    ),
-    (
-        lambda g, r: comm.all_reduce(X.clone(), "sum"),
-        "unknown reduction 'sum'; choose one of",
-    ),
+    (lambda g, r: comm.all_to_all_single(X[:3], X), "a tensor of 12 bytes in the place of 24"),
+    (lambda g, r: comm.all_reduce(X.clone(), "sum"), "unknown reduction 'sum'; choose one of"),
     (lambda g, r: comm.all_reduce(X, dist.ReduceOp.BAND), "BAND of torch.float32 is not def"),
     (lambda g, r: comm.new_group([0, 0]), "ranks [0, 0] are no group of a world of 3; name"),
     (lambda g, r: comm.new_group([0, 5]), "ranks [0, 5]"),
     (lambda g, r: comm.all_reduce(M), "on meta has no memory"),
-    (
-        lambda g, r: comm.all_reduce(X, backend="mpi"),
-        "backend 'mpi' is not in use; begin with",
-    ),
-    (
-        lambda g, r: comm.barrier(backend=SEGMENTED),
-        "segmented cannot carry out barrier; choo",
-    ),
+    (lambda g, r: comm.all_reduce(X, backend="mpi"), "backend 'mpi' is not in use; begin with"),
+    (lambda g, r: comm.barrier(backend=SEGMENTED), "segmented cannot carry out barrier; choo"),
 ]
 SEGMENTED = Route("gloo", "segmented", 8)
 
@@ -177,27 +158,6 @@ def test_only_what_another_rank_may_have_caused_asks_for_its_calls(
 
 
 # ---- a rank that is rehearsed, without the others
-
-
-def test_rehearsed_operations_have_the_shapes_of_a_real_world():
-    received = []
-    with comm.rehearsal(1, shared_memory=False) as silent:
-        silent.on_receive = lambda tensor: received.append(tuple(tensor.shape))
-        made = comm.make_groups([[0, 1, 2], [0, 2], [1]])
-        assert sorted(made) == [0, 2]
-        assert made[0].index == 1
-        assert comm.all_gather_stacked(torch.zeros(2, 5), made[0]).shape == (3, 2, 5)
-        large = torch.zeros(DIRECT_BYTES)
-        assert comm.all_gather_stacked(large, made[0]).shape == (3, *large.shape)
-        comm.all_reduce(large, group=made[0])
-        buffer = torch.zeros(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)
-        comm.post("recv", buffer, 0, 1).wait()
-        comm.post("send", buffer, 2, 1).wait()
-        comm.barrier()
-    assert received == [(10,), (10,), (1, 3, 4, 2)]  # a small gather goes point to point
-    with pytest.raises(ValueError, match="boom"), comm.rehearsal(0, shared_memory=False):
-        raise ValueError("boom")
-    assert not transport.backends
 
 
 def test_memory_of_a_rehearsal_is_counted_by_what_is_touched(monkeypatch):

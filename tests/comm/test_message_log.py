@@ -149,6 +149,6 @@ def test_full_log_names_kind_action_and_ranks_of_its_entries(tmp_path):
     [ranks] = message_entries.read(tmp_path)
     assert [(m.kind, m.action, m.ranks, m.num_bytes) for m in ranks.messages] == [
         ("gradient", "B0", [1, 2], 4), ("", "", [], 0), ("barrier", "", [], 1),
-        ("stage", "F1", [3], 2), ("agree", "", [], 3),
+        ("stage", "F1", [3], 2), ("agree", "", [], 3)
     ]  # fmt: skip
     assert {(m.rank, m.operation, m.backend) for m in ranks.messages} == {(2, "all_gather", "mpi")}

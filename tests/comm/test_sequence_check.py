@@ -14,7 +14,7 @@ from hires.comm.sequence_check import Board, SequenceCheck
 from hires.core.errors import CommError
 from hires.core.ranks.call_records import CallFacts
 from hires.core.ranks.heartbeat import Activity
-from tests.helpers.patience import PATIENCE_S, until
+from tests.helpers.patience import PATIENCE_S
 
 SUM = CallFacts("all_reduce", 4096, "float32", "gloo")
 ROOTED = CallFacts("broadcast", 8, "int64", "gloo")
@@ -46,15 +46,6 @@ def ranks(every: bool = False, timeout_s: float = 1.0) -> Iterator[list[Rank]]:
         for rank in made:
             with contextlib.suppress(CommError):
                 rank.check.close()
-
-
-def test_late_wait_is_explained_before_it_fails(caplog: pytest.LogCaptureFixture):
-    with ranks() as (first, second):
-        first.wait(first.call(SUM, "ReduceOp.SUM"))
-        second.call(ROOTED, 0)
-        [record] = until(lambda: caplog.records)
-        assert "a wait is late: rank 0 calls all_reduce" in record.getMessage()
-        assert "where rank 1 calls broadcast of 8 B int64 (root 0)" in first.check.reason(0)
 
 
 def test_rank_0_leaves_the_others_what_it_called(monkeypatch: pytest.MonkeyPatch):

@@ -70,7 +70,7 @@ def test_scripts_are_right_over_mpi_and_over_two_backends_by_size(mpi, backends,
 def test_backend_on_which_torchs_groups_stand_is_refused():
     options = SimpleNamespace(
         global_ranks_in_group=[], timeout=timedelta(seconds=5), store=dist.HashStore(),
-        group_rank=0, group_size=1,
+        group_rank=0, group_size=1
     )  # fmt: skip
     with pytest.raises(ConfigError, match="nccl cannot carry torch's own"):
         torch_world.create(options, ["gloo", "nccl"])

@@ -34,14 +34,7 @@ def logged_step(
     (``create``, ranks), (``send`` or ``recv``, peer, tag, shape, whether through memory),
     (``wait_send`` or ``wait_recv``, peer, tag), (``collective``, ``issue`` or ``wait_issued``,
     ranks, numbers), and the kinds of what concerns no other rank, with its action.
-
-    Args:
-        world: this rank and where the ranks meet.
-        config: of the run, as plain values.
-        plan: the same.
-        mail_bytes: largest message that goes through memory.
-        alone_bytes: smallest gradient that travels alone.
-        swapped: a rank, and two positions among its events that change places.
+    ``swapped``: a rank, and two positions among its events that change places.
     """
     mailbox_limits.MAIL_BYTES = mail_bytes
     gradient_sums.ALONE_BYTES = alone_bytes

@@ -24,7 +24,7 @@ CARRIED_ONLY = tuple(
 """Types that travel and are not reduced."""
 FOLDS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     Op.SUM: torch.add, Op.PRODUCT: torch.mul, Op.MIN: torch.minimum, Op.MAX: torch.maximum,
-    Op.BAND: torch.bitwise_and, Op.BOR: torch.bitwise_or, Op.BXOR: torch.bitwise_xor,
+    Op.BAND: torch.bitwise_and, Op.BOR: torch.bitwise_or, Op.BXOR: torch.bitwise_xor
 }  # fmt: skip
 OF_BOOLS = FOLDS | {Op.SUM: torch.logical_or, Op.MAX: torch.logical_or}
 OF_BOOLS |= {Op.PRODUCT: torch.logical_and, Op.MIN: torch.logical_and}

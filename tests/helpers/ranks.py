@@ -19,12 +19,6 @@ def run_ranks(
     They come from the pool if the module of the job has ``POOLED = True``, as one whose jobs leave
     their process as it was; else they are new and end with the job.
 
-    Args:
-        job: a function of an importable module; it begins and ends its own communication.
-        num_ranks: processes.
-        args: pickled for every rank.
-        timeout_s: after this time all ranks are killed.
-
     Raises:
         AssertionError: a rank failed or the time ran out; nothing is left behind.
     """

@@ -83,28 +83,6 @@ def coalescing(gloo: Any) -> None:
 
 
 @script
-def objects(gloo: Any) -> None:
-    rank, size = ranks()
-    own, found = {"rank": rank, "text": "x" * (1 + 100 * rank)}, [None] * size
-    dist.all_gather_object(found, own)
-    assert [one["rank"] for one in found] == [*range(size)]
-    shared = [own if rank == 1 else None]
-    dist.broadcast_object_list(shared, 1)
-    assert shared[0]["rank"] == 1
-    at_first: list[Any] = [None] * size
-    dist.gather_object(own, at_first if rank == 0 else None, 0)
-    assert rank or len(at_first[size - 1]["text"]) == 1 + 100 * (size - 1)
-    taken: list[Any] = [None]
-    dist.scatter_object_list(taken, [f"for {place}" for place in range(size)], 0)
-    assert taken == [f"for {rank}"]
-    if rank == 0:
-        dist.send_object_list([own], 1)
-    elif rank == 1:
-        dist.recv_object_list(taken, 0)
-        assert taken[0]["rank"] == 0
-
-
-@script
 def groups(gloo: Any) -> None:
     rank, size = ranks()
     last = [*range(1, size)]

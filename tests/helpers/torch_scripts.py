@@ -24,11 +24,7 @@ MODULES = (torch_operations, torch_training)
 
 
 def run_scripts(
-    world: World,
-    backends: str,
-    exact: bool,
-    place: str = "",
-    table: str = "",
+    world: World, backends: str, exact: bool, place: str = "", table: str = ""
 ) -> dict[str, str]:
     """Returns what each script raised, ``""`` where it passed."""
     state.exact, names = exact, [*SCRIPTS]

@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hires.parallel import compile_node  # noqa: F401, registers
-from hires.parallel.convolution import (
-    SUBSTITUTES,
-    convolve,
-    convolve_backward,
-    convolve_transposed,
-)
+from hires.parallel.convolution import SUBSTITUTES, convolve, convolve_backward, convolve_transposed
 from tests.conftest import REPOSITORY
 
 SIZES = (10, 1000, 5000, 20000, 100000, 400000, 1000000)

@@ -12,7 +12,7 @@ from hires.plan.operators.activations import unfused
 
 ACTIVATIONS = (
     ["relu"], ["silu"], ["gelu", "none"], ["gelu", "tanh"], ["clamp", -0.5, 0.5], ["sigmoid"],
-    ["leaky_relu", 0.1], ["hardswish"], ["mish"],
+    ["leaky_relu", 0.1], ["hardswish"], ["mish"]
 )  # fmt: skip
 # In units in the last place of the largest number: the sum of 33 products rounds at most as often.
 # In bf16 it is made in fp32; it is rounded, and its activation is rounded again, by half a unit.

@@ -5,10 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from hires.parallel.conversion_kernels import count_once, usual_strides
+from hires.parallel.conversion_kernels import count_once
 from hires.parallel.halo import Frame, Piece, gather_window
 
 ROW = (2, 3, 0, 3)
@@ -62,23 +61,6 @@ def test_gradient_of_a_sum_is_left_to_the_other_operand():
     assert x.grad[0, 0, :, 0].tolist() == [1.0, 101.0]
     assert other.grad is not None
     assert other.grad[0, 0, :, 0].tolist() == [2.0, 2.0, 2.0]
-
-
-def test_gradient_of_one_sample_has_the_strides_of_a_channels_last_map():
-    # After a reshape the samples had a stride of 6, and batch norm mixed the channels of such a
-    # gradient: no network of one sample was right where tiles cropped a norm of a whole map.
-    grad = (
-        torch.randn(9, 8, 6, dtype=torch.float64)
-        .permute(2, 0, 1)
-        .as_strided((1, 6, 9, 8), (6, 1, 48, 6))
-    )
-    x, bias = torch.randn(1, 6, 9, 8, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
-    bias.requires_grad_()
-    y = F.batch_norm(x, None, None, torch.ones_like(bias), bias, training=True)
-    y.backward(usual_strides(grad))
-    assert usual_strides(grad).stride() == (432, 1, 48, 6)
-    assert bias.grad is not None
-    assert torch.allclose(bias.grad, grad.sum((0, 2, 3)))
 
 
 def test_use_of_a_parameter_that_is_whole_on_all_tiles_counts_on_the_first_alone():

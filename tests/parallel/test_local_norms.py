@@ -25,13 +25,12 @@ def test_norm_that_is_first_is_compared_with_its_module():
     assert check_trace(net, trace(net, [2, 3, 10, 12], True), True) == ""
 
 
-@pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize(
     ("kind", "needs"), [("group_norm", True), ("instance_norm", True), ("instance_norm", False)]
 )
-def test_gradients_are_those_of_the_definition(kind, samples, needs):
-    torch.manual_seed(samples)
-    x = torch.randn(samples, 6, 5, 7, dtype=torch.float64)
+def test_gradients_are_those_of_the_definition(kind, needs):
+    torch.manual_seed(2)
+    x = torch.randn(2, 6, 5, 7, dtype=torch.float64)
     x = x.contiguous(memory_format=torch.channels_last).requires_grad_(needs)
     weight, bias = (torch.randn(6, dtype=torch.float64).requires_grad_() for _ in range(2))
     mean, var = torch.zeros(6, dtype=torch.float64), torch.ones(6, dtype=torch.float64)

@@ -31,7 +31,7 @@ def no_number(output: Tensor, target: Tensor) -> Tensor:
 UNET = {"model": {"name": "unet", "levels": 2, "width": 4, "classes": 4}, "image": [16, 12]}
 WEIGHTED = {
     "name": "cross_entropy", "weights": [0.5, 2.0, 1.0, 0.0], "label_smoothing": 0.2,
-    "ignore_index": 3,
+    "ignore_index": 3
 }  # fmt: skip
 
 
@@ -69,7 +69,7 @@ REFERENCES: list[tuple[LossConfig, Any]] = [
         o, t, torch.tensor(WEIGHTED["weights"]).to(o), ignore_index=3, label_smoothing=0.2)),
     (keys(name="cross_entropy"), F.cross_entropy),
     (keys(name="bce", ignore_index=2), lambda o, t: plain_bce(o, t, 2)),
-    (keys(name="dice", smooth=0.3, ignore_index=1), lambda o, t: plain_dice(o, t, 0.3, 1)),
+    (keys(name="dice", smooth=0.3, ignore_index=1), lambda o, t: plain_dice(o, t, 0.3, 1))
 ]  # fmt: skip
 
 

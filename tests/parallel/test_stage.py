@@ -39,19 +39,3 @@ def test_running_statistics_are_updated_once_a_microbatch(checkpoint: str, micro
         torch.testing.assert_close(ours[name], expected, rtol=1e-12, atol=1e-12)
         if name.endswith("num_batches_tracked"):
             assert int(ours[name]) == microbatches
-
-
-def test_written_buffer_holds_a_weight_of_before_the_update():
-    config = config_of(
-        model={"name": "custom", "target": "tests.helpers.custom_nets:Remembers", "classes": 4},
-        batch=4,
-    )
-    model = whole_model(config)
-    for images, _ in whole_microbatches(config, 0):
-        model(images)
-    with rehearsal(0, shared_memory=False):
-        engine = build_rank(config, plan_of(config), 0, 1)
-        engine.executor.step(engine.loaders)
-        engine.close()
-    assert torch.equal(engine.tensors["past"], model.past)
-    assert not torch.equal(engine.tensors["past"], engine.tensors["head.weight"][0])

@@ -127,27 +127,6 @@ def test_any_convolution_of_any_tile_equals_that_of_the_whole_image(axes, grid, 
             check(axes, strips, out, groups)
 
 
-@settings(max_examples=150, deadline=None)
-@given(axes=st.tuples(convolutions(), convolutions()), grid=GRIDS)
-def test_every_missing_pixel_is_in_one_band_and_every_border_pixel_in_one_strip(axes, grid):
-    for tile in range(grid[0] * grid[1]):
-        out = own_rect([axis.size_out for axis in axes], grid, tile)
-        held = held_by(axes, grid, tile, 0)
-        strips = None if is_empty(out) else strips_of(axes, held, out, "on")
-        if strips is None:
-            continue
-        bands = [pixel for strip in strips.bands for pixel in pixels(strip.pixels)]
-        assert len(bands) == len(set(bands))
-        assert not set(bands) & set(pixels(strips.main))
-        borders = [pixel for strip in strips.borders for pixel in pixels(strip.out)]
-        assert len(borders) == len(set(borders))
-        assert set(borders) <= set(pixels(out))
-
-
-def pixels(rect: Rect) -> list[tuple[int, int]]:
-    return [(row, col) for row in range(*rect[:2]) for col in range(*rect[2:])]
-
-
 def test_small_tiles_are_divided_only_on_request():
     axes = (Axis("window", 32, 32, 3, padding=1), Axis("window", 8, 8, 3, padding=1))
     for overlap, divided in (("auto", False), ("on", True), ("off", False)):
