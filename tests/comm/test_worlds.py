@@ -64,40 +64,29 @@ def test_groups_are_the_parts_of_a_device_mesh_and_ascend():
 def overlapping_groups(world: World) -> list[float]:
     """Returns the sums of this rank in groups that only their members make, each call compared."""
     comm.init(world=world, timeout_s=8, check="every")
-    groups = [
-        comm.new_group(ranks, members_only=True)
-        for ranks in ([0, 1], [0, 2], [0, 2], [2])
-        if world.rank in ranks
-    ]
-    found = []
-    for number, group in enumerate(one for one in groups if one.size > 1):
+    pairs = [ranks for ranks in ([0, 1], [0, 2], [0, 2]) if world.rank in ranks]
+    groups, sums = [comm.new_group(ranks, members_only=True) for ranks in pairs], []
+    for group in groups:
         tensor = torch.full((group.ranks[1] + 1,), 1.0 + world.rank)
-        if number == 2 or (world.rank == 2 and number == 1):
-            comm.broadcast(tensor, 2, group)
-            found.append(float(tensor[0]) + 2)
-        else:
-            comm.all_reduce(tensor, group=group)
-            found.append(float(tensor[0]))
-    if world.rank == 2:
-        comm.all_reduce(torch.ones(1), group=groups[-1])
-    pairs = [*enumerate([one for one in groups if one.ranks == [0, 2]], 1)]
+        comm.all_reduce(tensor, group=group)
+        sums.append(float(tensor[0]))
+    same = [*enumerate([one for one in groups if one.ranks == [0, 2]], 1)]
     works = [  # groups of the same ranks have an order each
         comm.all_reduce(torch.ones(size), group=one, async_op=True)
-        for size, one in (pairs if world.rank == 0 else reversed(pairs))
+        for size, one in (same if world.rank == 0 else reversed(same))
     ]
     for work in works:
         work.wait()
     factor = torch.distributed._make_nccl_premul_sum(1.0 / (1 + world.rank))
     tensor = torch.full((1,), 1.0 + world.rank)
     comm.all_reduce(tensor, factor)
-    assert float(tensor) == 3.0
     comm.shutdown()
-    return found
+    return [*sums, float(tensor)]
 
 
 @pytest.mark.dist
 def test_ranks_in_overlapping_groups_and_with_factors_of_their_own_call_the_same():
-    assert run_ranks(overlapping_groups, 3) == [[3.0, 4.0, 5.0], [3.0], [4.0, 5.0]]
+    assert run_ranks(overlapping_groups, 3) == [[3.0, 4.0, 4.0, 3.0], [3.0, 3.0], [4.0, 4.0, 3.0]]
 
 
 def joins_again(world: World) -> list[float]:
@@ -118,35 +107,6 @@ def joins_again(world: World) -> list[float]:
 @pytest.mark.dist
 def test_ranks_leave_and_join_again_though_rank_0_is_late():
     assert run_ranks(joins_again, 2) == [[3.0, 3.0]] * 2
-
-
-def late_wait(world: World) -> list[str]:
-    """Returns what rank 0 learns of a receive that is late, and of a group that is not its own."""
-    comm.init(world=world, timeout_s=20)
-    pair = comm.new_group([1, 2])
-    errors, tensor = [], torch.ones(3)
-    if world.rank == 0:
-        handle = comm.irecv(tensor, 1, tag=4)
-        assert handle.is_completed() is False
-        errors.append(error_of(lambda: handle.wait(0.05)))
-        errors.append(error_of(lambda: comm.all_reduce(tensor, group=pair)))
-        assert handle.exception() is None
-    comm.barrier()  # only now is the message sent
-    if world.rank == 1:
-        comm.send(torch.full((3,), 5.0), 0, tag=4)
-    if world.rank == 0:
-        handle.wait(10)
-        errors.append(f"{handle.is_completed()} {tensor.tolist()}")
-    comm.shutdown()
-    return errors
-
-
-@pytest.mark.dist
-def test_late_wait_leaves_the_operation_under_way():
-    late, stranger, arrived = run_ranks(late_wait, 3)[0]
-    assert late.startswith("a receive from rank 1 over gloo failed: it took over 0.05 s")
-    assert stranger == "this rank is not among ranks [1, 2], and uses their group"
-    assert arrived == "True [5.0, 5.0, 5.0]"
 
 
 def different_begins(world: World, names: list[str], plan: str, route: str) -> str:
