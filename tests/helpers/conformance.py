@@ -141,15 +141,14 @@ def reductions(lib: Lib) -> list[str]:
             if dtype in TYPES:
                 terms = [hard_tensors.limits(dtype, one) for one in range(world.size)]
                 own, wanted = terms[world.rank], hard_tensors.reduced(terms, op)
-            total, root, part, parts = own.clone(), own.clone(), own.clone(), own.clone()
+            total, root, part = own.clone(), own.clone(), own.clone()
             each = [own.clone() for _ in range(world.size)]
-            calls: dict[str, tuple[Any, ...]] = {
-                "all_reduce": (total,),
-                "reduce": (root, last),
-                "reduce_scatter": (part, each),
-                "reduce_scatter_tensor": (parts, torch.stack(each).view(-1)),
-            }
             waits = bool((place + number) % 2)  # every reduction is waited for in some types
+            calls: dict[str, tuple[Any, ...]] = {"all_reduce": (total,), "reduce": (root, last)}
+            if waits:
+                calls["reduce_scatter"] = part, each
+            else:
+                calls["reduce_scatter_tensor"] = part, torch.stack(each).view(-1)
             errors = [lib.refusal(call, *args, op, is_async=waits) for call, args in calls.items()]
             if wanted is None:
                 wrong += [f"{name} is done" for error in errors if not error]
@@ -157,7 +156,7 @@ def reductions(lib: Lib) -> list[str]:
                     wrong += [f"{name}: {one}" for one in errors if str(dtype) not in one]
                 continue
             wrong += [f"{name}: {error}" for error in errors if error]
-            wanted_of = [(one, wanted) for one in (total, part, parts)]
+            wanted_of = [(one, wanted) for one in (total, part)]
             wanted_of.append((root, wanted if world.rank == last else own))
             wrong += [
                 f"{name}: {text}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import copy
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +24,7 @@ from hires.plan.norm_levels import with_norms_together
 from hires.plan.plan import Plan, Stage
 from hires.plan.rules import TILED, rule_in
 from hires.plan.tiling import cover, own_rects
+from tests.helpers.thread_ranks import run_threads
 
 FUSED = 1000
 """So many windows share one exchange: that of the images, whose pixels the test hands out."""
@@ -109,20 +109,7 @@ def run_tiles(
         y.backward(slope if outs[tile] is None else _part(slope, outs[tile]))
         return y.detach(), own.grad if own.grad is not None else torch.zeros_like(own)
 
-    def guarded(tile: int) -> tuple[Tensor, Tensor]:
-        try:
-            return run(tile)
-        except BaseException:
-            meeting.abort()
-            raise
-
-    with ThreadPoolExecutor(stage.num_tiles) as pool:
-        futures = [pool.submit(guarded, tile) for tile in tiles]
-        failed = [f.exception() for f in futures if f.exception() is not None]
-        for error in failed:
-            if not isinstance(error, threading.BrokenBarrierError):
-                raise error  # type: ignore[misc]
-        made = [future.result() for future in futures]
+    made = run_threads(run, stage.num_tiles, meeting)
     grad = torch.zeros_like(x)
     for (_, own), rect in zip(made, stage.extents[INPUT], strict=True):
         _part(grad, rect).add_(own)

@@ -41,15 +41,3 @@ def test_random_pools_have_the_maxima_of_torch():
         torch.testing.assert_close(x, before, rtol=0, atol=0, equal_nan=True)
         assert made.data_ptr() != x.data_ptr(), f"{what}: it has the memory of its map"
         done += 1
-
-
-def test_pool_of_single_pixels_has_memory_of_its_own():
-    """A later sum may be written over the map while the pool of it is still read."""
-    x = torch.randn(1, 64, 64, 64).contiguous(memory_format=torch.channels_last)
-    for stride in (1, 2):
-        made = max_pool_by_rows(x, [1, 1], [stride, stride], [0, 0], [1, 1], ceil_mode=False)
-        expected = F.max_pool2d(x, 1, stride)
-        x_before = x.clone()
-        x.zero_()
-        assert torch.equal(made, expected)
-        x.copy_(x_before)
