@@ -12,22 +12,64 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from hires import comm
-from hires.comm.backends import stream_waits
-from hires.comm.backends.nccl import BOTH
+from hires.comm.backends import rendezvous, stream_waits
+from hires.comm.backends.known_backends import BACKENDS
+from hires.comm.backends.nccl import BOTH, NcclBackend
 from hires.comm.backends.stream_waits import StreamWaits
 from hires.comm.process_group import HiresProcessGroup
 from hires.comm.transport import Group, transport
 from hires.core.config.run_config import to_dict
 from hires.core.errors import CommError
+from hires.core.ranks.world import World
 from hires.plan.channels import channels
-from tests.helpers.fake_nccl import verify_on_channels
+from tests.helpers.jobs import verify
 from tests.helpers.layouts import config_of
 from tests.helpers.layouts import plan_of as plan_of_config
 from tests.helpers.ranks import run_ranks
 
 CPU = torch.device("cpu")
+
+
+class Library:
+    """torch.distributed over gloo, under the names of NCCL."""
+
+    def __init__(self) -> None:
+        self.backends: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dist, name)
+
+    def is_nccl_available(self) -> bool:
+        return True
+
+    def init_process_group(self, backend: str, *args: Any) -> None:
+        self.backends.append(backend)
+        dist.init_process_group("gloo", *args)
+
+    def new_group(self, ranks: Any, timeout: Any, backend: str) -> Any:
+        self.backends.append(backend)
+        return dist.new_group(ranks, timeout, "gloo")
+
+
+def verify_on_channels(
+    world: World, config: dict[str, Any], plan: dict[str, Any], folder: str
+) -> tuple[Any, list[str]]:
+    """Returns verify.json of rank 0, and the backends of all groups, in order."""
+    library = Library()
+
+    def join(world: World, timeout_s: float) -> NcclBackend:
+        backend = NcclBackend(library)
+        store = rendezvous.store(world, timeout_s, "nccl")
+        backend.join(store, timeout_s, world.size, world.rank)
+        return backend
+
+    BACKENDS._items["nccl"] = join
+    torch.set_num_threads(1)
+    # Its routes are those of the plan for gloo; without them everything takes its backend.
+    return verify(world, config, {**plan, "routes": []}, folder), library.backends
 
 
 @pytest.mark.dist
