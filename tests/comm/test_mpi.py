@@ -22,8 +22,10 @@ import torch
 from hires import comm
 from hires.comm.backends import mpi_backend
 from hires.comm.backends.backend_protocol import RESERVED_TAGS, TAGS
-from hires.comm.transport import transport
+from hires.comm.backends.mpi_backend import MpiBackend
+from hires.comm.transport import Transport, transport
 from hires.core.ranks import mpi_library
+from hires.core.ranks.mpi_library import GpuSupport
 from hires.core.ranks.world import World
 from tests.helpers import mixed_programs
 from tests.helpers.mpi_ranks import run_mpi
@@ -290,3 +292,18 @@ def test_a_thousand_random_programs(mpi: str, num_ranks: int, first: int, tmp_pa
     job = BOTH, range(first, first + mixed_programs.BATCH), 2**22
     answers = run_mpi(mpi, mixed_programs.run_programs, num_ranks, *job, folder=tmp_path)
     assert answers == [mixed_programs.BATCH] * num_ranks
+
+
+@pytest.mark.parametrize(
+    ("support", "reached"),
+    [((False, False), []), ((True, False), ["isend"]), ((True, True), ["isend", "all_reduce"])],
+)
+def test_operations_whose_tensors_need_no_host(support: tuple[bool, bool], reached: list[str]):
+    backend = MpiBackend()
+    backend._gpus = GpuSupport(*support)
+    staging = Transport({"mpi": backend}).staging
+    names = "isend", "all_reduce"
+    assert [n for n in names if "cuda" in staging("mpi", n, torch.float32).reaches] == reached
+    # Sums of halves are ours, on the host; so are those that no operation is named for.
+    assert "cuda" not in staging("mpi", "all_reduce", torch.bfloat16).reaches
+    assert "cuda" not in staging("mpi").reaches
