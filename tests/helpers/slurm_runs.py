@@ -81,10 +81,14 @@ class Run:
         return {one["step"]: one["loss"] for one in lines if one["rank"] == rank}
 
     def wait_for_step(self, step: int, attempt: int = 0) -> None:
-        """Returns when rank 0 has recorded a step."""
-        path, words = self.path / f"a{attempt}" / "metrics.jsonl", f'"rank": 0, "step": {step},'
-        what = f"step {step} of {self.path.name}"
-        until(lambda: path.exists() and words in path.read_text(), what, pause_s=0.1)
+        """Returns when rank 0 has recorded a step, or a later one."""
+        path, words = self.path / f"a{attempt}" / "metrics.jsonl", '"rank": 0, "step": '
+
+        def is_there() -> bool:
+            text = path.read_text() if path.exists() else ""
+            return words in text and int(text.rpartition(words)[2].partition(",")[0]) >= step
+
+        until(is_there, f"step {step} of {self.path.name}", pause_s=0.1)
 
     def counted_once(self, attempts: int) -> list[int]:
         """Checks that a run has so many attempts, and that every step counts once in them.

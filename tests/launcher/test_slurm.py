@@ -144,10 +144,11 @@ def run_whose_node_goes_down_is_queued_again_and_goes_on(runs: Runs) -> None:
         ask("scontrol", "update", "NodeName=node6", "State=DOWN", "Reason=test")  # and back at once
         assert run.end(0) == ("failed", "node")
         assert "node6 went down; the job is queued again" in run.exit(0)["cause"]
-        run.wait_for_step(20, attempt=1)
+        run.wait_for_step(max(run.steps(0)) + 3, attempt=1)
         with killed("slurmd-node6"):  # costs the run nothing
             run.wait_for_step(max(run.steps(1)) + 3, attempt=1)
-        assert 6 <= run.counted_once(attempts=2)[1] <= 20
+        begin = run.counted_once(attempts=2)[1]
+        assert (begin >= 6, begin % 3) == (True, 0)
         runs.close()
 
 
@@ -163,8 +164,8 @@ def node_that_is_given_up_while_all_on_it_still_runs_does_not_run_on(runs: Runs)
             assert run.end(0) == ("failed", "node")
             for pid in pids:  # Slurm itself cannot end them
                 until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"the end of {pid}")
-            run.wait_for_step(20, attempt=1)
-            assert 6 <= run.counted_once(attempts=2)[1] <= 20
+            run.wait_for_step(max(run.steps(0)) + 3, attempt=1)
+            assert run.counted_once(attempts=2)[1] >= 6
             assert node not in [line["node"] for line in run.events("rank_started", 1)]
             runs.close()
         with killed("slurmd-node8"):
@@ -225,7 +226,7 @@ def killed_and_cancelled_processes_cost_the_steps_since_the_last_checkpoint(runs
     assert run.exit(0)["exit_codes"]["1"] == -signal.SIGKILL
     assert not run.rank_pids()
     with runs.background(*words) as waiting:
-        run.wait_for_step(30, attempt=1)
+        run.wait_for_step(max(run.steps(0)) + 10, attempt=1)
         os.kill(run.events("launch_started", 1)[0]["pid"], signal.SIGKILL)
         _, err = waiting.communicate(timeout=200)
     assert waiting.returncode == 1, err
@@ -239,7 +240,7 @@ def killed_and_cancelled_processes_cost_the_steps_since_the_last_checkpoint(runs
     run.wait_for_ranks_to_end()
     begins = run.counted_once(attempts=3)
     assert [begin % 3 for begin in begins] == [0, 0, 0]
-    assert 6 <= begins[1] < 28 <= begins[2]
+    assert 6 <= begins[1] < begins[2]
 
 
 @scenario
