@@ -68,7 +68,8 @@ class Run:
     def lines(self, name: str, attempt: int) -> list[dict[str, Any]]:
         """Returns the lines of one of an attempt's files."""
         path = self.path / f"a{attempt}" / name
-        lines = path.read_text().splitlines() if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        lines = text.rpartition("\n")[0].splitlines()  # a rank may just write one more
         return [dict(json.loads(line)) for line in lines]
 
     def events(self, name: str, attempt: int = 0) -> list[dict[str, Any]]:
@@ -85,7 +86,7 @@ class Run:
         path, words = self.path / f"a{attempt}" / "metrics.jsonl", '"rank": 0, "step": '
 
         def is_there() -> bool:
-            text = path.read_text() if path.exists() else ""
+            text = path.read_text().rpartition("\n")[0] if path.exists() else ""
             return words in text and int(text.rpartition(words)[2].partition(",")[0]) >= step
 
         until(is_there, f"step {step} of {self.path.name}", pause_s=0.1)
