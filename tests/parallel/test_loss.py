@@ -17,17 +17,6 @@ from hires.core.losses import LOSSES
 from hires.parallel.loss import loss_of_sums, plain_loss, sample_losses, sums_of_part
 from tests.helpers.layouts import config_of, plan_of, verified
 
-
-def whole_only(output: Tensor, target: Tensor) -> Tensor:
-    """A loss whose terms depend on each other."""
-    return F.cross_entropy(output - output.mean(), target)
-
-
-def no_number(output: Tensor, target: Tensor) -> Tensor:
-    """No loss."""
-    return F.cross_entropy(output, target, reduction="none")
-
-
 UNET = {"model": {"name": "unet", "levels": 2, "width": 4, "classes": 4}, "image": [16, 12]}
 WEIGHTED = {
     "name": "cross_entropy", "weights": [0.5, 2.0, 1.0, 0.0], "label_smoothing": 0.2,
@@ -153,6 +142,6 @@ def test_weights_of_another_number_of_classes_are_an_error_of_the_plan():
     ],
 )
 def test_function_that_is_no_loss_is_refused(function, net, parallel, expected, tmp_path: Path):
-    loss = {"name": "custom", "target": f"{__name__}:{function}"}
+    loss = {"name": "custom", "target": f"tests.helpers.losses:{function}"}
     with pytest.raises((AssertionError, ConfigError), match=expected):
         verified(tmp_path, **net, loss=loss, parallel=parallel)
