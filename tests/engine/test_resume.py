@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hires.core.errors import PREEMPTED
+from hires.core.errors import PREEMPTED, ConfigError
 from hires.core.ranks.world import World
 from hires.core.store import checkpoints, file_names, records
 from hires.core.store.reading import read_lines
@@ -210,6 +210,14 @@ def test_longer_run_continues_a_shorter_one_bit_by_bit(whole, tmp_path):
     assert record["lineage"] == [{"run": first.name, "step": 4}]
     for key in ("skipped_steps", "loss_scale"):
         assert record[key] == records.read_record(whole)[key]
+
+
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"parallel": {"stages": 2}}])
+def test_run_that_differs_in_more_than_its_steps_is_not_continued(whole, tmp_path, changed):
+    saving = {**RICH["checkpoint"], "continues": str(checkpoints.place(whole, 8))}
+    other = make(tmp_path, **{**RICH, **changed, "steps": 9, "checkpoint": saving})
+    with pytest.raises(ConfigError, match="differs in more than its steps"):
+        checkpoints.candidates(other, config_at(other))
 
 
 def test_checkpoint_of_any_layout_resumes_in_any_other(tmp_path):

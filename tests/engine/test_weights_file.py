@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from hires.cli.planning import Planner
 from hires.cli.tracing import TorchProcess
-from hires.core.errors import ConfigError
+from hires.core.errors import ConfigError, RunError
 from hires.engine.build import whole_model
 from hires.engine.footprint import reply_to
 from hires.engine.weights_file import open_weights
@@ -87,6 +87,14 @@ def test_tensor_that_claims_more_than_the_file_holds_costs_no_memory(tmp_path):
     # A view with strides of 0: a terabyte of a single number.
     torch.save({"w": torch.zeros(1).expand(2**38)}, tmp_path / "w.pt")
     assert open_weights(str(tmp_path / "w.pt")).shapes == {"w": [2**38]}
+
+
+def test_changed_file_is_refused_by_the_rank_that_reads_it(tmp_path):
+    save_file({"w": torch.zeros(3)}, tmp_path / "w.safetensors")
+    weights = open_weights(str(tmp_path / "w.safetensors"))
+    for name, tensor in (("w", torch.zeros(4)), ("v", torch.zeros(3)), ("w", torch.zeros(3).int())):
+        with pytest.raises(RunError):
+            weights.fill(name, tensor)
 
 
 def test_weights_of_another_kind_of_numbers_are_refused_when_planning(tmp_path, monkeypatch):
