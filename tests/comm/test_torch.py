@@ -59,11 +59,10 @@ def test_scripts_are_right_over_shared_memory_and_gloo(tmp_path: Path):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("backends", "table"), [("mpi", None), ("", BY_SIZE)])
-def test_scripts_are_right_over_mpi_and_over_two_backends_by_size(mpi, backends, table, tmp_path):
-    (tmp_path / "table.json").write_text(json.dumps(table))
-    given = f"file://{tmp_path}/store", str(tmp_path / "table.json") if table else ""
-    answers = run_mpi(mpi, run_scripts, 2, backends, False, *given, folder=tmp_path)
+def test_scripts_are_right_over_two_backends_by_size(mpi, tmp_path):
+    (tmp_path / "table.json").write_text(json.dumps(BY_SIZE))
+    places = f"file://{tmp_path}/store", str(tmp_path / "table.json")
+    answers = run_mpi(mpi, run_scripts, 2, "", False, *places, folder=tmp_path)
     assert failures(answers) == {}
 
 

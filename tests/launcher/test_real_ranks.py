@@ -117,17 +117,13 @@ def test_verification_that_differs_ends_with_its_reason(made, monkeypatch):
 
 @pytest.mark.mpi
 def test_run_over_an_mpi_ends_as_all_others_do(made, mpi):
-    """Done, killed, stuck, interrupted and preempted, with messages that the MPI carries."""
+    """Done, stuck and preempted, with messages that the MPI carries."""
     keys: dict[str, Any] = {"launcher": {"name": "mpirun", "mpi": mpi}}
     keys["comm"] = {"backend": "mpi", "shared_memory": False, "timeout_s": 60.0}
     assert launch(made(steps=3, **keys)) == Outcome("done", None, {0: 0, 1: 0}, [])
-    outcome = launch(made(**keys), 1, signal.SIGKILL)
-    assert "rank 1 was killed by SIGKILL" in outcome.cause
     stuck = made(**{**keys, "campaign": "stuck", "comm": {**keys["comm"], "timeout_s": 10.0}})
     assert launch(stuck, 1, signal.SIGSTOP).failed_rank == 1
     assert "rank 1" in (stuck.attempt_dir / "hang.txt").read_text()
-    outcome = launch(made(**{**keys, "campaign": "ctrl-c"}), -1, signal.SIGINT)
-    assert (outcome.state, outcome.cause) == ("cancelled", "stopped by Ctrl-C")
     preempted = made(**{**keys, "campaign": "preempted"})
     outcome = launch(preempted, -1, signal.SIGUSR2)
     assert (outcome.reason, outcome.exit_codes) == ("preempted", {0: 75, 1: 75})
