@@ -199,12 +199,12 @@ def test_sums_are_the_same_bits_on_all_ranks():
 def many_gathers(world: World) -> tuple[int, str, str]:
     """Gathers again and again, each rank late in turn; returns how many answers were wrong.
 
-    And what ranks 1 and 2 are told of a gather of tensors of two sizes, and all of a full memory.
+    And the errors of a gather of tensors of two sizes, on ranks 1 and 2, and of a full memory.
     """
     comm.init(world=world, timeout_s=60)
     groups = comm.make_groups([[*range(world.size)], [1, 2]], 2)
     assert groups[0].shared is not None, "this machine should share memory"
-    chance, wrong, told = random.Random(world.rank), 0, ""
+    chance, wrong, mismatch = random.Random(world.rank), 0, ""
     for number in range(200):
         if chance.random() < 0.1:
             time.sleep(chance.random() / 200)
@@ -214,23 +214,23 @@ def many_gathers(world: World) -> tuple[int, str, str]:
     wrong += large[:, -1].tolist() != [*range(world.size)]
     if world.rank:
         numbers = torch.zeros(1 + world.rank, dtype=torch.float64)
-        told = error_of(lambda: comm.all_gather_stacked(numbers, groups[1]))
+        mismatch = error_of(lambda: comm.all_gather_stacked(numbers, groups[1]))
         gathered = comm.all_gather_stacked(torch.tensor([world.rank]), groups[1])
         wrong += gathered.tolist() != [[1], [2]]
     memory_files.free_bytes = lambda: 10**5
     full = error_of(lambda: comm.make_groups([[*range(world.size)]], num_close=1))
     error_of(comm.shutdown)
-    return wrong, told, full
+    return wrong, mismatch, full
 
 
 @pytest.mark.dist
 def test_gathers_keep_their_order_when_ranks_are_late_and_name_those_of_other_sizes():
     before = {*MEMORY.glob("hires-*")}
     answers = run_ranks(many_gathers, 3)
-    for rank, (wrong, told, full) in enumerate(answers):
+    for rank, (wrong, mismatch, full) in enumerate(answers):
         assert wrong == 0
         text = "an all-gather among ranks [1, 2] over shm failed: rank 2 gathers 24 bytes where "
-        assert told == (text + "rank 1 gathers 16" if rank else "")
+        assert mismatch == (text + "rank 1 gathers 16" if rank else "")
         # It was used up to the last byte, and then the ranks went without, and said nothing.
         assert full == answers[0][2]
         assert "the exchange of ranks 0 to 2 needs" in full

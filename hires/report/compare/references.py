@@ -58,11 +58,18 @@ def read(path: Path) -> list[Reference]:
     entry: Any = "references"
     try:
         entries = yaml.safe_load(reading.read_named(path))["references"]
-        return [_reference(**(entry := one)) for one in entries]
+        return [_reference(**_with_keys(entry := one)) for one in entries]
     except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError,
             ConfigError, yaml.YAMLError) as error:  # fmt: skip
         why = " ".join(str(error).split())
         raise ConfigError(f"{path}, {entry}: {why}; `{OPTION}` writes such a file") from None
+
+
+def _with_keys(entry: Any) -> dict[str, Any]:
+    every = ("metric", "value", "unit", "tolerance", "point", "cluster")
+    if not isinstance(entry, dict) or not {*every[:-1]} <= entry.keys() <= {*every}:
+        raise ValueError(f"an entry has the keys {', '.join(every[:-1])} and, if any, {every[-1]}")
+    return entry
 
 
 def _reference(
