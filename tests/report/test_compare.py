@@ -198,7 +198,7 @@ def test_mistakes_in_a_file_of_references_are_named_and_no_code_of_it_runs(tmp_p
         with pytest.raises(ConfigError, match=text):
             judged(tmp_path, [change])
     path = tmp_path / "x.yaml"
-    for text in ("", "[]", "references: 3", "a: [", "\0", CODE, None):
+    for text in ("", "[]", "references: []", "references: 3", "a: [", "\0", CODE, None):
         path.unlink() if text is None else path.write_text(text)
         with pytest.raises(ConfigError, match=r"x\.yaml"):
             references.read(path)

@@ -57,7 +57,10 @@ def read(path: Path) -> list[Reference]:
     """Returns the references of a file; ConfigError: it cannot be read, or an entry is wrong."""
     entry: Any = "references"
     try:
-        entries = yaml.safe_load(reading.read_named(path))["references"]
+        values = yaml.safe_load(reading.read_named(path))
+        entries = values.get(entry) if isinstance(values, dict) else None
+        if not entries or not isinstance(entries, list):
+            raise ValueError("there is no list of that name")
         return [_reference(**_with_keys(entry := one)) for one in entries]
     except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError,
             ConfigError, yaml.YAMLError) as error:  # fmt: skip
