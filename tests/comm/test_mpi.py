@@ -38,7 +38,7 @@ Job = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def run_jobs(world: World, jobs: list[Job]) -> list[Any]:
-    """Returns what each of some jobs returns, and whether MPI goes on after the last."""
+    """Returns the answer of each job, and whether MPI still runs after the last one."""
     mpi = mpi_library.load()  # the program starts MPI, and keeps it
     mpi.Init_thread(mpi.THREAD_SERIALIZED)
     answers = [function(world, *args) for function, args in jobs]

@@ -2,7 +2,7 @@
 
 It shares no code with the abstract machine. A thread that blocks says what it waits for, and
 whoever changes something wakes those whose wait is over, so when all threads block nobody is left
-to wake them: a deadlock is told at once.
+to wake them: a deadlock is reported at once.
 """
 
 from __future__ import annotations
