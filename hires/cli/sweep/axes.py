@@ -180,6 +180,8 @@ def _zip(keys: str, by_key: dict[str, SweepAxis]) -> None:
             meant = offer(name, by_key) if by_key else f"write them as {name}=1,2"
             raise ConfigError(f"--zip {keys}: {name!r} is given no values; {meant}")
     axes = [by_key[name] for name in names]
+    if len(set(names)) < 2:
+        raise ConfigError(f"--zip {keys} pairs keys; name two or more, as --zip image,batch")
     if len({len(axis.steps) for axis in axes}) > 1:
         have = ", ".join(f"{name} {len(by_key[name].steps)}" for name in names)
         raise ConfigError(f"--zip {keys} pairs values, but their numbers differ: {have}")

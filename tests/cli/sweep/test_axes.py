@@ -66,6 +66,7 @@ def test_odd_texts_are_values_that_come_back_unchanged():
 @pytest.mark.parametrize(
     ("words", "zipped", "meant"),
     [
+        (["seed=1,2"], ("seed",), "name two or more"),
         (["parallel=sp,spp", "bogus=1,2"], (), "unknown key 'bogus'"),  # all wrong ones at once
         (["batch=interval(1,2)"], (), "use range() or commas"),
         (["batch=range(2,2)"], (), "holds no value"),
