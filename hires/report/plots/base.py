@@ -24,7 +24,6 @@ from matplotlib.figure import Figure
 from hires.core.precisions import INT8
 from hires.core.ranks.timeline import StepSpans, complete_steps
 from hires.core.store.choice_file import has_choice
-from hires.core.store.reading import Note
 from hires.plan.plan import Plan
 from hires.report.frames import Frames, numeric
 from hires.report.plots import style
@@ -62,8 +61,7 @@ class Drawing(NamedTuple):
     """What the function of a plot returns."""
 
     figure: Figure
-    caption: str  # what it shows, with its numbers
-    setting: str = ""  # where it was measured, if not where the runs were
+    caption: str  # what it shows
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,6 @@ class Plot:
     """Returns why the runs do not hold what the plot shows if they do not."""
     figure: Figure | None = None
     caption: str = ""
-    setting: str = ""
     missing: str = ""  # why it is not drawn
 
 
@@ -237,19 +234,14 @@ def draw(data: PlotData) -> list[Plot]:
     """Returns all plots in the order of the page, each with its figure or why it has none."""
     plots = []
     for _, plot in sorted(PLOTS.items()):
-        try:
-            with style.styled():
-                drawing = plot.draw(data)
-                if isinstance(drawing, str):
-                    plots.append(replace(plot, missing=drawing))
-                    continue
-                style.mark_log_axes(drawing.figure)
-                add_setting(drawing.figure, drawing.setting or data.frames.setting)
-            plots.append(replace(plot, **drawing._asdict()))
-        except Exception as error:  # run folders may hold anything
-            text = f"{type(error).__name__}: {error}"[:300]
-            data.frames.notes.append(Note(f"plot {plot.name}", text))
-            plots.append(replace(plot, missing="the runs hold values that break it"))
+        with style.styled():
+            drawing = plot.draw(data)
+            if isinstance(drawing, str):
+                plots.append(replace(plot, missing=drawing))
+                continue
+            style.mark_log_axes(drawing.figure)
+            add_setting(drawing.figure, data.frames.setting)
+        plots.append(replace(plot, **drawing._asdict()))
     return plots
 
 

@@ -9,14 +9,15 @@ step time
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hires.core.store.choice_file import read_choice
 from hires.core.store.reading import text
-from hires.core.units import MIB, seconds, size
+from hires.core.units import MIB
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, DrawnRun, PlotData, plot
-from hires.report.read.plain_values import number
+from hires.report.read.plain_values import dicts, dig, number
+from hires.report.read.rows import largest
 
 _LONGEST_NAME = 40  # of a layout
 _LONGEST = 120  # of the keys of a layout in a caption
@@ -40,7 +41,6 @@ def choice_front(data: PlotData) -> Drawing | str:
     if not runs:
         return "no run had its layout chosen (parallel=auto)"
     fig, axes = style.panels(len(runs), 2, 2.8)
-    words = []
     for axis, (drawn, layouts) in zip(axes, runs, strict=True):
         for one in layouts:
             look = style.layout_style(one.label)
@@ -62,18 +62,16 @@ def choice_front(data: PlotData) -> Drawing | str:
         )  # fmt: skip
         measured = _measured(drawn)
         if measured is not None:
-            step_s, peak = measured
             axis.plot(
-                step_s * 1e3, peak / MIB, ls="", marker="*", ms=12, color=style.INK,
+                measured[0] * 1e3, measured[1] / MIB, ls="", marker="*", ms=12, color=style.INK,
                 label="the run, measured",
             )  # fmt: skip
         style.title(axis, drawn.label)
         axis.set_xlabel("predicted step (ms)")
         axis.set_ylabel("fullest rank (MiB)")
-        words.append(_words(drawn, layouts, front, measured))
-    words.append("The memory of hollow marks is an estimate.")
     style.legend(fig, axes)
-    return Drawing(fig, " ".join(words))
+    chosen = "; ".join(f"{drawn.label}: {layouts[0].overrides}" for drawn, layouts in runs)
+    return Drawing(fig, f"Chosen: {chosen}. The memory of hollow marks is an estimate.")
 
 
 def layouts_of(drawn: DrawnRun, which: str = "options") -> list[PlacedLayout]:
@@ -112,25 +110,7 @@ def pareto_front(layouts: Sequence[PlacedLayout]) -> list[PlacedLayout]:
 
 def _measured(drawn: DrawnRun) -> tuple[float, float] | None:
     """Returns the step and the fullest rank of a run that is done."""
-    record: Any = drawn.run.record
-    throughput, memory = record.get("throughput"), record.get("memory")
-    step = throughput.get("step_s") if isinstance(throughput, dict) else None
-    step_s = number(step.get("median")) if isinstance(step, dict) else None
-    ranks = memory if isinstance(memory, list) else []
-    peaks = [number(one.get("peak_bytes")) for one in ranks if isinstance(one, dict)]
-    measured = [peak for peak in peaks if peak]
-    return (step_s, max(measured)) if step_s and measured else None
-
-
-def _words(
-    drawn: DrawnRun,
-    layouts: Sequence[PlacedLayout],
-    front: Sequence[PlacedLayout],
-    measured: tuple[float, float] | None,
-) -> str:
-    chosen = layouts[0]
-    words = (
-        f"{drawn.label}: {len(layouts)} layouts, {len(front)} of them on the Pareto front; chosen "
-        f"{chosen.overrides}, predicted {seconds(chosen.step_s)} and {size(chosen.peak_bytes)}"
-    )
-    return f"{words}, measured {seconds(measured[0])}." if measured else f"{words}."
+    record = drawn.run.record
+    step_s = number(dig(record, "throughput", "step_s", "median"))
+    peak = largest(dicts(record.get("memory")), "peak_bytes")
+    return (step_s, peak) if step_s and peak else None

@@ -18,8 +18,6 @@ _TICKS = 20
 """Names that an axis has at most."""
 _LETTERS = 14
 """Of a name at an axis."""
-_WORST = 3
-"""Confusions that the caption has of each evaluation."""
 
 
 @plot(116, "confusion", "Confusion of classes")
@@ -29,15 +27,13 @@ def confusion(data: PlotData) -> Drawing | str:
         return "no run evaluated classes (task=evaluate), of at most 64"
     columns = min(2, len(data.confusions))
     fig, axes = style.panels(len(data.confusions), columns, 3.6)
-    words = []
     for axis, (drawn, found) in zip(axes, data.confusions, strict=True):
         style.title(axis, drawn.label)
         _draw(axis, found)
-        words.append(f"{drawn.label}: {_words(found)}")
     bar = fig.colorbar(axes[0].images[0], ax=axes, location="bottom", shrink=0.5, aspect=40)
     bar.set_label("share of the class")
     style.grow(fig, 0.6)
-    return Drawing(fig, f"Rows are classes, columns what was predicted. {'; '.join(words)}.")
+    return Drawing(fig, "Rows are classes, columns what was predicted.")
 
 
 def _draw(axis: Axes, found: Confusion) -> None:
@@ -64,19 +60,3 @@ def _shares(found: Confusion) -> NDArray[np.float64]:
     shares = np.full_like(counts, np.nan)
     np.divide(counts, sums, out=shares, where=sums > 0)
     return shares
-
-
-def _words(found: Confusion) -> str:
-    """Returns the share of right answers, and the most frequent wrong ones."""
-    counts = np.array(found.counts)
-    total, right = int(counts.sum()), int(np.trace(counts))
-    wrong = counts - np.diag(np.diag(counts))
-    order = np.argsort(-wrong, axis=None, kind="stable")[:_WORST]
-    worst = [divmod(int(place), len(counts)) for place in order]
-    words = [f"{100 * right / max(1, total):.4g} % right"]
-    words += [
-        f"{found.names[actual]} as {found.names[made]} {wrong[actual, made]} times"
-        for actual, made in worst
-        if wrong[actual, made]
-    ]
-    return ", ".join(words)

@@ -30,7 +30,7 @@ def learning(data: PlotData) -> Drawing | str:
     rates = {key: [curve_of(drawn, "step", key) for drawn in runs] for key in _TITLES}
     shown = [key for key, curves in rates.items() if any(map(_changes, curves))]
     fig, axes = style.panels(1 + len(named) + len(shown), 2, 2.4)
-    words, looks = [], _looks(runs)
+    looks = _looks(runs)
     for drawn, metric, look in zip(runs, metrics, looks, strict=True):
         training = {step + 1: loss for step, loss in losses_of(drawn).items()}
         if training:
@@ -39,7 +39,6 @@ def learning(data: PlotData) -> Drawing | str:
         for axis, name in zip(axes[1:], named, strict=False):
             if name == metric:
                 _draw(axis, evaluations_of(drawn, name), look)
-        words.append(_words(drawn, metric))
     for axis, key in zip(axes[1 + len(named) :], shown, strict=True):
         for curve, look in zip(rates[key], looks, strict=True):
             if curve:
@@ -50,9 +49,7 @@ def learning(data: PlotData) -> Drawing | str:
         axis.set_xlabel("steps")
         axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     style.legend(fig, axes[:1])
-    return Drawing(
-        fig, f"Evaluated on images that the runs did not learn from. {'; '.join(words)}."
-    )
+    return Drawing(fig, "Evaluated on images that the runs did not learn from.")
 
 
 def evaluations_of(drawn: DrawnRun, key: str) -> Curve:
@@ -89,14 +86,3 @@ def _draw(axis: Axes, curve: Curve, look: dict[str, Any]) -> None:
 
 def _changes(curve: Curve) -> bool:
     return len(set(curve.values())) > 1
-
-
-def _words(drawn: DrawnRun, metric: str | None) -> str:
-    curve = evaluations_of(drawn, metric or "loss")
-    if not curve:
-        return f"{drawn.label}: no finite {metric or 'loss'}"
-    choose = max if metric and METRICS[metric] else min
-    best = choose(curve, key=lambda step: curve[step])
-    last = max(curve)
-    name = metric or "loss"
-    return f"{drawn.label}: {name} {curve[best]:.4g} at best (step {best}), {curve[last]:.4g} last"

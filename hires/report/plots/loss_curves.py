@@ -16,11 +16,11 @@ from hires.report.read.step_curves import Curve, loss_by_step
 
 MAX_POINTS = 500  # points of a curve; a longer one is drawn by the means of as many parts
 _ERRORS = {
-    "first_loss_error": ("first step: same weights", "first loss"),
-    "last_loss_error": ("last step", "last loss"),
-    "loss_error": ("evaluation: same weights", "evaluation"),
+    "first_loss_error": "first step: same weights",
+    "last_loss_error": "last step",
+    "loss_error": "evaluation: same weights",
 }
-"""Columns of errors: the title of their panel, and what they are of."""
+"""Columns of errors, and the title of their panel."""
 _FLOOR = 1e-17  # where an error of exactly 0 is drawn on a logarithmic axis
 
 
@@ -31,7 +31,6 @@ def curves(data: PlotData) -> Drawing | str:
     if not runs:
         return "no run that is drawn recorded a loss for more than one step"
     fig, [[axis]] = style.figure(1, 1, 3.2)
-    words = []
     drawn: collections.Counter[str] = collections.Counter()
     for place, (run, losses) in enumerate(runs):
         steps, values = thinned(losses)
@@ -43,12 +42,10 @@ def curves(data: PlotData) -> Drawing | str:
         # Dashes lie on whole lines, so that both are seen.
         look |= {"zorder": 2.0 if look["ls"] == "-" else 2.1, "label": style.short(run.label)}
         axis.plot(steps, values, **look)
-        words.append(f"{run.label} {losses[min(losses)]:.4g} to {losses[max(losses)]:.4g}")
     axis.set(xlabel="step", ylabel="loss")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     style.legend(fig, [axis])
-    caption = f"Mean over the ranks that compute the loss, first to last: {'; '.join(words)}."
-    return Drawing(fig, caption)
+    return Drawing(fig, "Mean over the ranks that compute the loss.")
 
 
 @plot(100, "precision_error", "Precision against error")
@@ -68,7 +65,7 @@ def error(data: PlotData) -> Drawing | str:
     names = sorted(parts, key=lambda name: np.nanmin(errors[name]))
     fig, axes = style.panels(len(panels), 2, 2.7, sharey=True)
     layouts = sorted(set(rows["layout"]))
-    for axis, (key, (title, _)) in zip(axes, panels.items(), strict=True):
+    for axis, (key, title) in zip(axes, panels.items(), strict=True):
         for place, layout in enumerate(layouts):
             own = rows[(rows["layout"] == layout) & rows[key].notna()]
             # The layouts of one precision stand side by side.
@@ -82,15 +79,9 @@ def error(data: PlotData) -> Drawing | str:
         style.no_grid(axis, "x")
     axes[0].set_ylabel("relative error of the loss")
     style.legend(fig, axes)
-    worst = [
-        f"{name} {numeric(parts[name], key).max():.1e} beside "
-        f"{', '.join(sorted(set(parts[name]['reference'].dropna())))} ({words})"
-        for key, (_, words) in panels.items()
-        for name in names
-        if parts[name][key].notna().any()
-    ]
-    caption = "Relative difference of the loss from that in the most exact precision run."
-    return Drawing(fig, f"{caption} Largest errors: {'; '.join(worst)}; {len(rows)} runs.")
+    return Drawing(
+        fig, "Relative difference of the loss from that in the most exact precision that was run."
+    )
 
 
 def losses_of(drawn: DrawnRun) -> Curve:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 
-from hires.core.units import MIB, size
+from hires.core.units import MIB
 from hires.report.frames import Frames, numeric, plain_rows
 from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, MAX_RANKS, Drawing, PlotData, plot
-from hires.report.read.measured_points import group_key, point_name, set_apart
+from hires.report.read.measured_points import group_key, set_apart
 
 _PANEL = ("campaign", "model", "precision", "task", "batch", "limit")  # shared in a panel of images
 
@@ -25,22 +25,12 @@ def per_rank(data: PlotData) -> Drawing | str:
     if not runs:
         return "no run recorded the memory of its ranks"
     fig, axes = style.panels(len(runs), 3, 2.8, sharey=True)
-    words = []
     for place, (axis, (drawn, rows)) in enumerate(zip(axes, runs, strict=True)):
         _stack(axis, rows)
         style.title(axis, drawn.label)
         axis.set(xlabel="rank", ylabel="" if place % 3 else "MiB")
-        peak = numeric(rows, "peak_bytes").max()
-        words.append(f"{drawn.label} {'unknown' if peak != peak else f'{peak / MIB:.1f}'}")
     style.legend(fig, axes)
-    text = f"Measured peak; a dash is the prediction. Fullest rank in MiB: {'; '.join(words)}."
-    errors = numeric(memory, "error_percent").dropna()
-    if len(errors):
-        text += (
-            f" Over all {len(errors)} ranks the prediction lies between {errors.min():+.1f} and "
-            f"{errors.max():+.1f} % of the measurement."
-        )
-    return Drawing(fig, text)
+    return Drawing(fig, "Measured peak of each rank; a dash is the prediction.")
 
 
 @plot(40, "largest_image", "The largest image each layout fits")
@@ -59,11 +49,9 @@ def largest_image(data: PlotData) -> Drawing | str:
     caption = (f"{shared}. " if shared else "") + "Ticks are image sizes that ran to the end."
     for axis, part, heading in zip(axes, shown, headings, strict=True):
         style.title(axis, heading)
-        caption += f" {heading}: {_image_bars(axis, part)}."
+        _image_bars(axis, part)
         axis.set_ylim(most - 0.5, -0.5)  # bars are equally high everywhere
     style.legend(fig, axes)
-    if len(groups) > len(shown):
-        caption += f" The tables have {len(groups) - len(shown)} more of such combinations."
     return Drawing(fig, caption)
 
 
@@ -121,10 +109,8 @@ def _images(frames: Frames) -> pd.DataFrame:
     return frame
 
 
-def _image_bars(axis: Axes, part: pd.DataFrame) -> str:
-    """Draws the layouts of one panel, and returns them in words."""
+def _image_bars(axis: Axes, part: pd.DataFrame) -> None:
     layouts = sorted(set(part["layout"]))
-    largest, too_large = [], []
     for place, layout in enumerate(layouts):
         own = part[part["layout"] == layout]
         ran, refused = own[~own["refused"]], own[own["refused"]]
@@ -133,20 +119,11 @@ def _image_bars(axis: Axes, part: pd.DataFrame) -> str:
             colour, _, hatch, _ = style.layout_style(layout)
             axis.barh(place, max(edges), 0.5, color=colour, hatch=hatch, alpha=0.85)
             axis.plot(edges, [place] * len(edges), ls="", marker="|", color=style.INK, ms=8)
-            # The fullest rank is that of the run with the largest image.
-            order = ran.sort_values(["edge", "peak_bytes_max"], ascending=False, na_position="last")
-            row = plain_rows(order)[0]
-            peak = row["peak_bytes_max"]
-            needs = f" ({size(int(peak))} a rank)" if peak else ""
-            largest.append(f"{point_name(row, ran)} {row['image']}{needs}")
         if len(refused):
             axis.plot(
                 refused["edge"], [place] * len(refused), ls="", marker="X", ms=8,
                 color=style.VERMILION, markeredgecolor=style.PAPER,
                 label="needs more memory than there is",
             )  # fmt: skip
-            too_large += [f"{layout} {image}" for image in dict.fromkeys(refused["image"])]
     style.named_rows(axis, layouts)
     axis.set_xlabel("edge of a square of as many pixels", fontsize=8)
-    text = f"largest {', '.join(largest[:10])}" if largest else "none ran to the end"
-    return f"{text}; too large: {', '.join(too_large[:10])}" if too_large else text

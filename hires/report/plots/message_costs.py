@@ -35,18 +35,15 @@ def by_size(data: PlotData) -> Drawing | str:
         return "no run that is drawn logged messages: they have one rank, or comm.log=off"
     runs = runs[:_MAX_PANELS]
     fig, axes = style.panels(len(runs), 2, 2.2)
-    words = []
     for axis, (drawn, sums) in zip(axes, runs, strict=True):
         style.title(axis, drawn.label)
         _draw(axis, sums)
-        share = "" if sums.share is None else f"{100 * sums.share:.0f} % of {sums.step_s:.3g} s"
-        words.append(f"{drawn.label} {share}")
     style.legend(fig, axes)
-    text = (
+    return Drawing(
+        fig,
         "Time of the mean rank in the messages of a step, calls and waits together, by the power "
-        "of two below their bytes. A wait also lasts as long as the other side is late."
+        "of two below their bytes. A wait also lasts as long as the other side is late.",
     )
-    return Drawing(fig, f"{text} In all: {'; '.join(words)}.")
 
 
 def _draw(axis: Axes, sums: MessageSums) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from typing import Any, NamedTuple
 
@@ -21,8 +20,6 @@ _COLOURS = (
 _REST, _BROKEN = "#868685", "#fefefd"
 """Of classes without a colour of their own, and of pixels whose output is not finite. Pictures keep
 their colours in a dark page, so these are none that it replaces."""
-_NAMED = 4
-"""Classes that the caption has of each map."""
 
 
 class _Panel(NamedTuple):
@@ -60,9 +57,8 @@ def predicted_maps(data: PlotData) -> Drawing | str:
         bar = fig.colorbar(scales[0].images[0], ax=axes, location="bottom", shrink=0.5, aspect=40)
         bar.set_label("probability of the class")
         style.grow(fig, 0.6)
-    words = "; ".join(f"{title}, {_words(one)}" for title, one in maps)
     left = f" {more} more {'is' if more == 1 else 'are'} not drawn." if more > 0 else ""
-    return Drawing(fig, f"Each map is shrunk: pixels are left out. {words}.{left}")
+    return Drawing(fig, f"Each map is shrunk: pixels are left out.{left}")
 
 
 def _colours(maps: list[Overview]) -> dict[str, str]:
@@ -108,26 +104,6 @@ def _legend(axis: Axes, maps: list[Overview], colours: dict[str, str]) -> None:
     for label, colour in entries:
         look: dict[str, Any] = {"facecolor": colour, "edgecolor": style.MUTED, "lw": 0.5}
         axis.add_patch(Rectangle((0, 0), 0, 0, label=label, **look))
-
-
-def _words(one: Overview) -> str:
-    """Returns the size of a map, and the share of each of its most frequent classes."""
-    size = f"{one.size[0]}x{one.size[1]} pixels"
-    in_all = sum(one.pixels.values())
-    if not in_all:
-        return size
-    counted = one.pixels.most_common(_NAMED)
-    words = [f"{_name(one, n)} {_percent(number / in_all)}" for n, number in counted]
-    others = len(one.pixels) - len(counted)
-    if others:
-        rest = 1 - sum(number for _, number in counted) / in_all
-        words.append(f"{others} more {_percent(rest)}")
-    of = "" if one.is_whole else " (of the pixels shown)"
-    return f"{size}: {', '.join(words)}{of}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %" if math.isfinite(share) else "?"
 
 
 def _name(one: Overview, label: int) -> str:

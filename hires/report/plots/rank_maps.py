@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.patches import Rectangle
 
-from hires.core.units import MIB, size
+from hires.core.units import MIB
 from hires.plan import traffic
 from hires.plan.graph import INPUT
 from hires.plan.plan import Plan
@@ -26,24 +26,18 @@ def grid(data: PlotData) -> Drawing | str:
     runs = [(drawn, plan) for drawn, plan in data.plans if plan.stages[0].num_tiles > 1]
     if not runs:
         return "no run that is drawn cuts the image into tiles"
-    columns = max(2, min(len(runs), 3))
+    columns = min(len(runs), 3)
     shapes = [plan.graph.input_shape[2:] for _, plan in runs]
     tall = max(height / width for height, width in shapes)
     high = min(3.6, max(1.6, (style.WIDTH / columns - 0.7) * tall + 0.6))
-    fig, axes = style.panels(max(2, len(runs)), columns, high)
-    words = []
-    for axis, (drawn, plan) in zip(axes, runs, strict=False):
-        halo = _draw_tiles(axis, plan)
+    fig, axes = style.panels(len(runs), columns, high)
+    for axis, (drawn, plan) in zip(axes, runs, strict=True):
+        _draw_tiles(axis, plan)
         style.title(axis, drawn.label)
-        rows, cols = plan.stages[0].tiles
-        words.append(f"{drawn.label} {rows}x{cols} tiles, widest halo {halo} pixels")
-    text = (
-        "Tiles of the first stage and their ranks; hatched is the halo that a tile borrows first."
+    return Drawing(
+        fig,
+        "Tiles of the first stage and their ranks; hatched is the halo that it borrows first.",
     )
-    if len(axes) > len(runs):
-        _draw_sizes(axes[1], runs[0][1])
-        text += " The bars are the pixels of each tile, its own and those of that halo."
-    return Drawing(fig, f"{text} {'; '.join(words)}.")
 
 
 @plot(80, "traffic", "Traffic from rank to rank")
@@ -54,26 +48,22 @@ def between_ranks(data: PlotData) -> Drawing | str:
     if not matrices:
         return "no run that is drawn has ranks that send each other anything"
     most = max(max(map(max, sent)) for _, sent in matrices) / MIB
-    fig, axes = style.panels(max(2, len(matrices)), 3, 2.2)
-    for axis, (drawn, sent) in zip(axes, matrices, strict=False):
+    fig, axes = style.panels(len(matrices), 3, 2.2)
+    for axis, (drawn, sent) in zip(axes, matrices, strict=True):
         image = _draw_matrix(axis, sent, most)
         style.title(axis, drawn.label)
-    bar = fig.colorbar(image, ax=axes[: len(matrices)], pad=0.02, shrink=0.8, aspect=18)
+    bar = fig.colorbar(image, ax=axes, pad=0.02, shrink=0.8, aspect=18)
     bar.set_label("MiB/step")
     bar.outline.set_visible(False)
-    totals = "; ".join(f"{drawn.label} {size(sum(map(sum, sent)))}" for drawn, sent in matrices)
-    caption = (
+    return Drawing(
+        fig,
         "Bytes of one step from the rank on the left to the rank below, as the plan has them; a "
-        "sum of gradients is drawn as if each rank sent the same to every other."
+        "sum of gradients is drawn as if each rank sent the same to every other.",
     )
-    if len(axes) > len(matrices):
-        _draw_sums(axes[1], matrices[0][1])
-        caption += " The bars are all that a rank sends and receives."
-    return Drawing(fig, f"{caption} In all: {totals}.")
 
 
-def _draw_tiles(axis: Axes, plan: Plan) -> int:
-    """Draws the tiles of one plan, and returns the widest halo of the image in pixels."""
+def _draw_tiles(axis: Axes, plan: Plan) -> None:
+    """Draws the tiles of one plan, and the halos of the image."""
     height, width = plan.graph.input_shape[2:]
     stage = plan.stages[0]
     for tile in range(stage.num_tiles):
@@ -86,50 +76,12 @@ def _draw_tiles(axis: Axes, plan: Plan) -> int:
             names = [f"rank {rank}{way}" for rank, way in zip(ranks, ("", " up"), strict=False)]
             at: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "color": "black"}
             axis.text((c0 + c1) / 2, (r0 + r1) / 2, "\n".join(names), **at)
-    widest = 0
     for _, _, r0, r1, c0, c1 in _first_halo(plan):
-        widest = max(widest, min(r1 - r0, c1 - c0))
         look = {"facecolor": "none", "edgecolor": "black", "hatch": "////", "lw": 0}
         axis.add_patch(Rectangle((c0, r0), c1 - c0, r1 - r0, **look))
     axis.set(xlim=(0, width), ylim=(height, 0), aspect="equal", xlabel="column", ylabel="row")
     axis.set(xticks=[0, width], yticks=[0, height])
     axis.grid(False)
-    return widest
-
-
-def _draw_sizes(axis: Axes, plan: Plan) -> None:
-    """Draws the pixels of each tile: its own, and those that it borrows first."""
-    stage, shape = plan.stages[0], list(plan.graph.input_shape[2:])
-    tiles = range(stage.num_tiles)
-    rects = [own_rect(shape, stage.tiles, tile) for tile in tiles]
-    own = [(r1 - r0) * (c1 - c0) for r0, r1, c0, c1 in rects]
-    borrowed = [0] * len(own)
-    for _, target, r0, r1, c0, c1 in _first_halo(plan):
-        borrowed[target] += (r1 - r0) * (c1 - c0)
-    axis.barh(tiles, own, color=style.SKY, label="own")
-    look: dict[str, Any] = {"color": style.ORANGE, "hatch": "//", "edgecolor": style.PAPER}
-    axis.barh(tiles, borrowed, left=own, label="halo", **look)
-    _bars_by_rank(axis, [plan.rank_of(0, 0, 0, tile) for tile in tiles], "pixels of a tile")
-
-
-def _draw_sums(axis: Axes, sent: list[list[float]]) -> None:
-    """Draws what each rank sends and receives, given the bytes by source and target."""
-    values = np.array(sent) / MIB
-    places = np.arange(len(values))
-    look: dict[str, Any] = {"color": style.ORANGE, "hatch": "//", "edgecolor": style.PAPER}
-    axis.barh(places - 0.2, values.sum(axis=1), 0.4, color=style.SKY, label="sent")
-    axis.barh(places + 0.2, values.sum(axis=0), 0.4, label="received", **look)
-    _bars_by_rank(axis, list(range(len(values))), "MiB/step")
-
-
-def _bars_by_rank(axis: Axes, ranks: list[int], label: str) -> None:
-    # The first rank is above, as in the panel on the left.
-    ticks = range(0, len(ranks), max(1, len(ranks) // 8))
-    axis.set_yticks(ticks, [str(ranks[place]) for place in ticks])
-    axis.set(ylim=(len(ranks) - 0.5, -0.5), xlabel=label, ylabel="rank")
-    axis.locator_params(axis="x", nbins=5)
-    handles = axis.get_legend_handles_labels()
-    axis.legend(*handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
 
 
 def _first_halo(plan: Plan) -> list[Any]:

@@ -12,7 +12,7 @@ from hires.core.ranks.timeline import BACKWARD, COLLECTIVE, FORWARD, HALO, WAIT,
 from hires.plan.plan import Plan
 from hires.plan.program import edge_messages
 from hires.report.plots import style
-from hires.report.plots.base import MAX_RANKS, Drawing, DrawnRun, PlotData, plot
+from hires.report.plots.base import MAX_RANKS, Drawing, PlotData, plot
 from hires.report.timelines import passes_of, planned_steps
 
 PIPELINE, BUBBLE, OTHER = "pipeline", "bubble", "other"
@@ -53,8 +53,7 @@ def split_step(data: PlotData) -> Drawing | str:
     axis.xaxis.set_major_locator(MaxNLocator(7))
     style.no_grid(axis, "y")
     style.legend(fig, [axis], 5)
-    words = "; ".join(_split_words(drawn, ranks) for drawn, ranks in runs)
-    return Drawing(fig, f"One bar a rank, of the last attempt. {words}.")
+    return Drawing(fig, "One bar a rank, of the last attempt.")
 
 
 @plot(70, "timeline", "Pipeline time line, planned and measured", wide=True)
@@ -69,7 +68,6 @@ def timeline(data: PlotData) -> Drawing | str:
     rows = [plan.world for _, plan in runs for _ in range(2)]
     height = sum(0.17 * n + 0.34 for n in rows) + 0.75
     fig, axes = style.figure(len(rows), 1, height, height_ratios=[n + 0.9 for n in rows])
-    words = []
     for (above, below), (drawn, plan) in zip(axes.reshape(-1, 2), runs, strict=True):
         number, ranks = list(drawn.steps.items())[-1]
         took_s = length_s(ranks)
@@ -78,11 +76,10 @@ def timeline(data: PlotData) -> Drawing | str:
         above.set_title(f"{style.short(drawn.label, 50)}: planned", fontsize=8.5)
         below.set_title(f"measured, step {number} [ms]", fontsize=8.5, fontweight="normal")
         above.tick_params(axis="x", labelbottom=False, length=0)
-        plural = "" if plan.world == 1 else "s"
-        words.append(f"{drawn.label}: {took_s * 1e3:.1f} ms on {plan.world} rank{plural}")
     style.legend(fig, axes.flat, 5)
-    caption = "Above, the schedule with all passes equally long; below, the last measured step."
-    return Drawing(fig, f"{caption} {'; '.join(words)}.")
+    return Drawing(
+        fig, "Above, the schedule with all passes equally long; below, the last measured step."
+    )
 
 
 def split_steps(plan: Plan, steps: dict[int, list[StepSpans]]) -> list[dict[str, float]]:
@@ -164,14 +161,3 @@ def _draw(axis: Axes, ranks: list[StepSpans], took_s: float, planned: bool) -> N
     axis.set_yticks([r.rank for r in ranks][:: max(1, len(ranks) // 16)])
     axis.set_ylabel("rank", fontsize=8)
     style.no_grid(axis, "y")
-
-
-def _split_words(drawn: DrawnRun, ranks: list[dict[str, float]]) -> str:
-    """Returns the largest shares of a run in words, and its bubble if that is above 0.5 %."""
-    total = sum(sum(parts.values()) for parts in ranks) or 1.0
-    shares = {part: sum(parts.get(part, 0.0) for parts in ranks) / total for part in PARTS}
-    top = sorted(shares, key=lambda part: -shares[part])[:3]
-    if BUBBLE not in top and shares[BUBBLE] > 0.005:
-        top.append(BUBBLE)
-    words = [f"{100 * shares[part]:.0f} % {style.KINDS[part][0]}" for part in top]
-    return f"{drawn.label}: {', '.join(words)}"

@@ -55,11 +55,7 @@ def by_layout(data: PlotData) -> Drawing | str:
         axis.set(title=str(precision), xlabel="images/s")
     first = plain_rows(bars)[0]
     work = f"{first['model']}, {first['image']} pixels, {first['task']}, batch {first['batch']}"
-    words = [
-        f"{row['bar']} {row['precision']}, {row['img_per_s_median']:.3g} images/s"
-        for row in plain_rows(bars.sort_values("img_per_s_median", kind="stable"))
-    ]
-    return Drawing(fig, f"{work}. {SPREAD}. Fastest: {words[-1]}; slowest: {words[0]}.")
+    return Drawing(fig, f"{work}. {SPREAD}.")
 
 
 def _slowest_first(part: pd.DataFrame) -> pd.DataFrame:
@@ -84,7 +80,6 @@ def by_image(data: PlotData) -> Drawing | str:
     rows = [plain_rows(part)[0] for part in parts]
     names = [work_name(row, shown, ("model", "precision", "task")) for row in rows]
     shared, headings = set_apart(names)
-    words = []
     for axis, part, heading in zip(axes, parts, headings, strict=True):
         style.title(axis, heading)
         # A layout on several numbers of ranks has a line for each.
@@ -99,17 +94,9 @@ def by_image(data: PlotData) -> Drawing | str:
         _label_images(axis, part)
         axis.set_ylabel("images/s")
         axis.set_ylim(bottom=0)
-        best = []
-        for pixels in (part["pixels"].min(), part["pixels"].max()):
-            same = part[part["pixels"] == pixels]
-            row = plain_rows(same.nlargest(1, "img_per_s_median"))[0]
-            speed = f"{row['img_per_s_median']:.3g}"
-            verb = "is fastest with" if len(same) > 1 else "reaches"
-            best.append(f"at {row['image']} {point_name(row, same)} {verb} {speed}")
-        words.append(f"{heading}: {', '.join(best)}")
     style.legend(fig, axes)
     work = f"{shared}. " if shared else ""
-    return Drawing(fig, f"{work}{SPREAD}. {'; '.join(words[:3])}.")
+    return Drawing(fig, f"{work}{SPREAD}.")
 
 
 @plot(30, "throughput_by_ranks", "Throughput against ranks")
@@ -125,19 +112,15 @@ def by_ranks(data: PlotData) -> Drawing | str:
         )
     work = max(works, key=lambda part: (part["ranks"].nunique(), *measured_points.weight(part)))
     fig, [speed, share] = style.panels(2, 2, 2.8)
-    words = _draw_scaling(speed, share, work)
+    ideal = _draw_scaling(speed, share, work)
     style.legend(fig, [speed])
     row = plain_rows(work)[0]
     heading = ", ".join(work_name(row, frame, ("model", "image", "precision", "task")))
-    several = "campaign " if frame["campaign"].nunique() > 1 else ""
-    caption = f"{several}{heading}: {words}"
-    if len(works) > 1:
-        caption += f" The table of throughput has {len(works) - 1} more of such combinations."
-    return Drawing(fig, caption)
+    return Drawing(fig, f"{heading}. {ideal} {SPREAD}.")
 
 
 def _draw_scaling(speed: Axes, share: Axes, work: pd.DataFrame) -> str:
-    """Draws throughput beside the ideal line, and efficiency; returns them in words."""
+    """Draws throughput beside the ideal line, and efficiency; returns what is ideal."""
     # Ideal is the single run; without one, the fastest layout on the fewest ranks.
     single = work[work["layout"] == "single"]
     base = single if len(single) else work
@@ -148,7 +131,6 @@ def _draw_scaling(speed: Axes, share: Axes, work: pd.DataFrame) -> str:
     dashed: dict[str, Any] = {"color": style.MUTED, "ls": "--", "lw": 1.1, "zorder": 1}
     speed.plot(worlds, [ideal * n for n in worlds], label="ideal", **dashed)
     share.plot(worlds, [100.0] * len(worlds), **dashed)
-    words = []
     for layout, line in work.sort_values("ranks").groupby("layout"):
         if line["ranks"].nunique() < 2:  # one point is no line
             continue
@@ -156,7 +138,6 @@ def _draw_scaling(speed: Axes, share: Axes, work: pd.DataFrame) -> str:
         ranks = numeric(line, "ranks")
         percent = 100 * numeric(line, "img_per_s_median") / (ideal * ranks)
         share.plot(ranks, percent, **style.layout_style(layout).of_line)
-        words.append(f"{layout} {percent.iloc[-1]:.0f} % on {int(ranks.iloc[-1])}")
     for axis in (speed, share):
         style.log_axis(axis, "x", 2)
         axis.set_xticks(worlds, [str(n) for n in worlds])
@@ -165,11 +146,8 @@ def _draw_scaling(speed: Axes, share: Axes, work: pd.DataFrame) -> str:
     share.set_ylim(bottom=0)
     speed.set(ylabel="images/s", title="throughput")
     share.set(ylabel="efficiency [%]", title="efficiency")
-    return (
-        f"ideal is {ideal:.3g} images/s for each rank, that of {layout_of_ideal.iloc[-1]} on "
-        f"{fewest} {'rank' if fewest == 1 else 'ranks'}. {SPREAD}. "
-        f"Efficiency: {'; '.join(words[:8])} ranks."
-    )
+    ranks = "1 rank" if fewest == 1 else f"{fewest} ranks"
+    return f"Ideal is {layout_of_ideal.iloc[-1]} on {ranks}, times their number."
 
 
 def _points(frames: Frames) -> pd.DataFrame:
