@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
@@ -57,9 +56,6 @@ dist.all_reduce(x)
 dist.destroy_process_group()
 sys.exit(x.item() != 2)
 """
-_FAMILIES = [(one.label, one.version, one.plugins) for one in DIALECTS.values() if one.label]
-_FAMILIES.insert(-1, ("Intel MPI", r"intel", ("pmi2", "pmix")))  # it calls itself MPICH, too
-"""Name, pattern of its version, and the plug-ins of srun that serve it; the first match counts."""
 
 
 def _python(code: str, *words: str) -> tuple[int, str]:
@@ -100,12 +96,9 @@ def torch_checks() -> list[Check]:
         return [Check("torch", FAILED, last(text), "pip install torch again, see constraints.txt")]
     facts = json.loads(last(text))
     version = f"{facts['version']}, {facts['threads']} threads in one process"
-    code, text = 0, "not here; only engine.compile=tensorrt needs it: pip install 'hires[tensorrt]'"
-    if util.find_spec("tensorrt") is not None:
-        code, text = _python("import tensorrt; print(tensorrt.__version__)")
-        if util.find_spec("torch_tensorrt") is None:
-            text += ", without Torch-TensorRT, which engine.compile=tensorrt needs: pip install"
-            text += " 'hires[tensorrt]'"
+    text = "not here; only engine.compile=tensorrt needs it: pip install 'hires[tensorrt]'"
+    if util.find_spec("torch_tensorrt") is not None:
+        code, text = _python("import torch_tensorrt; print(torch_tensorrt.__version__)")
     remedy = "install it again, or remove it: it is optional"
     tensorrt = _good("tensorrt", code == 0, last(text), remedy)
     compiles = _compiles("cuda" if facts["devices"] else "cpu")
@@ -115,45 +108,19 @@ def torch_checks() -> list[Check]:
 def mpi_checks() -> list[Check]:
     """Returns the lines about MPI; a machine without any is fine.
 
-    If a library and its launcher do not pair (over PMI or PMIx), every process is rank 0 of 1.
+    A launcher and a library that do not pair are refused when ranks start.
     """
     where = shutil.which("mpirun")
     code, text = ask("mpirun", "--version", most_s=30)
     launcher = "" if code else text.strip().partition("\n")[0]
-    library: mpi_library.Facts | str | None = None
-    if util.find_spec("mpi4py") is not None:
-        kind = family(launcher)
-        starter = next((name for name, one in DIALECTS.items() if one.label == kind), "srun")
-        found = mpi_library.variables(starter, "mpirun", os.environ)
-        try:
-            library = mpi_library.probe({**os.environ, **found}, start=True)
-        except RunError as error:
-            library = str(error)
     mpirun = "not here; launcher=mpirun needs one, nothing else does"
     if where is not None:
         mpirun = f"{launcher or 'of an unknown kind'} at {where}"
-    checks = [Check("mpirun", OK, mpirun), _mpi4py(library, launcher)]
+    checks = [Check("mpirun", OK, mpirun), _mpi4py(launcher)]
     code, text = ask("srun", "--mpi=list", most_s=30)
     if code != 127:  # there is a Slurm
-        name = library.name if isinstance(library, mpi_library.Facts) else launcher
-        checks.append(_pmi(name, plugins(text)))
+        checks.append(Check("pmi", OK, f"srun offers {' '.join(text.split())}"))
     return checks
-
-
-def family(text: str) -> str | None:
-    """Returns which MPI a version's text is of; None for any other."""
-    return next((name for name, words, _ in _FAMILIES if re.search(words, text, re.I)), None)
-
-
-def plugins(text: str) -> list[str]:
-    r"""Returns the plug-ins that ``srun --mpi=list`` names.
-
-    >>> plugins("MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix_v4\n")
-    ['none', 'pmi2', 'pmix_v4']
-    """
-    words = [line.strip() for line in text.splitlines() if line[:1].isspace()]
-    words += re.findall(r"^srun:\s+(\w+)$", text, re.MULTILINE)
-    return sorted({word for word in words if re.fullmatch(r"\w+", word)})
 
 
 def _good(name: str, is_good: bool, text: str, remedy: str) -> Check:
@@ -166,15 +133,25 @@ def _packages() -> Check:
     except metadata.PackageNotFoundError:  # a checkout: what is missing shows at its import
         text = "hires runs from a checkout, so what it needs is not checked"
         return Check("packages", WARNING, text, "pip install the checkout")
-    missing = names = {re.split(r"[^\w-]", line)[0] for line in lines}
-    for name in names:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            metadata.version(name)
-            missing = missing - {name}
-    if not missing:
-        return Check("packages", OK, f"all {len(names)} are installed")
-    text = f"{', '.join(sorted(missing))} missing"
-    return Check("packages", FAILED, text, "pip install hires again")
+    wrong = []
+    for line in lines:
+        name = re.split(r"[^\w-]", line)[0]
+        least = re.search(r"[>=]=([\d.]+)", line)
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{name} is missing")
+            continue
+        if least and _numbers(version) < _numbers(least[1]):
+            wrong.append(f"{name} {version} is older than {least[1]}")
+    if not wrong:
+        return Check("packages", OK, f"all {len(lines)} are installed")
+    return Check("packages", FAILED, "; ".join(sorted(wrong)), "pip install hires again")
+
+
+def _numbers(version: str) -> list[int]:
+    """Returns the numbers of a version, as ``2.13.0+cpu``."""
+    return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
 
 
 def _machine() -> Check:
@@ -313,44 +290,20 @@ def _gloo() -> Check:
     return Check("gloo", FAILED, last(text), remedy)
 
 
-def _mpi4py(library: mpi_library.Facts | str | None, launcher: str) -> Check:
-    """Whether mpi4py loads the library of mpirun; ``library`` is None without it, or why not."""
-    if library is None:
+def _mpi4py(launcher: str) -> Check:
+    """Which library mpi4py loads beside the mpirun that names itself so."""
+    if util.find_spec("mpi4py") is None:
         text = f"not here; only comm.backend=mpi needs it: {mpi_library.INSTALL}"
         return Check("mpi4py", OK, text)
-    if isinstance(library, str):
+    kinds = [n for n, d in DIALECTS.items() if d.version and re.search(d.version, launcher, re.I)]
+    found = mpi_library.variables(kinds[0] if kinds else "srun", "mpirun", os.environ)
+    try:
+        library = mpi_library.probe({**os.environ, **found}, start=True)
+    except RunError as error:
         if not launcher:
             return Check("mpi4py", OK, "it is here, and no MPI; only comm.backend=mpi needs one")
         remedy = "load the site's MPI (module load ...), then pip install --no-binary mpi4py mpi4py"
-        return Check("mpi4py", WARNING, library, remedy)
-    text = f"loads {library.name} (MPI {library.standard}, threads: {library.threads}"
-    text += f"{_of_gpus(library)})"
-    pairs = not launcher or family(library.name) == family(launcher)
-    text = text if pairs else f"{text}, and mpirun is of {launcher}"
-    remedy = "build mpi4py with that mpirun's mpicc, or put the other mpirun first on PATH"
-    if library.threads in ("single", "funneled"):
-        pairs, remedy = False, "comm.backend=mpi needs threads that take turns: use another MPI"
-    return _good("mpi4py", pairs, text, remedy)
-
-
-def _of_gpus(library: mpi_library.Facts) -> str:
-    # Beside a GPU: what of its memory the library reads, else how that may be had.
-    if not gpus.device_files() or library.gpus is None:
-        return ""
-    if library.gpus.messages:
-        return ", memory of GPUs: " + ("all" if library.gpus.collectives else "messages only")
-    needed = {"MVAPICH": "MVAPICH2-GDR or MVAPICH-Plus with comm.options.gpu_buffers=true"}
-    other = needed.get(family(library.name) or "", "a build for CUDA")
-    return f", memory of GPUs: no, which {other} would read"
-
-
-def _pmi(mpi: str, offered: list[str]) -> Check:
-    summary = f"srun offers {', '.join(offered) or 'nothing'}"
-    kind = family(mpi)
-    if kind is None:
-        return Check("pmi", OK, f"{summary}; there is no MPI here to pair with")
-    wanted = next(names for name, _, names in _FAMILIES if name == kind)
-    match = next((o for w in wanted for o in offered if o.startswith(w)), None)
-    text = f"{kind} pairs with --mpi={match}" if match else f"{kind} needs {' or '.join(wanted)}"
-    remedy = f"start ranks with mpirun, or install Slurm's plug-in {wanted[0]}"
-    return _good("pmi", bool(match), f"{summary}; {text}", f"{remedy} (then --mpi={wanted[0]})")
+        return Check("mpi4py", WARNING, str(error), remedy)
+    text = f"loads {library.name} (MPI {library.standard}, threads: {library.threads})"
+    remedy = "comm.backend=mpi needs threads that take turns: use another MPI"
+    return _good("mpi4py", library.threads not in ("single", "funneled"), text, remedy)

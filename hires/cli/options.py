@@ -1,14 +1,11 @@
-"""Parses the command line of a verb: overrides and options in any order.
-
-An option is declared with the words that may follow it, for the shell completion.
-"""
+"""Parses the command line of a verb: overrides and options in any order."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +13,7 @@ from hires.cli.compose.choices import EXPERIMENTS, config_keys, experiments, gro
 from hires.cli.main import VERBS
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
-from hires.core.store import file_names, trust
+from hires.core.store import trust
 
 CONF = "HIRES_CONF"
 """Environment variable that stands in for ``--config-dir``."""
@@ -24,23 +21,19 @@ RESULTS_DIR = "results"
 _NEGATIVE = re.compile(r"-\.?\d")
 """Beginning of a number below 0, which no option has."""
 
-Complete = Callable[[str], Iterable[str]] | Iterable[str]
-"""The words that an argument may take, or what returns them for the word under the cursor."""
-Option = tuple[tuple[str, ...], Complete, dict[str, Any]]
-"""Names and settings, as for :meth:`argparse.ArgumentParser.add_argument`, and completion."""
+Option = tuple[tuple[str, ...], dict[str, Any]]
+"""Names and settings, as for :meth:`argparse.ArgumentParser.add_argument`."""
 
 
-def option(
-    name: str, metavar: str | None, help: str, complete: Complete = (), **settings: Any
-) -> Option:
+def option(name: str, metavar: str | None, help: str, **settings: Any) -> Option:
     """Returns an option with a value, or a positional argument."""
-    return (name,), complete, {"help": help, "metavar": metavar, **settings}
+    return (name,), {"help": help, "metavar": metavar, **settings}
 
 
 def flag(*names_and_help: str) -> Option:
     """Returns an option without a value, from its names and its help text."""
     *names, help = names_and_help
-    return tuple(names), (), {"help": help, "action": "store_true"}
+    return tuple(names), {"help": help, "action": "store_true"}
 
 
 def number(name: str, help: str, default: int | None = None, least: int = 1) -> Option:
@@ -71,7 +64,8 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        self._complete = {self.add_argument(*n, **more).dest: c for n, c, more in options}
+        for names, settings in options:
+            self.add_argument(*names, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Raises the message as a ConfigError."""
@@ -101,24 +95,6 @@ class Parser(argparse.ArgumentParser):
         if results != RESULTS_DIR and not Path(results).is_dir():
             raise ConfigError(f"--results {results} is not a folder; name one that holds campaigns")
         return args
-
-    def candidates(self, before: Sequence[str], current: str) -> Iterable[str]:
-        """Returns the words that the shell offers for the current one, which may be empty."""
-        if current.startswith("-"):
-            return [name for name in self._option_string_actions if name.startswith("--")]
-        if before and self._takes_value(before[-1]):
-            action = self._option_string_actions[before[-1]]
-        else:
-            pairs = zip(["", *before], before, strict=False)
-            given = sum(not word.startswith("-") and not self._takes_value(b) for b, word in pairs)
-            places = self._get_positional_actions()
-            repeated = bool(places) and places[-1].nargs in ("*", "+")
-            at = min(given, len(places) - 1) if repeated else given
-            if at >= len(places):
-                return ()
-            action = places[at]
-        complete = action.choices or self._complete[action.dest]
-        return complete(current) if callable(complete) else complete
 
     def options(self) -> list[tuple[str, str]]:
         """Returns every argument with its placeholder, and its help text."""
@@ -160,35 +136,18 @@ def overrides(current: str) -> Iterable[str]:
     """Returns the overrides that begin like a word: keys, or behind ``=`` the key's values."""
     name, equals, _ = current.partition("=")
     if not equals:
-        return [f"{key}=" for key in (*groups(), *config_keys()) if not key.endswith(".name")]
+        keys = [*groups(), EXPERIMENTS, *config_keys()]
+        return [f"{key}=" for key in keys if not key.endswith(".name")]
     key = config_keys().get(name)
     values: Iterable[str] = groups().get(name) or (key.choices if key else ())
+    values = experiments() if name == EXPERIMENTS else values
     return [f"{name}={v}" for v in (("true", "false") if key and key.hint is bool else values)]
 
 
-def sweep_overrides(current: str) -> Iterable[str]:
-    """Returns the overrides that may follow in a sweep: stored sweeps, too."""
-    if current.startswith(f"{EXPERIMENTS}="):
-        return [f"{EXPERIMENTS}={name}" for name in experiments()]
-    return [*overrides(current), f"{EXPERIMENTS}="]
-
-
-def run_folders(current: str = "") -> list[str]:
-    """Returns the run folders under ``results``."""
-    return [str(file.parent) for file in Path("results").glob(f"*/*/{file_names.CONFIG}")]
-
-
-def campaign_names(current: str = "") -> list[str]:
-    """Returns the names of the campaigns under ``results``."""
-    from hires.core.store.run_names import campaigns
-
-    return [folder.name for folder in campaigns()]
-
-
-def composing(complete: Complete = overrides) -> tuple[Option, ...]:
+def composing() -> tuple[Option, ...]:
     """Returns the overrides, ``--cfg`` and ``--config-dir``."""
     what = "Hydra overrides, as parallel=sp steps=20"
-    words = option("overrides", "KEY=VALUE", what, complete, nargs="*")
+    words = option("overrides", "KEY=VALUE", what, nargs="*")
     config = "print the composed config as YAML and do nothing else"
     return words, option("--cfg", None, config, choices=("job",)), CONFIG_DIR
 
@@ -197,15 +156,12 @@ def named_runs(
     help: str = "unset: all campaigns", nargs: str = "*", metavar: str = "CAMPAIGN|RUN"
 ) -> tuple[Option, ...]:
     """Returns the names of runs and campaigns, and ``--results``."""
-    names = option(
-        "names", metavar, help, lambda _: [*campaign_names(), *run_folders()], nargs=nargs
-    )
-    return names, RESULTS
+    return option("names", metavar, help, nargs=nargs), RESULTS
 
 
 JSON = flag("--json", "print the result as one JSON object, nothing else")
 RESULTS = option("--results", "DIR", "where runs are kept", default=RESULTS_DIR)
-RUN = (option("run", "RUN", "path of a run folder, its name or its hash", run_folders), RESULTS)
+RUN = (option("run", "RUN", "path of a run folder, its name or its hash"), RESULTS)
 CONFIG_DIR = option(
     "--config-dir",
     "DIR",
@@ -228,7 +184,6 @@ AFTER = tuple(
         name,
         "JOB|CAMPAIGN",
         f"launcher=slurm: start when this job or all of this campaign has {ended}",
-        campaign_names,
         action="append",
         default=[],
     )

@@ -63,6 +63,8 @@ class Frames:
     """One row a kind and size class of messages in a step of the plan."""
     messages = _frame_of(rows.MESSAGE_COLUMNS, _each(rows.message_rows))
     """One row an operation, kind and size of messages that a run has logged."""
+    calls = _frame_of(rows.CALL_COLUMNS, _each(rows.call_rows))
+    """One row a call of a rank that ``comm.log=full`` has kept; times by the clock of a machine."""
     failures = _frame_of(rows.FAILURE_COLUMNS, _each(rows.failure_rows))
     """One row an attempt that failed, with the state of its run."""
     precision = _frame_of(rows.PRECISION_COLUMNS, rows.precision_rows)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
-from hires.core.store.message_entries import LoggedCall, RankMessages
 from hires.core.units import MIB
 from hires.report.columns import Column, Row, Table, table_of, texts
 from hires.report.read.message_rows import MessageSums, size_words
@@ -26,7 +24,6 @@ PLANNED = (
     *COSTS,
 )
 _SIZE = Column("least", "from")
-_TIMES = ("issued_s", "posted_s", "started_s", "ended_s")
 MAX_RANKS = 64
 CAPTION = (
     "Of one step: calls and bytes of all ranks, times of the mean rank. A send and its receive are "
@@ -70,16 +67,6 @@ def message_values(sums: MessageSums) -> dict[str, Any]:
         "by_study_class": sums.by_study_class(),
         "by_rank": sums.by_rank,
     }
-
-
-def entries_table(one: RankMessages, first_s: float) -> Table:
-    """Returns the single messages of a rank, a row each; times are since ``first_s``."""
-    rows = []
-    for call in one.messages:
-        row = {**vars(call), "ranks": " ".join(map(str, call.ranks))}
-        rows.append(row | {key: round(row[key] - first_s, 9) for key in _TIMES})
-    names = [field.name for field in fields(LoggedCall)]
-    return table_of("messages", "Messages", [Column(name, name) for name in names], rows)
 
 
 def headline(sums: MessageSums) -> list[str]:

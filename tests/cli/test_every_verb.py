@@ -224,11 +224,10 @@ def test_completion_offers_what_can_follow(hires, tmp_path):
         ([], sorted(VERBS)),
         (["run", "parallel=sp+l"], layouts),
         (["run", "--ag"], ["--again"]),
-        (["list", "mod"], ["model"]),
-        (["data", ""], ["check", "make"]),
+        (["sweep", "experiment=lay"], ["experiment=layouts"]),
+        (["sweep", "--order", ""], ["grouped", "interleaved"]),
         (["nonsense", "x"], []),
         (["status", ""], ["mine", str(folder)]),
-        (["retry", "--state", "f"], ["failed"]),
     ):
         answer = hires("_complete", *words)
         assert (answer.code, answer.err, answer.out.split()) == (0, "", offered), words

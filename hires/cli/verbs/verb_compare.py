@@ -39,7 +39,6 @@ PARSER = Parser(
         "--metric",
         "LIST",
         f"any of {', '.join(METRICS)} (default: throughput; with references: all they have)",
-        METRICS,
     ),
     option("--tolerance", "PERCENT", f"accepted change, 5%% or -5%%,+15%% (default: {TOLERANCE}%)"),
     option("--reference", "FILE", "compare to the values in a file"),

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hires.cli.main import VERBS, module_of
-from hires.cli.options import Parser, option, overrides
+from hires.cli.options import RESULTS_DIR, Parser, option, overrides
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
+from hires.core.store import file_names
 
 _SHELLS = ("bash", "zsh", "fish")
 """Shells, each with its script ``completion.SHELL`` beside this file."""
@@ -26,7 +27,7 @@ PARSER = Parser(
         'eval "$(hires completion zsh)"               in ~/.zshrc, after compinit',
         "hires completion fish > ~/.config/fish/completions/hires.fish",
     ),
-    option("shell", "SHELL", "bash, zsh or fish", _SHELLS),
+    option("shell", "SHELL", "bash, zsh or fish"),
 )
 
 
@@ -48,7 +49,17 @@ def complete(words: Sequence[str]) -> int:
     elif before[0] in _COMPOSING and not current.startswith("-") and before[-1][:2] != "--":
         candidates = overrides(current)
     elif before[0] in VERBS:
-        candidates = module_of(before[0]).PARSER.candidates(before[1:], current)
+        parser = module_of(before[0]).PARSER
+        options, names = parser._option_string_actions, {one.dest for one in parser._actions}
+        if current.startswith("-"):
+            candidates = [name for name in options if name.startswith("--")]
+        elif before[-1] in options and options[before[-1]].nargs is None:
+            candidates = options[before[-1]].choices or ()
+        elif "overrides" in names:
+            candidates = overrides(current)
+        elif names & {"names", "run"}:
+            runs = [file.parent for file in Path(RESULTS_DIR).glob(f"*/*/{file_names.CONFIG}")]
+            candidates = [*{run.parent.name for run in runs}, *map(str, runs)]
     for candidate in sorted(set(candidates)):
         if candidate.startswith(current):
             print(candidate)

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hires.cli.options import CONFIG_DIR, JSON, Parser, flag, number, option, overrides
+from hires.cli.options import CONFIG_DIR, JSON, Parser, flag, number, option
 from hires.cli.screens.screen import plural, print_activity, print_table
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
@@ -57,9 +57,9 @@ PARSER = Parser(
         "hires data check list.txt --json",
         "hires run data=folder data.path=data/textures image=256",
     ),
-    option("action", "ACTION", "make or check", ACTIONS, type=_action),
+    option("action", "ACTION", "make or check", type=_action),
     option("path", "PATH", "the folder; check: or a file that lists images, one a line"),
-    option("overrides", "KEY=VALUE", "check: keys of the run", overrides, nargs="*"),
+    option("overrides", "KEY=VALUE", "check: keys of the run", nargs="*"),
     number("--classes", "make: classes", default=4),
     number("--count", "make: images, at least one a class (default: 64; slides: 6)"),
     number("--seed", "make: seed of the images", default=0, least=0),

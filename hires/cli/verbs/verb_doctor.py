@@ -37,7 +37,7 @@ PARSER = Parser(
     *composing(),
     number("--nodes", "machines that runs are to use (launcher.nodes)"),
     flag("--calibrate", "measure this machine for predicted step times, up to two minutes"),
-    number("--patience", "seconds that the job may wait and take", default=600),
+    number("--timeout", "seconds that the job may wait and take", default=600),
     JSON,
 )
 
@@ -56,7 +56,7 @@ def main(args: Namespace) -> int:
         config = dataclasses.replace(config, launcher=launcher)
     if args.cfg:
         return print_config(config)
-    checks = all_checks(config, args.argv, args.patience)
+    checks = all_checks(config, args.argv, args.timeout)
     ok = all(check.state != FAILED for check in checks)
     body = {"ok": ok, "checks": [dataclasses.asdict(check) for check in checks]}
     print(json.dumps(body, indent=2) if args.json else "\n".join(lines(checks)))
@@ -80,14 +80,14 @@ def calibrate(args: Namespace) -> int:
     return become({**task, "config": config, "timeout": 1200, "out": "", "json": args.json})
 
 
-def all_checks(config: RunConfig, argv: Sequence[str], patience_s: float) -> list[Check]:
+def all_checks(config: RunConfig, argv: Sequence[str], timeout_s: float) -> list[Check]:
     """Returns all checks; those of the nodes by a job, if the launcher has jobs."""
     checks = machine_checks(Path(config.results), config.launcher.nodes)
     checks += [*torch_checks(), guarded("calibration", calibration_check), *mpi_checks()]
     of_launchers = [check for one in all_launchers() for check in one.checks(config)]
     checks += of_launchers
     if all(check.state != FAILED for check in of_launchers):
-        checks += launcher_of(config).node_checks(config, argv, patience_s)
+        checks += launcher_of(config).node_checks(config, argv, timeout_s)
     return checks
 
 

@@ -34,7 +34,7 @@ PARSER = Parser(
         "hires export default/RUN/best --to exported --out net.pt2  for torch.export.load",
     ),
     *named_runs(),
-    option("--to", "FORM", f"one of {', '.join(KINDS)}", KINDS, required=True),
+    option("--to", "FORM", f"one of {', '.join(KINDS)}", required=True),
     option(
         "--out", "DIR|FILE", "folder to write, or file of the network (unset: RUN.onnx or .pt2)"
     ),

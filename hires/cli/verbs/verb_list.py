@@ -21,7 +21,7 @@ from hires.cli.compose.choices import (
     summary,
 )
 from hires.cli.main import VERBS, module_of
-from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, campaign_names, flag, option
+from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, flag, option
 from hires.cli.screens.screen import print_table
 from hires.cli.verbs.list_keys import key_facts, key_lines, print_keys, sentence
 from hires.core.config.library_options import OPTIONS
@@ -62,7 +62,6 @@ PARSER = Parser(
         "what",
         None,
         "a group (models or model, ...), keys, one key, verbs, aliases, libraries, operators, runs",
-        lambda _: [*groups(), EXPERIMENTS, "keys", "verbs", "aliases", LIBRARIES, OPERATORS, RUNS],
         nargs="?",
     ),
     CONFIG_DIR,
@@ -73,10 +72,8 @@ PARSER = Parser(
         "runs: those of which it is true: keys, groups, throughput (img/s), step_time (s), "
         "memory (bytes of the fullest rank), loss, state, reason, host, git, ...",
     ),
-    option("--campaign", "NAME", "runs: those of one campaign", campaign_names),
-    option(
-        "--sort", "NAME", "runs: in the order of any of these; --sort=-NAME: descending", _SORTED
-    ),
+    option("--campaign", "NAME", "runs: those of one campaign"),
+    option("--sort", "NAME", "runs: in the order of any of these; --sort=-NAME: descending"),
     flag("--csv", "runs: print all columns as CSV"),
     RESULTS,
     JSON,

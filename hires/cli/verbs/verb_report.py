@@ -30,7 +30,6 @@ PARSER = Parser(
         "--format",
         "LIST",
         f"any of {', '.join(FORMATS)}, or all (default: {','.join(DEFAULT)})",
-        [*FORMATS, "all"],
         action="append",
     ),
     option("--title", "TITLE", "heading of the page"),

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hires.cli.options import JSON, RUN, Parser, flag, option, run_folders
+from hires.cli.options import JSON, RUN, Parser, flag, option
 from hires.cli.screens.screen import percent, print_record, print_table, shown
-from hires.cli.screens.show_messages import show_messages, write_messages
+from hires.cli.screens.show_messages import show_messages
 from hires.cli.screens.show_plan import placement_lines
 from hires.cli.screens.show_scales import auto_lines_of
 from hires.core import terminal
@@ -51,9 +51,8 @@ PARSER = Parser(
     flag("--timeline", "draw one step of every rank"),
     option("--trace", "FILE", "write the last steps in Chrome's trace format"),
     flag("--comm", "print what the messages of a step cost, beside what was planned"),
-    option("--messages", "FILE", "write the single messages as CSV, if comm.log=full kept them"),
     flag("--reproduce", "print the line that makes it again, and what differs now"),
-    option("--diff", "OTHER", "print how another run differs", run_folders),
+    option("--diff", "OTHER", "print how another run differs"),
     JSON,
 )
 _DIRTY = "-dirty"
@@ -67,11 +66,8 @@ _RULE = (
 def main(args: Namespace) -> int:
     """Prints the tables or the time line of a run; returns 0, however the run ended."""
     drawn = args.timeline or args.trace is not None
-    measured = args.comm or args.messages is not None
-    if sum((drawn, measured, args.reproduce, args.diff is not None)) > 1:
-        raise ConfigError(
-            "--comm, --messages, --reproduce, --diff, --timeline and --trace exclude each other"
-        )
+    if sum((drawn, args.comm, args.reproduce, args.diff is not None)) > 1:
+        raise ConfigError("--comm, --reproduce, --diff, --timeline and --trace exclude each other")
     if args.json and args.timeline:
         raise ConfigError("--timeline is a drawing; for the time line as data use --trace FILE")
     path = locate(args.run, args.results)
@@ -79,11 +75,8 @@ def main(args: Namespace) -> int:
         _reproduce(path, args.json)
     elif args.diff is not None:
         _diff(path, locate(args.diff, args.results), args.json)
-    elif measured:
-        if args.messages is not None:
-            write_messages(_shown_attempt(open_run(path)), args.messages)
-        if args.comm:
-            show_messages(path, _record_of(open_run(path)), args.json)
+    elif args.comm:
+        show_messages(path, _record_of(open_run(path)), args.json)
     elif drawn:
         _show_timeline(open_run(path), args.timeline, args.trace)
     else:

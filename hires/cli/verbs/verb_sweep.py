@@ -24,7 +24,6 @@ from hires.cli.options import (
     flag,
     number,
     option,
-    sweep_overrides,
 )
 from hires.cli.planning import FORECASTS_S, Planner
 from hires.cli.screens.screen import plural, print_config
@@ -46,7 +45,7 @@ PARSER = Parser(
         "hires sweep experiment=layouts --dry-run                            only look",
         "hires sweep experiment=table2.2                                     train, then evaluate",
     ),
-    *composing(sweep_overrides),
+    *composing(),
     option(
         "--first",
         "KEY=VALUE",

@@ -14,7 +14,7 @@ SUBJECTS = ["comm"]
 PARSER = Parser(
     "tune",
     ("hires tune comm --ranks 2,4", "hires tune comm --dtypes float32,bfloat16 --out tuned"),
-    option("rows", "NAME", "comm: the library, algorithm and segment of every message", SUBJECTS),
+    option("rows", "NAME", "comm: the library, algorithm and segment of every message"),
     *message_options(TUNED),
     option("--noise", "SHARE", "most spread of rounds (default: 0.1)", type=float, default=0.1),
     option("--write", "FILE", "of the table; unset: table.json in the folder of --out", default=""),

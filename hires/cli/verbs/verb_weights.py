@@ -13,7 +13,7 @@ from typing import Any
 from hires.cli.compose.compose_config import compose
 from hires.cli.data_keys import with_classes
 from hires.cli.named_weights import path_of_weights
-from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, option, overrides, run_folders
+from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, option
 from hires.cli.planning import shapes_of
 from hires.cli.screens.screen import plural, print_table
 from hires.cli.tracing import TorchProcess, trace_key
@@ -56,16 +56,13 @@ PARSER = Parser(
         "hires weights import net.pth --out net.safetensors model=unet --rename encoder=down",
         "hires run weights=net.safetensors model=resnet50 data=digits parallel=sp",
     ),
-    option("action", "ACTION", "show, import or export", ACTIONS, type=_action),
+    option("action", "ACTION", "show, import or export", type=_action),
     option(
         "source",
         "SOURCE",
         "a run (or RUN/best), a checkpoint, either with /ema, or a file of a state dict",
-        run_folders,
     ),
-    option(
-        "overrides", "KEY=VALUE", "show, import: the network, as of a run", overrides, nargs="*"
-    ),
+    option("overrides", "KEY=VALUE", "show, import: the network, as of a run", nargs="*"),
     option("--out", "FILE", "export, import: file to write, .safetensors or .pt"),
     option("--rename", "OLD=NEW", "import: replaces what names begin with", action="append"),
     option("--without", "NAME", "import: leaves out what begins with it", action="append"),

@@ -34,8 +34,6 @@ class Dialect:
     """Its MPI's own name; empty: it is none."""
     version: str = ""
     """Pattern of the text by which its MPI names itself."""
-    plugins: tuple[str, ...] = ("pmi2", "pmix")
-    """Plug-ins of srun that serve its MPI, the best first."""
     libraries: tuple[str, ...] = ()
     """Files that its MPI's library may be, in the order of preference."""
     node: str | None = None
@@ -55,7 +53,6 @@ DIALECTS = {
         label="Open MPI",
         version=r"open ?mpi|open-?rte|prte",
         libraries=("libmpi.so.40",),
-        plugins=("pmix",),
         as_root={"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
     ),
     "mvapich": Dialect(

@@ -16,8 +16,9 @@ from hires.core.config.quant_config import QuantConfig
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
 from hires.core.precisions import PRECISIONS
-from hires.core.store import file_names
+from hires.core.store import file_names, message_entries
 from hires.core.store.campaign import Campaign
+from hires.core.store.message_entries import LoggedCall
 from hires.core.store.message_sums import PLANNED_KEYS, added
 from hires.core.store.naming import model_label
 from hires.core.store.reading import Note, text
@@ -69,6 +70,7 @@ MESSAGE_COLUMNS = (
     *_RUN, "ranks", "operation", "kind", "backends", "least_bytes", "calls_per_step",
     "planned_calls_per_step", "bytes_per_step", "issue_s", "wait_s", "share_percent", "reproduce",
 )  # fmt: skip
+CALL_COLUMNS = ("campaign", "run", "clock", *(field.name for field in fields(LoggedCall)))
 FAILURE_COLUMNS = (*_RUN, "state", "attempt", "ended_as", "reason", "cause", "reproduce")
 PLANNED_COLUMNS = (
     "campaign", "run", "state", "overrides", "reason", "nearest", "reproduce",
@@ -194,6 +196,15 @@ def message_rows(run: Run) -> Iterator[Row]:
             "bytes_per_step": row["bytes"],
             "share_percent": share,
         }
+
+
+def call_rows(run: Run) -> Iterator[Row]:
+    """Yields one row a call of a rank that ``comm.log=full`` has kept."""
+    for rank in message_entries.read(run.shown.folder, run.notes):
+        for call in rank.messages:
+            others = " ".join(map(str, call.ranks))
+            place = {"campaign": run.campaign, "run": run.name, "clock": rank.clock}
+            yield {**place, **vars(call), "ranks": others}
 
 
 def failure_rows(run: Run) -> Iterator[Row]:

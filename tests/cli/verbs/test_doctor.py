@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,28 @@ def test_torch_without_a_gpu_is_a_warning_where_there_is_one(
     facts = {"devices": [], "cuda": cuda, "nccl": None, "apart": []}
     [check] = doctor_checks.gpu_checks(facts)
     assert (check.state, bool(check.remedy)) == (state, state != "ok")
+
+
+@pytest.mark.parametrize(
+    ("need", "wrong"),
+    [
+        ("torch>=2.11", "torch 2.5.1+cpu is older than 2.11"),
+        ("torch>=2.5,<3", ""),
+        ("torch", ""),
+        ("nosuch-package>=1", "nosuch-package is missing"),
+        ("nosuch-package>=1; extra == 'dev'", ""),
+    ],
+)
+def test_packages_that_are_missing_or_too_old_are_named(monkeypatch, need, wrong):
+    def version(name):
+        if name == "torch":
+            return "2.5.1+cpu"
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", lambda name: [need])
+    monkeypatch.setattr(metadata, "version", version)
+    check = doctor_checks.machine_checks(Path(), 1)[1]
+    assert (check.state, wrong in check.text) == ("failed" if wrong else "ok", True)
 
 
 @pytest.mark.dist
