@@ -22,7 +22,6 @@ from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 from hires.core.errors import ConfigError
@@ -44,6 +43,9 @@ def export_network(
     The module is left as it was. ``watched`` makes a context around the forward pass of its copy.
     Raises whatever the forward pass raises.
     """
+    # A third of the start of a rank that traces nothing: it brings sympy.
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
         fakes = FakeTensorMode(
             shape_env=ShapeEnv(tracked_fakes=[]), allow_non_fake_inputs=True, export=True
