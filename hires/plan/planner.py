@@ -24,9 +24,8 @@ from hires.plan.proof.prove import verify
 from hires.plan.route_choice import check_table, choice_of, facts_of_table
 from hires.plan.rules import WHOLE
 from hires.plan.schedule import SCHEDULES, forward_only
-from hires.plan.search.joins import far_halos, no_rules, vanishing
-from hires.plan.search.whole_price import whole_notes
 from hires.plan.traffic import totals
+from hires.plan.undivided import far_halos, gather_prices, no_rules, vanishing
 from hires.plan.update_exchange import exchange_notes, scatters_gradients
 
 
@@ -83,9 +82,9 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
             plan.schedule = make(plan.pipeline)
             plan.findings += checks.check_directions(plan)
         graph, refused = convert(graph, stages, parallel.gather == "auto")
-        plan.findings += no_rules(graph, stages, refused, parallel.listed)
+        plan.findings += no_rules(graph, refused)
         if not possible:  # the errors of a layout come without its messages, which may be many
-            plan.findings += vanishing(graph, stages, parallel.listed)
+            plan.findings += vanishing(graph, stages)
         plan.findings += checks.check_ties(graph, stages, plan.training)
     plan.findings += known
     if not plan.ok:
@@ -100,9 +99,9 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
         last.comm.append(CommOp(graph.output, "loss", graph.output, elements=num_sums))
     add_segments(plan, config.memory.checkpoint)
     plan.edges = edges_of(graph, plan.stages, plan.training)
-    plan.findings += vanishing(graph, plan.stages, parallel.listed)
+    plan.findings += vanishing(graph, plan.stages)
     plan.findings += far_halos(plan.stages)
-    plan.findings += whole_notes(plan, parallel.listed)
+    plan.findings += gather_prices(plan)
     plan.scatters = scatters_gradients(config, choice, plan)
     choose_routes(plan, choice)
     plan.findings += verify(plan)

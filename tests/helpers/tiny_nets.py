@@ -12,7 +12,7 @@ from hires.plan.conversions import convert
 from hires.plan.graph import Graph
 from hires.plan.layout import connect
 from hires.plan.plan import Finding, Stage
-from hires.plan.search.joins import no_rules
+from hires.plan.undivided import no_rules
 
 Forward = Callable[[Any, Tensor], Any]
 
@@ -48,4 +48,4 @@ def lay_out(graph: Graph, stages: list[Stage], fuse: int = 1) -> list[Finding]:
     result, refused = convert(graph, stages, gather=False)
     if not refused:
         connect(result, stages, fuse)
-    return no_rules(result, stages, refused, listed=False)
+    return no_rules(result, refused)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from typing import Any
 
 import pytest
@@ -155,31 +153,25 @@ def test_tiles_that_run_empty_and_far_halos_are_warnings():
     assert "the halo of conv: tile 0 also borrows from tile 2" in far.text
 
 
-# The convolution behind which a map is turned, a layout, and the keys that are advised.
-ENDS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
-    "one grid": (
-        3,
-        {"tiles": [2, 1], "stages": 3, "spatial_stages": 2, "balance": [2, 2, 2]},
-        {"spatial_stages": 1},
-    ),
-    # A layout of two stages in one direction was advised, whatever there was.
-    "two directions": (
-        2,
-        {"tiles": [2, 1], "stages": 3, "balance": [4, 1, 1], **BOTH_WAYS},
-        {"balance": [2, 2, 2]},
-    ),
-    "several stages in tiles": (
-        1,
-        {"tiles": [[2, 1], [1, 2]], "stages": 3, "balance": [3, 1, 2]},
-        {"tiles": [[2, 1]], "spatial_stages": 1, "balance": [1, 2, 3]},
-    ),
-}
-
-
-@pytest.mark.parametrize("case", ENDS)
-def test_advised_end_of_the_tiles_is_one_that_works(case):
-    turned, keys, advice = ENDS[case]
-
+@pytest.mark.parametrize(
+    ("turned", "keys", "advice", "end"),
+    [
+        (2, {"stages": 3, "balance": [4, 1, 1]}, {"balance": [2, 2, 2]}, " hold 2 layers"),
+        (
+            3,
+            {"stages": 2, "spatial_stages": 2},
+            {"balance": [3, 3], "spatial_stages": 1},
+            " hold 3 layers",
+        ),
+        (
+            2,
+            {"stages": 3, "spatial_stages": 2, "balance": [2, 2, 2]},
+            {"spatial_stages": 1},
+            "parallel.spatial_stages=1",
+        ),
+    ],
+)
+def test_end_of_the_tiles_that_a_refusal_names_avoids_it(turned, keys, advice, end):
     def forward(n: Any, x: torch.Tensor) -> torch.Tensor:
         for index, conv in enumerate(n.convs):
             x = torch.relu(conv(x))
@@ -187,15 +179,10 @@ def test_advised_end_of_the_tiles_is_one_that_works(case):
         return classify(n, x)
 
     convs = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1) for _ in range(5))
-    graph = traced(forward, (4, 3, *IMAGE), convs=convs, fc=nn.Linear(3, 5))
-
-    def plan_with(keys: dict[str, Any]) -> Plan:
-        batch = 4 * keys.get("directions", 1)
-        return make_plan(config_of("train", batch, gather="never", **keys), graph)
-
-    [(_, text)] = errors(plan_with(keys))
-    named = re.findall(r"parallel\.(\w+)=([\[\]\d,]+)", text)
-    assert {key: json.loads(value) for key, value in named} == advice
-    plan = plan_with(keys | advice)
-    assert plan.ok
-    assert not [f for f in plan.findings if "cannot divide" in f.text or "hold nothing" in f.text]
+    keys = {"tiles": [2, 1], **keys}
+    parts = {"convs": convs, "fc": nn.Linear(3, 5)}
+    plan = planned(forward, parallel={"gather": "never", **keys}, **parts)
+    [(key, text)] = errors(plan)
+    assert key == "parallel.gather"
+    assert text.endswith(end)
+    assert planned(forward, parallel={"gather": "never", **keys, **advice}, **parts).ok

@@ -1,0 +1,192 @@
+"""Names what the ranks of a stage cannot divide: refused, computed whole at a price, or empty.
+
+A node without a rule is refused with ``parallel.gather=never`` and computed whole on every rank
+otherwise. A finding names the layer before which the tiles of a layout would have to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from hires.core.units import size
+from hires.plan.event import BYTES
+from hires.plan.graph import INPUT, Graph, Node, describe
+from hires.plan.operators.operator_facts import OPERATORS, facts_of, is_random
+from hires.plan.partition import layer_starts
+from hires.plan.plan import Finding, Plan, Stage
+from hires.plan.rules import CROP, GATHER, TILED, WHOLE
+from hires.plan.traffic import pass_traffic
+
+SHOWN = 6
+"""Most reasons, and most kinds of nodes of one reason, that a finding names."""
+REASONS = {
+    "regrouped": "moves pixels across the borders of tiles",
+    "permuted": "moves pixels across the borders of tiles",
+    "expanded": "moves pixels across the borders of tiles",
+    "indexed": "reads the order of the pixels",
+    "product": "multiplies along rows or columns",
+}
+"""How tiles compute an operator -> why they cannot compute a node of it."""
+
+
+def no_rules(graph: Graph, refused: list[tuple[Stage, Node]]) -> list[Finding]:
+    """Explains which nodes no rank can compute, and what avoids the first of them."""
+    if not refused:
+        return []
+    stage, first = refused[0]
+    named = nodes_in_words(graph, refused)
+    ranks = "shards of the samples" if stage.shards > 1 else "tiles"
+    remedy = f"use parallel.gather=auto, or {_end_before(graph, stage, first)}"
+    return [Finding("error", "parallel.gather", f"{ranks} cannot divide {named}; {remedy}")]
+
+
+def nodes_in_words(graph: Graph, nodes: Sequence[tuple[Stage, Node]]) -> str:
+    """Returns the first node of each reason to have no rule, and how many others have the same."""
+    alike: dict[tuple[int, str], list[Node]] = {}
+    for stage, node in nodes:
+        alike.setdefault((stage.index, _why_whole(node, graph, stage)), []).append(node)
+    words = []
+    for (index, reason), [first, *others] in alike.items():
+        kinds = [*dict.fromkeys(node.kind for node in others)]
+        like = "of its kind" if kinds == [first.kind] else f"for the same reason ({_list(kinds)})"
+        more = f" and {len(others)} more {like}" if others else ""
+        where = f" in stage {index}" if len({index for index, _ in alike}) > 1 else ""
+        words.append(f"{first.name} ({first.kind}: {reason}){more}{where}")
+    left = len(words) - SHOWN
+    return ", ".join(words[:SHOWN]) + (f" and {left} other reasons" if left > 0 else "")
+
+
+def _why_whole(node: Node, graph: Graph, stage: Stage) -> str:
+    """Returns why a node of a stage has no rule, as ``reflect padding``; it names the cause."""
+    facts, args = facts_of(node.kind), node.args
+    if is_random(node) and not facts.positional:
+        return "draws random numbers for the whole value"
+    if stage.shards > 1:
+        return "works across the samples"
+    maps = [value for value in node.inputs if stage.layout[value] == TILED]
+    if any(value != INPUT and graph.by_name[value].shape is None for value in maps):
+        return "reads a list of maps"
+    if node.kind not in OPERATORS:
+        return "no entry in the table of operators"
+    if args.get("weight") in [{"value": value} for value in maps]:
+        return "its weight is a map"
+    if "pad" in args:
+        mode = args.get("mode", "constant")
+        return f"{mode} padding" if mode != "constant" else "pads channels or samples"
+    if "output_size" in args:
+        return f"pools to {args['output_size']} cells"
+    if args.get(facts.argument) is not None:
+        return f"works along {facts.argument} {args[facts.argument]}"
+    for way in facts.tiling:
+        if way in REASONS:
+            return REASONS[way]
+    sizes = {tuple(graph.shape(value)[2:]) for value in maps}
+    if "pointwise" in facts.tiling and len(sizes) > 1:
+        return f"its maps differ: {' and '.join('x'.join(map(str, s)) for s in sorted(sizes))}"
+    if "pointwise" in facts.tiling and len(maps) > 1:
+        return "its operands have their rows and columns in other dims"
+    return "has no rule for tiles"
+
+
+def _list(kinds: list[str]) -> str:
+    left = len(kinds) - SHOWN
+    return ", ".join(kinds[:SHOWN]) + (f" and {left} others" if left > 0 else "")
+
+
+def _end_before(graph: Graph, stage: Stage, node: Node) -> str:
+    """Returns which keys end the tiles of a stage before a node."""
+    if stage.shards > 1:
+        return "parallel.local_dp=1"
+    starts = layer_starts(graph)
+    layer = sum(start <= graph.position[node.name] for start in starts) - 1
+    if layer and starts[layer] > stage.first:
+        name = graph.nodes[starts[layer]].name
+        return (
+            f"end the tiles before layer {layer} ({name}): parallel.spatial_stages="
+            f"{stage.index + 1} and a parallel.balance whose tiled stages hold {layer} layers"
+        )
+    if stage.index:
+        return f"end the tiles before stage {stage.index}: parallel.spatial_stages={stage.index}"
+    return "fewer parallel.tiles: it is in the first layer"
+
+
+def vanishing(graph: Graph, stages: list[Stage]) -> list[Finding]:
+    """Returns a warning for each stage's first value of which some tile holds nothing."""
+    findings = []
+    for stage in stages:
+        (rows, cols) = stage.tiles
+        for node in graph.nodes[stage.first : stage.last]:
+            tiled = stage.layout[node.name] == TILED and node.name not in stage.factors
+            if not tiled or node.shape is None or node.shape[0] == 0:
+                continue
+            height, width = node.shape[2:]
+            if height >= rows and width >= cols:
+                continue
+            empty = rows * cols - min(rows, height) * min(cols, width)
+            text = (
+                f"{describe(node)} makes a map of {height}x{width}, so {empty} of the "
+                f"{rows}x{cols} tiles of stage {stage.index} hold nothing from there on and wait; "
+                f"the result is exact; use a larger image, or {_end_before(graph, stage, node)}"
+            )
+            findings.append(Finding("warning", "parallel.tiles", text))
+            break
+    return findings
+
+
+def far_halos(stages: list[Stage]) -> list[Finding]:
+    """Returns a warning for each stage's first halo that reaches beyond the nearest tile."""
+    findings = []
+    for stage in stages:
+        cols = stage.tiles[1]
+        far = (
+            f"tiles of stage {stage.index} are smaller than the halo of {op.node}: tile "
+            f"{target} also borrows from tile {source}; fewer tiles would send less"
+            for op in stage.comm
+            if op.kind == "halo"  # a gather borrows from all tiles, and its note says so
+            for source, target, *_ in op.messages
+            if abs(source // cols - target // cols) > 1 or abs(source % cols - target % cols) > 1
+        )
+        findings += [Finding("warning", "parallel.tiles", text) for text in islice(far, 1)]
+    return findings
+
+
+def gather_prices(plan: Plan) -> list[Finding]:
+    """Returns a note for each stage that gathers values: for which operators, and the price."""
+    sent = dict.fromkeys(range(len(plan.stages)), 0)
+    for one in pass_traffic(plan):
+        if one.kind in ("gather", "crop"):
+            sent[one.makers.index] += sum(one.sizes) * plan.pieces
+    prices = (_price(plan, stage, sent[stage.index]) for stage in plan.stages)
+    return [note for note in prices if note is not None]
+
+
+def _price(plan: Plan, stage: Stage, sent: int) -> Finding | None:
+    nodes = plan.nodes(stage.index)
+    gathered = {node.name for node in nodes if node.kind == GATHER}
+    causes = [(stage, node) for node in nodes if not gathered.isdisjoint(node.inputs)]
+    if not causes:
+        return None
+    replicated: list[Node] = []
+    behind = set[str]()
+    for node in nodes:
+        reached = node.name in gathered or not behind.isdisjoint(node.inputs)
+        if reached and node.kind != CROP and stage.layout[node.name] == WHOLE:
+            behind.add(node.name)
+            replicated.append(node)
+    sizes = [
+        node.num_elements * BYTES[plan.dtype_of(node.name)]
+        for node in replicated
+        if not facts_of(node.kind).view
+    ]
+    held = sum(sizes) if plan.training else max(sizes)
+    flops = sum(node.flops for node in replicated)
+    share = flops / max(1, sum(node.flops for node in nodes))
+    ranks, what = ("tiles", "maps") if stage.num_tiles > 1 else ("shards", "microbatches")
+    text = (
+        f"each of the {stage.num_ranks} {ranks} of stage {stage.index} gathers whole {what} for "
+        f"{nodes_in_words(plan.graph, causes)}. A step sends {size(sent)} for that, a rank holds "
+        f"whole values of {size(held)}, and {share:.0%} of the stage's operations run on every "
+        f"rank; to avoid it, {_end_before(plan.graph, stage, causes[0][1])}"
+    )
+    return Finding("note", "parallel.gather", text)
