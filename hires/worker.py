@@ -10,12 +10,10 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from hires import comm
 from hires.core import log as logs
@@ -27,6 +25,7 @@ from hires.core.ranks.binding import bind
 from hires.core.ranks.world import World, from_environment
 from hires.core.store import edits, file_names, frozen, records, trust
 from hires.core.store.files import append_line
+from hires.core.store.network_weights import weights_of
 from hires.data.source import open_data
 from hires.engine import arithmetic
 from hires.engine.build import build_rank
@@ -44,8 +43,7 @@ from hires.engine.scalars import Scalars
 from hires.engine.seen_outputs import Observer
 from hires.engine.validate import Validation
 from hires.engine.verify import verify_rank
-from hires.engine.weights_file import agreed_weights
-from hires.nets.built_tensors import built_network
+from hires.engine.weights_file import WeightsFile, agreed_weights
 from hires.plan.message_routes import has_memory, joined_backends
 from hires.plan.plan import Plan
 
@@ -118,7 +116,7 @@ def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = 
         code = 0
         if verify:
             weights = agreed_weights(config, run_dir)
-            engine = build_rank(config, plan, world.rank, 1, device, as_planned(run_dir), weights)
+            engine = build_rank(config, plan, world.rank, 1, device, weights)
             metrics = file_names.attempt_dir(run_dir, world.attempt) / file_names.METRICS
             _note_compiled(metrics, world, compile_regions(engine, config))
             other = open_device(reference, world.local_rank) if reference else device
@@ -143,9 +141,10 @@ def run_attempt(
     begin = choose_begin(run_dir, config, plan, world)
     steps = range(begin.step, config.steps)
     # A resumed run reads its own checkpoint, since its first weights may be gone.
-    restores, check = begin.checkpoint is not None, as_planned(run_dir)
-    weights = None if restores else agreed_weights(config, run_dir)
-    engine = build_rank(config, plan, world.rank, steps, device, check, weights, restores)
+    weights = None if begin.checkpoint is not None else agreed_weights(config, run_dir)
+    if begin.checkpoint is not None and not plan.training:
+        weights = WeightsFile(weights_of(begin.checkpoint, "checkpoint.resume"))
+    engine = build_rank(config, plan, world.rank, steps, device, weights)
     saver = Saver(run_dir, world.attempt, config, engine, begin)
     saver.restore(metrics)
     _note_compiled(metrics, world, compile_regions(engine, config))
@@ -186,17 +185,6 @@ def run_attempt(
 def _note_compiled(metrics: Path, world: World, compiled: Compilation | None) -> None:
     if compiled is not None:
         append_line(metrics, {"kind": "compiled", "rank": world.rank, **asdict(compiled)})
-
-
-def as_planned(run_dir: Path) -> Callable[[dict[str, Tensor]], None]:
-    """Returns what raises an EditedError if the network built other tensors than it was planned."""
-    held = frozen.read(run_dir)
-    planned = None if held is None else held.inputs.built
-    if planned is None:
-        return lambda tensors: None
-    return lambda tensors: edits.require_built(
-        planned, built_network(tensors, exact=False), run_dir
-    )
 
 
 if __name__ == "__main__":

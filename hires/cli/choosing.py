@@ -158,7 +158,7 @@ class LayoutSearch:
         facts.append(scales.digest if scales else "")
         if config.model.name == "custom":
             whole = dataclasses.replace(config, parallel=ParallelConfig())
-            facts.append(self.planner.inputs(whole, build=False).recorded)
+            facts.append(self.planner.inputs(whole).digests)
         key = key_of(*facts)
         held = cached(CACHE, key)
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):

@@ -7,30 +7,22 @@ more steps can go on where one with fewer was saved.
 from __future__ import annotations
 
 import glob
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from hires.cli.screens.screen import print_activity
 from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints, file_names, frozen
 from hires.core.store.cache import cached, keep
 from hires.core.store.checkpoints import Checkpoint
-from hires.core.store.frozen import MOST_FILES, MOST_READ, DataContent, Frozen, RunInputs
+from hires.core.store.frozen import DataContent, Frozen, RunInputs
 from hires.core.store.records import done_attempt
-from hires.data.content import KnownFiles, content_of, data_changes
+from hires.data.content import content_of, data_changes
 
-_KNOWN, _CONTENTS = "images", "contents"
-"""Kinds of entries of the cache: the files of a folder as last read, and those of each digest."""
-
-
-_MORE_FILES = (
-    f"the network reads more than {MOST_FILES:,} files or {MOST_READ // 2**30} GiB; the others are "
-    f"no part of the run, which is a new one only if they change what is built"
-)
+_CONTENTS = "contents"
+"""Kind of the entries of the cache: the files of a folder, by their digest."""
 
 
 class EarlierRuns:
@@ -101,7 +93,7 @@ def begin(
             "--continue contradicts checkpoint.resume=never, with which a run begins at step 0; "
             "leave one of them out"
         )
-    notes = [_MORE_FILES if inputs.more_files else None, earlier.changes(path, config, inputs)]
+    notes = [earlier.changes(path, config, inputs)]
     if checkpoints.saved_step(path) or saving.resume == "never":
         return config, [note for note in notes if note]
     saved, damaged = earlier.continued(path, config, inputs)
@@ -138,24 +130,13 @@ def _uncounted(config: RunConfig, done: int) -> str | None:
 
 
 def read_content(data: DataConfig) -> DataContent:
-    """Returns what a folder of images holds; contents that were read before come from the cache."""
-    place = f"{data.name} {data.split} {Path(data.path or '').expanduser().absolute()}"
-    key = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    held = cached(_KNOWN, key) or {}
-    known = KnownFiles({name: (marks, digest) for name, (marks, digest) in held.items()})
-
-    def show(done: int, of: int) -> None:
-        print_activity(f"reading the images: {done} of {of} ...")
-
-    content, digests = content_of(data, known, show)
-    if known.num_read:
-        print_activity("")
-        keep(_KNOWN, key, known.files)
+    """Returns what a folder of images holds."""
+    content, files = content_of(data)
     if _digests_of(content) is None:
-        keep(_CONTENTS, content.digest[:32], digests)
+        keep(_CONTENTS, content.digest[:32], files)
     return content
 
 
 def _digests_of(content: DataContent) -> dict[str, str] | None:
-    """Returns the digest of each file by its name; None: the cache holds none."""
+    """Returns size and time of each file by its name; None: the cache holds none."""
     return cast("dict[str, str] | None", cached(_CONTENTS, content.digest[:32]))

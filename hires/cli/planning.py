@@ -28,14 +28,14 @@ from hires.core.errors import ConfigError, HiresError, LateError, PlanError
 from hires.core.precisions import INT8
 from hires.core.store import checkpoints
 from hires.core.store.cache import cached, keep, key_of
-from hires.core.store.frozen import DataContent, RunInputs, frozen_of
+from hires.core.store.frozen import DataContent, RunInputs, SourceFile, frozen_of
 from hires.core.store.network_weights import (
     WeightsPlace,
     find_weights,
     require_fit,
     require_types,
 )
-from hires.core.store.own_module import module_digest
+from hires.core.store.own_module import module_digest, network_sources
 from hires.core.store.rundir import run_path
 from hires.data.content import HAS_FILES
 from hires.plan.checks import check_colours, has_weights
@@ -95,6 +95,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         self._graphs: dict[str, Graph] = {}
         self._plans: dict[str, PackedPlan] = {}
         self._contents: dict[str, DataContent] = {}
+        self._networks: dict[str, tuple[SourceFile, ...]] = {}
+        """The files of networks of the user's, by the keys that name them."""
         self._weights_of: dict[str, tuple[WeightsPlace, str]] = {}
         """What paths of weights hold, and its digest."""
         self._fitting: set[str] = set()
@@ -231,11 +233,10 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         if key in self._fitting:
             return
         shapes = self._process.weights(place.path) if place.is_pickle else place.shapes()
-        built = None
-        if config.model.name == "custom":  # it may hold tensors that no layer reads
-            built = self._process.networks[trace_key(config)].built
+        # A network of the user's may hold tensors that no layer reads.
+        others = self._process.tensors.get(trace_key(config), ())
         how = _AS_QUANTISED if stored is not None else trained_network(config)
-        require_fit(place.key, shapes, needed, built.tensors if built else (), how)
+        require_fit(place.key, shapes, needed, others, how)
         if stored is None:
             types = self._process.weight_types(place.path) if place.is_pickle else place.dtypes()
             params = self.traced(config).params.items()
@@ -250,24 +251,17 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             self._weights_of[source] = place, place.digest()
         return self._weights_of[source]
 
-    def inputs(self, config: RunConfig, build: bool = True) -> RunInputs:
+    def inputs(self, config: RunConfig) -> RunInputs:
         """Returns what decides a run beside its config (:func:`hires.cli.data_keys.with_classes`).
 
-        Without ``build`` a network of the user's is the one whose trace is kept, as long as its
-        files and variables are the same. ConfigError: the network cannot be built or traced, or the
-        images cannot be read.
+        ConfigError: the network's files or the images cannot be read.
         """
-        inputs = RunInputs()
-        if config.model.name == "custom":
-            kept = None if build else self._process.kept_inputs(config)
-            if kept is None:
-                self.traced(config)
-            inputs = kept or self._process.networks.get(trace_key(config), inputs)
+        network = self._sources(config)
         table, weights = table_digest(config), self._weights(config)[1] if config.weights else ""
         scales = scales_of(config) if config.precision.name == INT8 else None
         digest = scales.digest if scales else ""
         loss = module_digest(config.loss.target) if config.loss.target else ""
-        inputs = dataclasses.replace(inputs, table=table, weights=weights, scales=digest, loss=loss)
+        inputs = RunInputs(network, None, table, weights, digest, loss)
         data = None
         if config.data.name in HAS_FILES:
             key = json.dumps(vars(config.data))
@@ -276,9 +270,19 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             data = self._contents[key]
         return dataclasses.replace(inputs, data=data)
 
+    def _sources(self, config: RunConfig) -> tuple[SourceFile, ...]:
+        """Returns the files of a network of the user's, as they were before this command ran it."""
+        if config.model.name != "custom":
+            return ()
+        key = json.dumps([config.model.target, config.model.files])
+        if key not in self._networks:
+            self._networks[key] = network_sources(str(config.model.target), config.model.files)
+        return self._networks[key]
+
     def traced(self, config: RunConfig) -> Graph:
         """Returns the network of a config, for one microbatch, as it is traced."""
         key = trace_key(config)
+        self._sources(config)  # one that is edited while it is traced is refused by its ranks
         if key not in self._graphs:
             from hires.plan.checks import check_numbers, indivisible
 
@@ -321,7 +325,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             values["quant"] = vars(config.quant)
         values["cublas_workspaces"] = cublas_workspaces(config)
         facts = {key: value for key, value in plan.to_dict().items() if key not in _DERIVED}
-        key = key_of(values, facts)
+        key = key_of(values, facts, [file.sha256 for file in self._sources(config)])
         memory: list[dict[str, int]] = cached("memory", key)
         if memory is None:
             if self._left_s <= 0:

@@ -4,8 +4,10 @@
 does not hold, or before where one is likely. ``HIRES_CACHE=off`` leaves the cache alone; a damaged
 entry is made again.
 
-    ~/.cache/hires/trace/HASH.json     graph of a network, with hashes of the files it came from
+    ~/.cache/hires/trace/HASH.json     graph of a network of hires
     ~/.cache/hires/memory/HASH.json    memory of every rank of a plan
+
+A network of the user's is traced once a command, since nothing tells all that its code reads.
 """
 
 from __future__ import annotations
@@ -22,12 +24,9 @@ from typing import IO, Any, cast
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.python_command import module_command
-from hires.core.store.built_network import BuiltNetwork
 from hires.core.store.cache import cached, keep, key_of
-from hires.core.store.frozen import RunInputs, digest, sha256_of
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
-from hires.plan.memory import machine_bytes
 from hires.plan.plan import Plan
 
 _END_S = 5.0  # of a process that gave no answer, to end by itself
@@ -39,10 +38,8 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
     def __init__(self, module: str = "hires.engine.footprint") -> None:
         self._module = module
         self._process: spawn.Child | None = None
-        self._imported: dict[str, Any] | None = None
-        """Keys of the last network of the user's."""
-        self.networks: dict[str, RunInputs] = {}
-        """What the traced networks of the user's were made from, by :func:`trace_key`."""
+        self.tensors: dict[str, list[str]] = {}
+        """Names of all tensors of the user's networks that were traced, by :func:`trace_key`."""
         self._pipes: list[IO[str]] = []
         """Its standard input, output and error, as this process writes and reads them."""
         self._was_asked = False
@@ -61,41 +58,14 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
 
     def trace(self, config: RunConfig) -> Graph:
         """Returns the graph of the config's network, for one microbatch."""
-        key = trace_key(config)
-        held, now = cached("trace", key), None
-        if config.model.name == "custom":
-            self._forget_other_networks(config)
-            # What it reads may have changed: only what is built now shows that it has not.
-            if held is not None:
-                now = self._ask("building the network", {"build": to_dict(config)})
-                held = held if same_network(held, now) else None
-        if held is not None and same_sources(held["sources"]):
-            graph = Graph.from_dict(held["graph"])
-            self._note(key, held if now is None else _with_times(held, now))
-            return graph
-        answer = self._ask("tracing the network", {"trace": to_dict(config)})
-        if answer.get("sources") is not None:
-            keep("trace", key, answer)
-        self._note(key, answer)
+        key, is_custom = trace_key(config), config.model.name == "custom"
+        answer = None if is_custom else cached("trace", key)
+        if answer is None:
+            answer = self._ask("tracing the network", {"trace": to_dict(config)})
+            if not is_custom:
+                keep("trace", key, answer)
+        self.tensors[key] = answer.get("tensors", [])
         return Graph.from_dict(answer["graph"])
-
-    def kept_inputs(self, config: RunConfig) -> RunInputs | None:
-        """Returns what the kept trace of a network of the user's was made from; None: it is old.
-
-        Its files and variables are those of now. That they still make the same network, as they do
-        of nearly all, is only seen where it is built, which :meth:`trace` does.
-        """
-        held = cached("trace", trace_key(config))
-        with contextlib.suppress(ConfigError, KeyError, TypeError, AttributeError):
-            environ = spawn.helper_environment()
-            now = {name: digest(environ[name]) for name in held["variables"] if name in environ}
-            before = {name: one for name, one in held["variables"].items() if one is not None}
-            if now == before and same_sources(held["sources"]):
-                return _inputs(held)
-        return None
-
-    def _note(self, key: str, answer: dict[str, Any]) -> None:
-        self.networks[key] = _inputs(answer)
 
     def weights(self, path: Path) -> dict[str, list[int]]:
         """Returns the shapes of the tensors in a pickle of torch; ConfigError: it holds others."""
@@ -137,20 +107,9 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
 
     def footprint(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
         """Returns the memory of each rank of a replica, as ``plan.memory`` holds it."""
-        self._forget_other_networks(config)
         question = {"config": to_dict(config), "plan": plan.to_dict()}
         answer = self._ask("predicting the memory", {"memory": question})
         return cast("list[dict[str, int]]", answer["memory"])
-
-    def _forget_other_networks(self, config: RunConfig) -> None:
-        """Ends a process that has imported another network of the user's than the config's.
-
-        Its files would count as files of this one, whose identity would depend on the order.
-        """
-        model = to_dict(config)["model"] if config.model.name == "custom" else None
-        if model is not None and self._imported not in (None, model) and self._process is not None:
-            self._end()
-        self._imported = model or self._imported
 
     def _ask(self, what: str, question: dict[str, Any]) -> dict[str, Any]:
         self.start()
@@ -185,7 +144,8 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         """Returns the exit code of a process that gave no answer, and its last output."""
         assert self._process is not None
         stdin, _, errors = self._pipes
-        stdin.close()
+        with contextlib.suppress(OSError):  # of a question that it did not read
+            stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
         self._process.kill()  # one that still runs has answered with something else
@@ -211,46 +171,5 @@ def trace_key(config: RunConfig) -> str:
     facts = [to_dict(config)["model"], samples, config.image, config.task.name == "train"]
     facts.append(config.image_type)
     if config.model.name == "custom":
-        # The user's function may draw what it builds; its module is looked up in these folders.
-        facts += [config.seed, str(Path.cwd()), os.environ.get("PYTHONPATH", "")]
-        facts.append(machine_bytes())  # with too little its graph is not compared
+        facts.append(config.seed)  # the function may draw what it builds
     return key_of(facts)
-
-
-def _inputs(answer: dict[str, Any]) -> RunInputs:
-    names = ("network", "built", "more_files")
-    return RunInputs.from_dict({name: answer.get(name) for name in names})
-
-
-def same_sources(hashes: Any) -> bool:
-    """Whether files have the content that they had when they were traced."""
-    try:
-        return all(sha256_of(Path(path)) == digest for path, digest in hashes.items())
-    except (AttributeError, TypeError):
-        return False
-
-
-def same_network(held: Any, now: dict[str, Any]) -> bool:
-    """Whether a network that is built ``now`` is the one of a trace: its files and its numbers.
-
-    So are the variables of the environment that it reads, perhaps in its forward pass only. A
-    digest of the numbers decides on one machine; two machines round them differently.
-    """
-    try:
-        before, files = held["sources"], now["sources"]
-        if files is None or any(before.get(path) != digest for path, digest in files.items()):
-            return False
-        environ = now["environ"]
-        if any(environ.get(name) != digest for name, digest in held["variables"].items()):
-            return False
-        old, new = (BuiltNetwork.from_dict(one["built"]) for one in (held, now))
-        return bool(held["state"] == now["state"]) and not new.other_tensors(old, exact=True)
-    except (ConfigError, AttributeError, KeyError, TypeError):
-        return False
-
-
-def _with_times(held: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Returns a trace with the times that its files have now; their contents are the same."""
-    files = {(one["module"], one["path"]): one for one in now["network"]}
-    network = [files.get((one["module"], one["path"]), one) for one in held["network"]]
-    return {**held, "network": network}

@@ -6,19 +6,15 @@
     |    |####|####|    |
     +----+----+----+----+
 
-The first page counts. Deflate (zlib), LZMA and PackBits are decompressed here, because tifffile has
-no limit on what comes out; other compressions need the package imagecodecs. tifffile selects
-segments only through zarr, a large dependency in place of the twenty lines of ``_decoded``.
+The first page counts. Compressions other than deflate (zlib), LZMA and PackBits need the package
+imagecodecs. tifffile selects segments only through zarr, a large dependency in place of the twenty
+lines of ``_decoded``.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import lzma
-import zlib
-from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -108,9 +104,6 @@ class TiffImage:
             self._lossy = "" if kept else str(getattr(page.compression, "name", page.compression))
             # What lies uncompressed in one piece is mapped.
             self._is_mapped = page.is_memmappable
-            self._inflate = None if self._is_mapped else DECOMPRESSORS.get(page.compression)
-            if self._inflate is not None:
-                page.compression = 1  # what tifffile has to decode is decompressed already
             if not self._is_mapped:
                 tall, wide = self._segment_size
                 self._check_claim((page.tiledepth * tall, wide), "in a strip or tile")
@@ -249,15 +242,7 @@ class TiffImage:
             raise ValueError(f"it is cut off in segment {index}, {short} bytes short")
         handle.seek(offset)
         data: bytes = handle.read(num_bytes)
-        if self._inflate is None:
-            return data
-        tall, wide = self._segment_size
-        samples = page.samplesperpixel if page.planarconfig == 1 else 1
-        most = page.tiledepth * tall * -(-wide * samples * page.bitspersample // 8)
-        inflated = self._inflate(data, most + 1)
-        if len(inflated) > most:
-            raise ValueError(f"segment {index} holds more than the {most} bytes of its pixels")
-        return inflated
+        return data
 
 
 def _level_pages(file: TiffFile) -> list[TiffPage]:
@@ -298,10 +283,7 @@ def _check_readable(page: TiffPage) -> None:
             f"its tiles have {page.tilelength} x {page.tilewidth} pixels; save it with larger ones"
         )
     try:
-        if page.compression not in (1, *DECOMPRESSORS):
-            if find_spec("imagecodecs") is None:  # tifffile's own decoders take no limit
-                raise KeyError(page.compression)
-            TIFF.DECOMPRESSORS[page.compression]
+        TIFF.DECOMPRESSORS[page.compression]
         TIFF.UNPREDICTORS[page.predictor]
     except KeyError as error:
         name = getattr(page.compression, "name", page.compression)
@@ -316,43 +298,3 @@ def _samples_last(pixels: Pixels) -> Pixels:
     """Returns (planes, h, w, samples) as (h, w, all samples); one of the two counts is 1."""
     last: Pixels = pixels[0] if len(pixels) == 1 else pixels[..., 0].transpose(1, 2, 0)
     return last
-
-
-def _inflated(data: bytes, most: int) -> bytes:
-    """Returns at most so many bytes of a zlib stream."""
-    stream = zlib.decompressobj()
-    return _complete(stream.decompress(data, most), most, stream.eof)
-
-
-def _unxz(data: bytes, most: int) -> bytes:
-    """Returns at most so many bytes of an LZMA stream."""
-    stream = lzma.LZMADecompressor(memlimit=2**28)
-    return _complete(stream.decompress(data, most), most, stream.eof)
-
-
-def _complete(inflated: bytes, most: int, ended: bool) -> bytes:
-    if not ended and len(inflated) < most:
-        raise ValueError("its compressed data is cut off")
-    return inflated
-
-
-def _unpacked(data: bytes, most: int) -> bytes:
-    """Returns about so many bytes, or all, of PackBits data: counts, each with its bytes."""
-    made, place = bytearray(), 0
-    while place < len(data) and len(made) < most:
-        count, place = data[place], place + 1
-        if count < 128:
-            made += data[place : place + count + 1]
-            place += count + 1
-        elif count > 128:
-            made += data[place : place + 1] * (257 - count)
-            place += 1
-    return bytes(made)
-
-
-DECOMPRESSORS: dict[int, Callable[[bytes, int], bytes]] = {
-    **dict.fromkeys((8, 32946, 50013), _inflated),
-    32773: _unpacked,
-    34925: _unxz,
-}
-"""Number of a compression -> its data and the most bytes to make of it, to these bytes."""

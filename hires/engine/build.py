@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from hires.comm import activity, make_groups, max_all, open_channels
 from hires.core.config.precision_config import DYNAMIC
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import INFERENCE
+from hires.core.errors import RunError
 from hires.core.ranks.timeline import Recorder
 from hires.core.store.network_weights import WeightsPlace
 from hires.data.source import open_data
@@ -131,21 +132,18 @@ def build_rank(
     rank: int,
     steps: int | range,
     device: RankDevice | None = None,
-    check: Callable[[dict[str, Tensor]], None] = lambda tensors: None,
     weights: WeightsFile | None = None,
-    restores: bool = False,
 ) -> RankEngine:
     """Returns what a rank runs in some steps; all ranks call it together: it creates groups.
 
-    Without a ``device`` it computes on the CPU. ``check`` gets the rank's tensors as the network
-    made them, before ``weights`` take their place. ``restores``: a checkpoint will replace them, so
-    that those stay from which others are computed.
+    Without a ``device`` it computes on the CPU. ``weights`` take the place of what the network
+    made. RunError: the network has other tensors than the plan.
     """
     device = device or RankDevice()
     # For operators whose random numbers do not follow from their place in the batch.
     torch.manual_seed(config.seed * 2**20 + rank)
     contexts = contexts_of(plan, rank, device.torch)
-    tensors, own_values = made_tensors(config, contexts, check)
+    tensors, own_values = made_tensors(config, contexts)
     steps, source = range(steps) if isinstance(steps, int) else steps, open_data(config)
     require_readable(config, source, steps, rank, plan.world)
     tensors = {name: device.place(tensor) for name, tensor in tensors.items()}
@@ -165,10 +163,9 @@ def build_rank(
         for name in sorted(tensors):
             look(name, tensors[name])
     loaders = [slot_loader(config, context, source, steps, device) for context in contexts]
-    engine = assemble(config, contexts, tensors, loaders, device, releases=not restores)
+    engine = assemble(config, contexts, tensors, loaders, device, releases=True)
     engine.weights = None if weights is None else weights.place
-    if not restores:
-        engine.prepare()
+    engine.prepare()
     activity.recorder = engine.recorder  # the heartbeat reads the rank's step there
     stage = contexts[0].stage
     place = stage.index, len(plan.stages), stage.first_layer, stage.last_layer
@@ -176,15 +173,11 @@ def build_rank(
     return engine
 
 
-def made_tensors(
-    config: RunConfig,
-    contexts: list[Context],
-    check: Callable[[dict[str, Tensor]], None] = lambda tensors: None,
-) -> tuple[dict[str, Tensor], set[str]]:
+def made_tensors(config: RunConfig, contexts: list[Context]) -> tuple[dict[str, Tensor], set[str]]:
     """Returns the network's own tensors of a rank, on the host and of the run's type, by name.
 
-    The names that come with them are of those that the user's code has filled. ``check`` gets the
-    tensors as the network made them.
+    The names that come with them are of those that the user's code has filled. RunError: a tensor
+    has another shape than in the plan.
     """
     model = build_model(config.model, config.seed, (config.height, config.width))
     made, graph = named_tensors(model), contexts[0].plan.graph
@@ -193,10 +186,22 @@ def made_tensors(
     materialise(model, names & made.keys(), config.seed)
     # The module goes at the end of this function, and with it what only other ranks need.
     tensors = {name: tensor for name, tensor in named_tensors(model).items() if name in names}
-    check(tensors)
+    _require_planned(tensors, graph)
     tensors |= {name: blank(graph.params[name]) for name in names - made.keys()}  # for a file
     place_tensors(tensors, image_dtype(config), graph)
     return tensors, own_values
+
+
+def _require_planned(tensors: dict[str, Tensor], graph: Graph) -> None:
+    # A network may read what is no part of the run: a variable, or a file that no key names.
+    for name, tensor in tensors.items():
+        fact = graph.params.get(name)
+        if fact is not None and [*tensor.shape] != [*fact.shape]:
+            raise RunError(
+                f"the network built {name} of shape {[*tensor.shape]}, and {[*fact.shape]} when "
+                f"the run was planned: something that it reads has changed; undo that, or name "
+                f"the file in model.files and start it as a run of its own"
+            )
 
 
 def filled_tensors(config: RunConfig, contexts: list[Context]) -> dict[str, Tensor]:

@@ -56,12 +56,11 @@ from hires.core.store.files import append_line, cannot_write, write_atomically
 from hires.core.store.naming import plain
 from hires.core.units import size
 from hires.engine import tensorfile
-from hires.engine.build import RankEngine, made_tensors, names_of
+from hires.engine.build import RankEngine, names_of
 from hires.engine.checkpoint_contents import ContentsReader, stage_file
 from hires.engine.optimizer import EMA, Optimizer
 from hires.engine.stopped_pass import agreed_step
 from hires.engine.weight_sharing import reader_of, share_weights
-from hires.engine.weights_file import WeightsFile
 from hires.plan.groups import held_stages
 from hires.plan.ownership import shares_of_holders
 from hires.plan.plan import Plan
@@ -160,33 +159,8 @@ class Saver:
         building = checkpoints.hidden(path, "tmp")
         self._written = {
             name: tensorfile.write(building / name, tensors)
-            for name, tensors in _files_of(self.engine, self._own_tensors()).items()
+            for name, tensors in _files_of(self.engine).items()
         }
-
-    def _own_tensors(self) -> dict[str, Tensor]:
-        # All tensors of the network. A rewritten one holds what was computed from them, so a rank
-        # that writes makes them again as they were at the start: of the seed, of a file, or of the
-        # last checkpoint. RunError: the network is another one each time that it is built.
-        engine, last = self.engine, self.begin.checkpoint
-        readers = {reader_of(one.plan, one.stage.index) for one in engine.contexts}
-        if engine.derived.have_all or self._rank not in readers:
-            return engine.tensors
-        made, _ = made_tensors(self.config, engine.contexts)
-        if self.last != self.first:
-            last = checkpoints.read(checkpoints.place(self.run_dir, self.last))
-        if last is None and engine.weights is not None:
-            WeightsFile(engine.weights).fill_all({n: tensor.data for n, tensor in made.items()})
-        elif last is not None:
-            reader, parts = ContentsReader(last), last.tensors("stage")
-            last.verify({part.file for name in made for part in parts[name]})
-            for name, tensor in made.items():
-                reader.fill(tensor.data, parts[name])
-        made = {name: engine.device.place(tensor) for name, tensor in made.items()}
-        if not engine.derived.are_of(made):
-            raise RunError(
-                "the network's function returns other weights each time; seed its numbers"
-            )
-        return {**made, **engine.tensors}
 
     def _publish(self, path: Path, step: int) -> None:
         files = {
@@ -206,8 +180,8 @@ class Saver:
             numbers[SCALE] = engine.executor.scale.state().tolist()
         if engine.optimizer is not None:
             numbers[UPDATES] = [float(engine.optimizer.updates)]
-        facts = path, step, self.attempt, self.config.task.name
-        made = Checkpoint(*facts, files, numbers, _settings_of(self.config))
+        facts = path, step, self.attempt, files, numbers
+        made = Checkpoint(*facts, _settings_of(self.config))
         write_atomically(building / checkpoints.MANIFEST, made.manifest())
         _sync(building)
         checkpoints.publish(building, path)
@@ -229,8 +203,9 @@ class Saver:
     def restore(self, metrics: Path) -> None:
         """Fills the rank, just built, from the checkpoint, if any; RunError: of another network.
 
-        Rank 0 notes it in ``metrics``: ``attempt`` is None for a checkpoint of another run, and
-        ``differs`` says what that run had otherwise.
+        An inference was built with the checkpoint's weights. Rank 0 notes it in ``metrics``:
+        ``attempt`` is None for a checkpoint of another run, and ``differs`` says what that run had
+        otherwise.
         """
         checkpoint, engine, step = self.begin.checkpoint, self.engine, self.begin.step
         engine.recorder.next_step = step
@@ -240,15 +215,11 @@ class Saver:
                 line = {"kind": "begin", "rank": 0, "step": step, "checkpoint": None}
                 append_line(metrics, {**line, "attempt": self.begin.attempt})
             return
-        same_task = checkpoint.task == self.config.task.name
-        lost = self._restore_tensors(checkpoint, engine.optimizer if same_task else None)
-        engine.derived.refresh()
-        engine.prepare()
+        trains = engine.optimizer is not None
+        lost = self._restore_tensors(checkpoint, engine.optimizer) if trains else []
         scale = engine.executor.scale
         if scale is not None and (state := checkpoint.numbers.get(SCALE)) is not None:
             scale.restore(torch.tensor(state, dtype=torch.float64))
-            if step == 0:  # of another task: its steps are none of this run
-                scale.skipped = 0
         # So that no rank waits in its first step for another one's disk.
         comm.max_all(0, patient=True)
         log.info("goes on at step %d from %s", step, checkpoint.path)
@@ -260,27 +231,26 @@ class Saver:
             if scale is not None:
                 line["skipped_steps"] = scale.skipped
             if not ours:
-                line["differs"] = self._say_differences(checkpoint, same_task, lost)
+                line["differs"] = self._say_differences(checkpoint, lost)
             append_line(metrics, line)
 
-    def _say_differences(
-        self, checkpoint: Checkpoint, same_task: bool, lost: list[str]
-    ) -> list[str]:
+    def _say_differences(self, checkpoint: Checkpoint, lost: list[str]) -> list[str]:
         # What the run of a checkpoint had otherwise than this one, its words as of a command line.
+        trains = self.engine.optimizer is not None
         own = _settings_of(self.config)
         here, there = overrides(checkpoint.settings, own), overrides(own, checkpoint.settings)
         said = []
-        if not same_task:
-            said.append(f"of a {checkpoint.task} run it takes the parameters alone")
+        if not trains:
+            said.append("of a training it takes the parameters alone")
         elif lost:
             said.append(f"the optimiser begins without its {', '.join(lost)}")
-        if same_task and here:
+        if trains and here:
             said.append(f"it has {' '.join(here)} where that run had {' '.join(there)}")
         if said:
             text = f"begins with {checkpoint.path}: {'; '.join(said)}"
             log.warning("%s", text)
             self._note("resume_differs", text=text)
-        return there if same_task else []
+        return there if trains else []
 
     @torch.no_grad()
     def _restore_tensors(self, checkpoint: Checkpoint, optimizer: Optimizer | None) -> list[str]:
@@ -373,9 +343,9 @@ def _settings_of(config: RunConfig) -> dict[str, object]:
     return {key: value for key, value in plain(config).items() if key in SETTINGS}
 
 
-def _files_of(engine: RankEngine, tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def _files_of(engine: RankEngine) -> dict[str, dict[str, Tensor]]:
     # What a rank writes: name of the file -> tensors by name, as they lie in memory.
-    context, optimizer = engine.context, engine.optimizer
+    context, optimizer, tensors = engine.context, engine.optimizer, engine.tensors
     files: dict[str, dict[str, Tensor]] = {}
     plan = context.plan
     for stage, one in {c.stage.index: c for c in engine.contexts}.items():

@@ -4,12 +4,11 @@
 
 A recipe (``Parameter.recipe``) names its function here and the tensors that it takes, which may
 have recipes themselves. All is computed in float64 and rounded once, to the type of the run. The
-network's own are released meanwhile, and read again for a checkpoint (``hires.engine.checkpoint``).
+network's own are released meanwhile: an inference saves no checkpoint.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -23,7 +22,6 @@ from hires.engine.finite_tensors import Look, no_look
 from hires.nets.constants import constant_tensor
 from hires.parallel.compile_node import local_operator
 from hires.parallel.context import Context
-from hires.parallel.gradients import flat
 from hires.plan.graph import Graph, Node, Parameter
 from hires.quant.emptied_weights import empty
 
@@ -63,17 +61,9 @@ class DerivedTensors:
         # Layers shrink as they are quantised, so the largest ones come when most others have.
         sizes = {name: _source_elements(name, plan.graph) for name in self._read if self._is(name)}
         self._names = sorted(sizes, key=lambda name: (sizes[name], name))
-        self._digests: dict[str, int] = {}  # of those that were emptied
-        self.digest = _digest
         self.tensors: dict[str, Tensor] = {}
         make = self._maker(own, releases)
         self.tensors.update((name, self._placed(name, make)) for name in self._names)
-
-    def refresh(self) -> None:
-        """Computes all of them again, after the network's own have changed."""
-        make = self._maker(self._own)
-        for name in self._names:
-            self.tensors[name].data.copy_(make(name))
 
     def release(self) -> None:
         """Drops those of the network's own tensors from which these are computed and no others."""
@@ -84,26 +74,7 @@ class DerivedTensors:
         """Leaves a tensor its shape alone, as kernels keep it; the network's own leave ``own``."""
         tensor = self.tensors.get(name)
         tensor = self._own.pop(name) if tensor is None else tensor
-        self._digests[name] = self.digest(tensor)
         empty(tensor)
-
-    @property
-    def have_all(self) -> bool:
-        """Whether the network's own tensors are all there, as the network has them."""
-        return not self.tensors and not self._digests
-
-    def are_of(self, own: dict[str, Tensor]) -> bool:
-        """Whether these tensors of the network make just these."""
-        make = self._maker(own)
-        for name in self._names:
-            made, held = self._placed(name, make), self.tensors[name]
-            if name in self._digests:
-                if self.digest(made) != self._digests[name]:
-                    return False
-            elif not torch.equal(held, made):
-                return False
-        kept = self._digests.keys() - self.tensors.keys()
-        return all(self.digest(own[name]) == self._digests[name] for name in kept)
 
     def made(self, name: str) -> Tensor:
         """Returns one of them, or one from which they are computed, from the network's own."""
@@ -151,10 +122,6 @@ class DerivedTensors:
             return tensor
 
         return take
-
-
-def _digest(tensor: Tensor) -> int:
-    return zlib.crc32(flat(tensor.detach()).view(torch.uint8).numpy().data)
 
 
 def _uses(names: Iterable[str], facts: Mapping[str, Parameter]) -> Counter[str]:

@@ -22,6 +22,7 @@ of a run. What no operator allocates (shared memory, the process) is added.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import json
 import os
@@ -38,7 +39,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hires.comm import rehearsal
 from hires.comm.rehearsal import SilentStaging
 from hires.core import streams
-from hires.core.config.run_config import EngineConfig, RunConfig, from_dict
+from hires.core.config.run_config import EngineConfig, RunConfig, from_dict, to_dict
 from hires.core.config.task_config import INFERENCE
 from hires.core.errors import ConfigError, HiresError, PlanError
 from hires.core.evaluation_summary import IMAGES
@@ -58,7 +59,6 @@ from hires.engine.live_bytes import LiveBytes
 from hires.engine.loader import image_dtype, needs_of
 from hires.engine.network_files import write_network, write_weights
 from hires.engine.optimizer import OPTIMIZERS
-from hires.engine.own_network import OwnNetwork
 from hires.engine.quantised_file import write_quantised
 from hires.engine.weights_file import open_weights
 from hires.nets.build_network import build_model
@@ -75,7 +75,7 @@ from hires.plan.gpu_memory import (
     nccl_bytes,
     pinned_bytes,
 )
-from hires.plan.graph import Graph, Parameter, Rect
+from hires.plan.graph import Parameter, Rect
 from hires.plan.hardware import CUDA, MPI
 from hires.plan.memory import MPI_BYTES, RankMemory
 from hires.plan.message_routes import has_memory, joined_backends
@@ -120,11 +120,7 @@ def footprint(config: RunConfig, plan: Plan, model: nn.Module | None = None) -> 
 
     ``model`` is the network, built if it is left out.
     """
-    model = (
-        build_model(config.model, config.seed, (config.height, config.width))
-        if model is None
-        else model
-    )
+    model = network_of(config) if model is None else model
     chosen, real = representatives(plan), named_tensors(model)
     memory = {rank: rehearse(config, plan, rank, real) for rank in sorted(set(chosen))}
     return [memory[rank] for rank in chosen]
@@ -166,7 +162,6 @@ def rehearse(
         engine = assemble(config if watch else off, contexts, tensors, [], releases=True)
         for kind in OF_WORLD:
             engine.executor.methods[kind] = lambda event: None  # there are no numbers to look at
-        engine.derived.digest = lambda tensor: 0  # and none to compare
         packed = engine.prepare()
         live.assign([*tensors.values(), *engine.derived.tensors.values(), *packed], "params")
         if engine.optimizer is not None:
@@ -212,14 +207,15 @@ def rehearse(
     return dataclasses.replace(memory, allocator_bytes=max(0, unused))
 
 
-def traced(config: RunConfig) -> Graph:
-    """Returns the graph of a config's network; a user's is compared with its module.
+def network_of(config: RunConfig) -> nn.Module:
+    """Returns the network of a config, for its shapes; the last one that was built is kept."""
+    return _built(json.dumps(to_dict(config)["model"]), config.seed, config.height, config.width)
 
-    The networks of hires are compared by its tests. ConfigError: it cannot be traced, or differs.
-    """
-    if config.model.name != "custom":
-        return trace_config(config)
-    return OwnNetwork().graph(config)
+
+@functools.lru_cache(maxsize=1)
+def _built(model: str, seed: int, height: int, width: int) -> nn.Module:
+    # A network of the user's may take long to build, and is traced before its step is rehearsed.
+    return build_model(from_dict({"model": json.loads(model)}).model, seed, (height, width))
 
 
 def _blank_feed(config: RunConfig, context: Context, live: LiveBytes) -> Iterator[Batch]:
@@ -291,26 +287,25 @@ def main() -> int:
 
     All other output, of a user's network or of a library below Python, goes to standard error.
     """
-    own = OwnNetwork()
     with os.fdopen(os.dup(1), "w") as output:
         os.dup2(2, 1)
         for line in sys.stdin:
-            output.write(json.dumps(reply_to(json.loads(line), own)) + "\n")
+            output.write(json.dumps(reply_to(json.loads(line))) + "\n")
             output.flush()
     gc.freeze()  # else Python looks through all objects of torch before it ends: a second
     return 0
 
 
-def reply_to(request: dict[str, Any], own: OwnNetwork | None = None) -> dict[str, Any]:
+def reply_to(request: dict[str, Any]) -> dict[str, Any]:
     """Returns the answer to a request of the front end.
 
-    These are ``{"build": config}`` of a network of the user's, ``{"trace": config}``,
-    ``{"memory": {"config": config, "plan": plan}}``, ``{"weights": path}``,
+    These are ``{"trace": config}``, ``{"memory": {"config": config, "plan": plan}}``,
+    ``{"weights": path}``,
     ``{"quantised": {"config": config, "plan": plan, "path": path, "mark": mark}}``,
     ``{"stored": {"config", "source", "path", "names", "first"}}`` and
     ``{"exported": {"config", "form", "path"}}``.
     """
-    [(name, values)], own = request.items(), own or OwnNetwork()
+    [(name, values)] = request.items()
     try:
         if name == "weights":
             held = open_weights(values)
@@ -324,15 +319,12 @@ def reply_to(request: dict[str, Any], own: OwnNetwork | None = None) -> dict[str
             return write_weights(values["source"], Path(values["path"]), *names)
         if name == "exported":
             return write_network(config, values["form"], Path(values["path"]))
-        is_custom = config.model.name == "custom"
-        if name == "build":
-            return own.describe(config)
         if name == "trace":
-            plain: dict[str, Any] = {"sources": {}, "network": []}
-            return own.trace(config) if is_custom else {"graph": traced(config).to_dict(), **plain}
+            model = network_of(config)
+            graph = trace_config(config, model)
+            return {"graph": graph.to_dict(), "tensors": [*named_tensors(model)]}
         try:
-            model = own.model(config) if is_custom else None
-            ranks = footprint(config, Plan.from_dict(values["plan"]), model)
+            ranks = footprint(config, Plan.from_dict(values["plan"]))
             return {"memory": [memory.to_dict() for memory in ranks]}
         except ConfigError as error:  # a key of the user's, which the message names
             raise PlanError(str(error)) from error

@@ -88,7 +88,8 @@ def run_steps(
     fewer than all after a preemption, or where ``validation`` ends. LossError: the loss is not
     finite; RunError: the last state that a training should save is not on the disk.
     """
-    rank, done, every = engine.context.rank, config.steps, config.checkpoint.every
+    rank, done, trains = engine.context.rank, config.steps, config.task.name == "train"
+    every = config.checkpoint.every if trains else 0
     hold_preemption()
 
     def note(kind: str, **values: object) -> None:
@@ -155,15 +156,14 @@ def run_steps(
         ends_early = validation is not None and validation.ends and done < config.steps
         if ends_early and validation is not None:
             note(ENDED_LINE, step=done, **validation.end_early(done))
-        if ends_early or done == config.steps:
-            ends = config.task.name == "train" and config.checkpoint.saves_end
-            if ends and saver.last != done:
-                saver.save(done)
+        ends = ends_early or done == config.steps
+        if ends and trains and config.checkpoint.saves_end and saver.last != done:
+            saver.save(done)
         note("memory", **meter.line(), **engine.byte_counts())
     if scalars is not None:
         scalars.close()
     engine.close()
-    if config.task.name == "train":
+    if trains:
         saver.require_saved()
     return done
 
@@ -178,11 +178,11 @@ def message_log(engine: RankEngine, config: RunConfig) -> comm.MessageLog | None
 
 
 def _ends_before(step: int, saver: Saver) -> bool:
-    # Whether a preemption ends the run before a step, after its state was saved.
+    # Whether a preemption ends the run before a step, after the state of a training was saved.
     if not comm.max_all(int(is_preempted())):
         return False
     is_preempted(clear=True)
-    return saver.last == step or saver.save(step)
+    return saver.config.task.name != "train" or saver.last == step or saver.save(step)
 
 
 @contextlib.contextmanager

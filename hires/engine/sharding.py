@@ -34,9 +34,9 @@ from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.precisions import HALF, PRECISIONS
 from hires.core.ranks.world import World
-from hires.engine.module_hooks import refuse_hooks
 from hires.engine.plain_tensors import plain_tensor
 from hires.engine.tiled_pass import TiledPass
+from hires.nets.refusals import refuse_hooks
 from hires.nets.trace import trace
 from hires.plan.message_routes import has_memory, joined_backends
 from hires.plan.plan import Plan

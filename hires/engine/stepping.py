@@ -39,8 +39,8 @@ from hires.engine.device import HOST, open_device
 from hires.engine.finite_loss import FiniteLoss
 from hires.engine.given_targets import require_target
 from hires.engine.loader import image_dtype, needs_of
-from hires.engine.module_hooks import refuse_hooks
 from hires.engine.plain_tensors import plain_tensor
+from hires.nets.refusals import refuse_hooks
 from hires.nets.trace import trace
 from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
@@ -256,9 +256,9 @@ def _settings(model: nn.Module, config: Mapping[str, Any]) -> RunConfig:
     _refuse_unknown_keys(config)
     place = next((one.device.type for one in model.parameters()), HOST.type)
     values = {**config, "device": place, "task": {"name": "train"}}
-    if "model" in values and {*values["model"]} - {"channels"}:
+    if "model" in values and {*values["model"]} - {"channels", "trusted"}:
         raise ConfigError(
-            "the module is the network of hires.Engine; of model.* it takes model.channels alone"
+            "the module is the network of hires.Engine; of model.* it takes channels and trusted"
         )
     if "image" not in values or "batch" not in values:
         raise ConfigError("hires.Engine needs the keys image and batch, the shape of a step")

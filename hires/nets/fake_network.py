@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from hires.core.errors import ConfigError
 from hires.nets.network_call import without_checkpoints
+from hires.nets.refusals import traceable
 
 LOUD = ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
 """Modules of torch that print what goes wrong in a trace."""
@@ -37,11 +38,13 @@ def export_network(
     training: bool | None,
     dtype: torch.dtype,
     watched: Callable[[nn.Module], contextlib.AbstractContextManager[None]],
+    trusted: bool = False,
 ) -> ExportedProgram:
     """Returns the operations of one forward pass on images (n, C, H, W) of a type.
 
     The module is left as it was. ``watched`` makes a context around the forward pass of its copy.
-    Raises whatever the forward pass raises.
+    Raises whatever the forward pass raises, and ConfigError for what no graph holds, unless it is
+    ``trusted``.
     """
     # A third of the start of a rank that traces nothing: it brings sympy.
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -55,7 +58,8 @@ def export_network(
         copied.train(training)
     with fakes:
         images = torch.empty(input_shape, dtype=dtype)
-    with warnings.catch_warnings(), tracing(TracingContext(fakes)), _plain_calls():
+    guard = contextlib.nullcontext() if trusted else traceable(copied, copied.training)
+    with warnings.catch_warnings(), tracing(TracingContext(fakes)), _plain_calls(), guard:
         warnings.simplefilter("ignore")
         with watched(copied), _quiet():
             return torch.export.export(copied, (images,), strict=False)

@@ -24,6 +24,7 @@ from hires.nets.build_network import build_model
 from hires.nets.custom import error_line
 from hires.nets.fake_network import export_network
 from hires.nets.graph_export import COUNTER, GraphWriter
+from hires.nets.refusals import refuse_gradient_hooks
 from hires.plan.graph import Graph
 
 LARGER = (2, 4)
@@ -35,17 +36,19 @@ def trace(
     input_shape: list[int],
     training: bool | None,
     dtype: torch.dtype = torch.float32,
+    trusted: bool = False,
 ) -> Graph:
     """Returns the graph of one forward pass of a module, which is left as it was.
 
     It takes one microbatch of images, (n, C, H, W), and returns one tensor; ConfigError: why it
     cannot be traced. ``training``: whether it trains; None: each of its modules stays in its mode.
-    ``dtype`` is that of images, parameters and buffers.
+    ``dtype`` is that of images, parameters and buffers. ``trusted``: it may do what no graph holds
+    (:mod:`hires.nets.refusals`).
     """
     assigned: dict[str, Tensor] = {}
     watched = functools.partial(_assignments, assigned)
     try:
-        exported = export_network(model, input_shape, training, dtype, watched)
+        exported = export_network(model, input_shape, training, dtype, watched, trusted)
     except ConfigError:
         raise
     except Exception as error:  # torch.export raises whatever the forward pass raises
@@ -81,8 +84,11 @@ def trace_config(config: RunConfig, model: nn.Module | None = None) -> Graph:
     def trace_of(height: int, width: int) -> Graph:
         shape = [samples, config.model.channels, height, width]
         training = config.task.name == "train"
-        return trace(model, shape, training, getattr(torch, config.image_type))
+        dtype = getattr(torch, config.image_type)
+        return trace(model, shape, training, dtype, config.model.trusted)
 
+    if config.task.name == "train" and not config.model.trusted:
+        refuse_gradient_hooks(model)
     try:
         return trace_of(config.height, config.width)
     except ConfigError as problem:

@@ -253,17 +253,6 @@ def check_prediction(config: RunConfig, graph: Graph) -> list[Finding]:
     return [Finding("error", "predict.format", text)]
 
 
-def check_trace(graph: Graph) -> list[Finding]:
-    """Returns a note if the graph was not compared with the network's module."""
-    if not graph.unchecked:
-        return []
-    text = (
-        f"the graph was not compared with the network's module: {graph.unchecked}; `hires verify` "
-        f"on a smaller image or network does it"
-    )
-    return [Finding("note", "model.target", text)]
-
-
 def check_kept(graph: Graph) -> list[Finding]:
     """Returns a note on what a quantised network computes in float."""
     by_reason: dict[str, list[str]] = {}

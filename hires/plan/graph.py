@@ -107,8 +107,6 @@ class Graph:
     params: dict[str, Parameter] = field(default_factory=dict)
     updates: dict[str, str] = field(default_factory=dict)
     """Buffers that the forward pass writes -> the value that it leaves there."""
-    unchecked: str = ""
-    """Why it was not compared with the user's module; empty if it was."""
     kept: dict[str, str] = field(default_factory=dict)
     """Nodes of a quantised network that stay in float, with the reason."""
     shared: int = 0

@@ -62,7 +62,6 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
             *checks.check_numbers(config),
             *checks.check_output(config, graph),
             *checks.check_prediction(config, graph),
-            *checks.check_trace(graph),
             *checks.check_kept(graph),
             *checks.check_types(config, graph),
             *checks.check_precision(config),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import lzma
 import os
 import struct
 import tracemalloc
@@ -70,7 +69,6 @@ DATA, BITS, ZEROS = zlib.compress(bytes(64)), {"t258": 64, "t339": 3}, bytes(2**
 LARGE = saved(np.zeros((4000, 5000), np.uint8), "png")
 TEXT_BOMB = chunk(b"zTXt", b"comment\0\0" + zlib.compress(ZEROS))
 SIDE = 2**31 - 1
-INFLATES = "holds more than the 4096 bytes of its pixels"
 # Content, its suffix, data.fit and data.max_pixels, and what the error says.
 BOMBS = [
     (png(SIDE, SIDE, 16, 6, bytes(64)), "png", "error", 2**28, f"claims {SIDE} x {SIDE} pixels"),
@@ -78,9 +76,6 @@ BOMBS = [
     (LARGE, "png", "crop", 10**6, "use data.max_pixels=20000000"),
     (png(64, 64, 8, 0, bytes(65 * 64), TEXT_BOMB), "png", "crop", 2**28, "cannot read the image"),
     (jpeg_of(65500), "jpg", "crop", 2**28, "claims 65500 x 65500 pixels"),
-    (tiff(64, 64, zlib.compress(ZEROS, 9)), "tif", "crop", 2**28, INFLATES),
-    (tiff(64, 64, b"\x81\x00" * (2**25 // 128), 32773), "tif", "crop", 2**28, INFLATES),
-    (tiff(64, 64, lzma.compress(ZEROS, preset=0), 34925), "tif", "crop", 2**28, INFLATES),
     (tiff(60_000, 60_000, DATA), "tif", "resize", 2**28,
      "claims 60000 x 60000 pixels in a strip or tile of 8 bits"),
     (tiff(16_384, 16_384, DATA, **BITS), "tif", "crop", 2**28,

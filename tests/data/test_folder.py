@@ -13,8 +13,7 @@ import tifffile
 
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError, RunError
-from hires.data import content
-from hires.data.content import KnownFiles, content_of, data_changes, is_unchanged
+from hires.data.content import content_of, data_changes, is_unchanged
 from hires.data.folder import UNFINISHED, scan
 from hires.data.source import open_source
 from hires.data.textures import make_folder
@@ -71,41 +70,21 @@ def data(tmp_path: Path) -> DataConfig:
     return DataConfig("folder", str(tmp_path / "images"))
 
 
-def digest(data, known=None):
-    return content_of(data, known or KnownFiles())[0].digest
-
-
 def test_equal_images_are_equal_data_and_others_are_others(data, tmp_path):
     file = Path(data.path, "cats/a.png")
-    before, old = content_of(data, KnownFiles())
-    os.utime(file)
+    before, old = content_of(data)
     Path(data.path, "cats/notes.txt").write_text("no image")
     assert is_unchanged(data, before)
-    shutil.copytree(data.path, tmp_path / "copy")
-    assert digest(DataConfig("folder", str(tmp_path / "copy"))) == before.digest
+    shutil.copytree(data.path, tmp_path / "copy")  # with its times
+    assert content_of(DataConfig("folder", str(tmp_path / "copy")))[0] == before
     file.rename(file.with_name("z.png"))
     assert not is_unchanged(data, before)
     changes = "1 image was added (cats/z.png) and 1 image was removed (cats/a.png)"
-    assert data_changes(old, content_of(data, KnownFiles())[1]) == changes
-
-
-def test_content_is_read_once_unless_it_was_just_written(data, monkeypatch):
-    known, file = KnownFiles(), Path(data.path, "cats/a.png")
-    digest(data, known)
-    assert not known.files  # their entries changed a moment ago, whatever their own times say
-    monkeypatch.setattr(content, "_SETTLED_NS", -(10**18))  # as if they had lain there for long
-    first = digest(data, known)
-    assert (digest(data, known), known.num_read) == (first, 0)
-    before = content_of(data, known)[0]
-    file.write_bytes(b"cats/A.png")  # of the same size, and made to look as old
-    os.utime(file, (1e9, 1e9))
-    assert not is_unchanged(data, before)
-    assert digest(data, known) != first
-    assert known.num_read == 1
-    monkeypatch.setattr(content, "MOST_BYTES", 1)  # of much data sizes and times count
-    before = digest(data, known)
-    os.utime(file)
-    assert digest(data) != before
+    assert data_changes(old, content_of(data)[1]) == changes
+    file.with_name("z.png").rename(file)
+    assert is_unchanged(data, before)
+    os.utime(file)  # it may have been written anew
+    assert data_changes(old, content_of(data)[1]) == "1 image was replaced (cats/a.png)"
 
 
 def contents(root: Path) -> dict[str, bytes]:

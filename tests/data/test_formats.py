@@ -127,7 +127,6 @@ def test_compressions_that_only_pillow_knows_are_decoded_as_a_whole(
     assert "decoded as a whole" in caplog.text
     # Pillow would read 16-bit colours, but only their upper half.
     source = source_of(pixels(16, 16, 3, dtype=np.uint16), compression="zlib", tile=(16, 16))
-    monkeypatch.setattr("hires.data.tiff.DECOMPRESSORS", {})
     monkeypatch.setattr(tifffile.TIFF, "DECOMPRESSORS", {})
     with pytest.raises(RunError, match=r"a\.tif: its compression is ADOBE_DEFLATE, which needs"):
         source.window(0, (0, 16), (0, 16))

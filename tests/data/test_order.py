@@ -11,7 +11,7 @@ import tifffile
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.data.balanced import balanced_order
-from hires.data.content import KnownFiles, content_of
+from hires.data.content import content_of
 from hires.data.small_images import CIFAR10_RECORD
 from hires.data.source import open_data, open_source, step_images, step_indices
 from hires.engine.loader import replica_samples
@@ -170,7 +170,7 @@ def test_record_of_cifar10_is_a_label_then_red_green_and_blue_row_by_row(tmp_pat
     of = {"name": "cifar10", "path": str(tmp_path)}
     sizes = [len(opened((32, 32), **of, split=s)) for s in ("all", "train", "validation")]
     assert sizes == [24, 20, 4]
-    contents = [content_of(DataConfig(**of, split=s), KnownFiles())[0] for s in ("all", "train")]
+    contents = [content_of(DataConfig(**of, split=s))[0] for s in ("all", "train")]
     assert [content.images for content in contents] == [6, 5]
     source = opened((32, 32), **of, split="train")
     raw = (folder / "data_batch_2.bin").read_bytes()[CIFAR10_RECORD : 2 * CIFAR10_RECORD]

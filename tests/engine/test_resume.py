@@ -293,20 +293,22 @@ def test_what_a_resume_does_not_take_along_is_said_and_recorded(tmp_path):
     assert {*there} <= {*origin["differs"]}
 
 
-def test_inference_has_the_parameters_of_a_training_and_saves_them_unfolded(tmp_path):
-    # Ranks hold folded weights alone; a second save reads those of the first.
+def test_inference_has_the_parameters_of_a_training_and_saves_none(tmp_path):
     trained = make(tmp_path / "trained", checkpoint={"every": 8})
     assert attempt(trained) == [0]
-    keys = {"checkpoint": {"resume": str(trained), "every": 3}, "parallel": {"tiles": [2, 1]}}
-    run = make(tmp_path / "infer", task={"name": "infer"}, **keys)
-    params = records.read_plan(run)["graph"]["params"]
-    assert any(fact["recipe"] for fact in params.values())
-    assert [attempt(run, stop_at=4), attempt(run)] == [[PREEMPTED] * 2, [0] * 2]
-    assert len(losses(run, 0, 1)) == 2 * 8  # from step 0, whatever step the training had
-    before = {key: t for key, t in tensors_at(trained, 8).items() if key[0].startswith("stage")}
-    for folder in (run / checkpoints.FOLDER).iterdir():
-        found = tensors_at(run, int(folder.name.removeprefix("step")))
-        assert is_same({k: t for k, t in found.items() if k[0].startswith("stage")}, before)
+    found = []
+    for name, keys in (
+        ("resumed", {"checkpoint": {"resume": str(trained)}}),
+        ("named", {"weights": str(trained)}),
+        ("first", {}),
+    ):
+        keys = {"parallel": {"tiles": [2, 1]}, "data": {"length": 8}, "batch": 1, **keys}
+        run = make(tmp_path / name, task={"name": "evaluate"}, **keys)
+        assert any(f["recipe"] for f in records.read_plan(run)["graph"]["params"].values())
+        assert [attempt(run, stop_at=4), attempt(run)] == [[PREEMPTED] * 2, [0] * 2]
+        assert not (run / checkpoints.FOLDER).exists()
+        found.append(records.read_record(run)["evaluation"]["loss"])
+    assert found[0] == found[1] != found[2]
 
 
 def test_checkpoint_of_another_network_is_refused(tmp_path):

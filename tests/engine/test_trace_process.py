@@ -8,9 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from hires.comm import rehearsal
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, to_dict
+from hires.core.config.task_config import TaskConfig
+from hires.core.errors import RunError
+from hires.engine.build import contexts_of, made_tensors
 from hires.engine.footprint import reply_to
+from hires.nets.trace import trace_config
 from hires.plan.graph import Graph, describe
 from hires.plan.planner import make_plan
 
@@ -71,3 +78,27 @@ def test_operator_that_a_rank_cannot_run_is_named_with_its_layer():
         "a rank cannot run its step: IndexError: Dimension out of range"
     )
     assert error["text"].endswith(f"(in {describe(node)})")
+
+
+WIDE = """
+import os
+from torch import nn
+
+def net():
+    return nn.Conv2d(3, int(os.environ["WIDE"]), 3)
+"""
+
+
+def test_network_that_is_built_otherwise_than_planned_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "wide_net.py").write_text(WIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("WIDE", "4")
+    task = TaskConfig("infer")
+    model = ModelConfig("custom", target="wide_net:net")
+    config = RunConfig(image=8, batch=2, model=model, task=task)
+    plan = make_plan(config, trace_config(config))
+    monkeypatch.setenv("WIDE", "5")
+    with rehearsal(0, shared_memory=False):
+        contexts = contexts_of(plan, 0)
+    with pytest.raises(RunError, match=r"built weight of shape \[5, 3, 3, 3\], and \[4, "):
+        made_tensors(config, contexts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from hires.core.config.run_config import RunConfig
 from hires.plan.graph import Graph
@@ -22,6 +22,8 @@ def fake_torch(
     """Returns a class in the place of ``TorchProcess``: answers for a config, and for a rank."""
 
     class FakeTorch(contextlib.nullcontext):
+        tensors: ClassVar[dict[str, list[str]]] = {}
+
         def trace(self, config: RunConfig) -> Graph:
             return network(config)
 

@@ -100,6 +100,6 @@ def saved_stages(
         name = f"stage{number:02d}.safetensors"
         (path / name).write_bytes(data)
         files[name] = checkpoints.StoredFile(len(data), hashlib.sha256(data).hexdigest(), shapes)
-    made = checkpoints.Checkpoint(path, step, attempt, "train", files)
+    made = checkpoints.Checkpoint(path, step, attempt, files)
     (path / checkpoints.MANIFEST).write_text(made.manifest())
     return path

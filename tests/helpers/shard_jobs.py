@@ -336,7 +336,7 @@ def wrong_engines(world: World) -> list[tuple[str, str]]:
             ),
             "needs the keys image and batch": lambda: hires.Engine(network("of samples"), {}),
             "unknown key imagee": lambda: engine(imagee=3),
-            "it takes model.channels alone": lambda: engine(model={"name": "unet"}),
+            "it takes channels and trusted": lambda: engine(model={"name": "unet"}),
             'validate={"every": 2} is for `hires run`': lambda: engine(validate={"every": 2}),
             "loss=l1 compares images of 3": lambda: engine(loss={"name": "l1"}),
             "a batch of [2, 3, 18, 16] with 2 targets": lambda: made.step(images[:2], labels[:2]),

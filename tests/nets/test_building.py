@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import random
 import sys
-import types
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,13 +19,9 @@ from torch import Tensor, nn
 
 from hires.core.config.model_config import ModelConfig
 from hires.core.errors import ConfigError
-from hires.nets import custom as custom_module
-from hires.nets import opened_files
 from hires.nets.build_network import NETS, build_model, materialise
 from hires.nets.custom import custom
 from hires.nets.network_call import chosen, on_images
-from hires.nets.opened_files import OpenedFiles
-from hires.nets.read_variables import ReadVariables
 from hires.nets.trace import trace
 
 SMALL = ModelConfig(name="preact_resnet", n=1, classes=4)
@@ -161,22 +155,6 @@ def test_target_that_makes_no_network_is_refused_in_one_line(module, case):
     assert answer in message
 
 
-def test_file_that_has_not_changed_is_read_once_for_many_traces(module, tmp_path, monkeypatch):
-    # A search traces a network several times, and its libraries may have thousands of files.
-    name = module(NET)
-    assert custom(f"{name}:net", {"width": 9}).out_channels == 9
-    path, read = tmp_path / f"{name}.py", []
-    monkeypatch.setattr(custom_module, "sha256_of", lambda path: read.append(path) or "0")
-    custom_module._sha256_at.cache_clear()
-    for _ in range(3):
-        custom_module.source_hashes([path])
-    assert read.count(path) == 1
-    os.utime(path, ns=(1, 1))
-    custom_module.source_hashes([path])
-    assert read.count(path) == 2
-    custom_module._sha256_at.cache_clear()
-
-
 @dataclasses.dataclass
 class Answer:
     """What some networks return."""
@@ -257,92 +235,3 @@ def test_forward_that_was_assigned_is_the_one_that_is_called():
     net = nn.Conv2d(3, 4, 1)
     net.forward = lambda x: (x * 2, x)
     assert torch.equal(on_images(net, None, "0")(torch.ones(SHAPE)), torch.full(SHAPE, 2.0))
-
-
-@pytest.fixture
-def home(tmp_path, monkeypatch) -> Path:
-    for name in (*opened_files._NAMED, "HF_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    return tmp_path / "home"
-
-
-def made(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("1")
-    return path
-
-
-def read(*paths: Path) -> OpenedFiles:
-    opened = OpenedFiles()
-    with opened.noting():
-        for path in paths:
-            path.read_text()
-    return opened
-
-
-def test_files_that_decide_a_network_are_noted_and_caches_are_not(home, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    names = ["home/.cache/matplotlib/fonts.json", "home/.config/key", "settings/key", "hub/token"]
-    counted = [made(tmp_path / name) for name in ("hub/blobs/config.json", "work/widths.json")]
-    counted.append(made(home / "token"))
-    others = [made(tmp_path / name) for name in names]
-    assert set(read(*counted, *others).read()) == set(counted)
-    monkeypatch.setattr(opened_files, "MOST_FILES", 2)
-    assert not read(*counted[:2], *counted[:2]).is_full
-    full = read(*counted)
-    assert (full.is_full, set(full.read())) == (True, set(counted[:2]))
-    monkeypatch.chdir(home / ".cache")  # the work itself is there
-    assert set(read(*others).read()) == {others[0]}
-
-
-def test_file_that_is_written_is_no_input(home):
-    opened = OpenedFiles()
-    path, final, kept = (Path(name).absolute() for name in ("list.json", "final", "kept"))
-    made(kept)
-    with opened.noting():
-        made(path).read_text()
-        path.replace(final)
-        final.read_text()
-        kept.read_text()
-    assert opened.read() == [kept]
-
-
-def read_by(module: str, source: str) -> dict[str, str | None]:
-    """What is noted of some lines in a module of this name."""
-    scope = vars(types.ModuleType(module)) | {"os": os}
-    variables = ReadVariables()
-    with variables.noting():
-        exec(source, scope)
-    return variables.read()
-
-
-def test_variable_that_a_network_reads_is_noted_without_its_value(monkeypatch):
-    for source in ("os.environ['WIDTH']", "os.getenv('WIDTH')", "os.path.expandvars('$WIDTH')"):
-        monkeypatch.setenv("WIDTH", "4")
-        first = read_by("net", source)
-        assert list(first) == ["WIDTH"]
-        assert "4" not in first.values()  # it may be a password
-        monkeypatch.setenv("WIDTH", "5")
-        assert read_by("net", source) != first
-
-
-def test_variables_that_decide_no_network_are_not_noted(monkeypatch):
-    monkeypatch.delenv("WIDTH", raising=False)
-    assert read_by("net", "os.environ.get('WIDTH')") == {"WIDTH": None}
-    # What the network sets by itself was not there before.
-    assert read_by("net", "os.environ['WIDTH'] = '3'; os.environ['WIDTH']") == {"WIDTH": None}
-    monkeypatch.setenv("SSH_TTY", "x")
-    assert read_by("torch.fx", "os.environ.get('TORCH_LOGS')") == {}
-    found = read_by("net", "dict(os.environ), os.environ.get('TERM')")
-    assert found.keys().isdisjoint({"TERM", "SSH_TTY"})
-    assert "PATH" in found
-    before, variables = type(os.environ).__getitem__, ReadVariables()
-    with variables.noting(), variables.noting():
-        pass
-    os.environ.get("WIDTH")
-    assert variables.read() == {}
-    assert type(os.environ).__getitem__ is before

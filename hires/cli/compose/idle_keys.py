@@ -69,6 +69,7 @@ def _readers(config: RunConfig) -> Iterator[tuple[bool, str, Collection[str]]]:
         "augment",
         "data.balance",
         "memory.checkpoint",
+        "checkpoint.every",
     )
     learning += ("measure.tensorboard", "loss.weights", "loss.ignore_index")
     losses = ("loss.label_smoothing", "loss.smooth")

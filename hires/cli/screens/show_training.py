@@ -29,7 +29,7 @@ def training_lines(record: dict[str, Any], run: StrPath) -> list[str]:
         }
         facts["metric"] = text(dig(record, "validation", "metric"), 20)
         lines.append(ended_text(facts))
-    there = [one for one in checkpoints.whole_checkpoints(run)[0] if one.task == "train"]
+    there, _ = checkpoints.whole_checkpoints(run)
     best = checkpoints.read_best(run)
     if best is not None and any(one.step == best.step for one in there):
         lines.append(f"weights={text(str(run))}/{BEST} are the best ones: {best_words(best)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ def _held(place: WeightsPlace, process: TorchProcess) -> tuple[Mapping[str, list
 def _show(args: Namespace, place: WeightsPlace, process: TorchProcess) -> int:
     shapes, types = _held(place, process)
     needed: Mapping[str, list[int]] = {}
-    others: Mapping[str, object] = {}
+    others: Collection[str] = ()
     found: dict[str, Any] = {}
     if args.overrides:
         needed, others = _network(with_classes(compose(args.overrides, args.config_dir)), process)
@@ -195,9 +195,7 @@ def _renaming(text: str) -> tuple[str, str]:
 
 def _network(
     config: RunConfig, process: TorchProcess
-) -> tuple[Mapping[str, list[int]], Mapping[str, object]]:
+) -> tuple[Mapping[str, list[int]], Collection[str]]:
     # The shapes of the tensors that a network needs, and what it holds beside them.
     needed = shapes_of(process.trace(config))
-    inputs = process.networks.get(trace_key(config))
-    built = inputs.built if inputs is not None else None
-    return needed, {} if built is None else built.tensors
+    return needed, process.tensors[trace_key(config)]

@@ -20,7 +20,7 @@ OWN_KEYS = {
     "amoebanet": ("layers", "filters"),
     "unet": ("levels", "width", "upsample"),
     "edsr": ("blocks", "width", "res_scale"),
-    "custom": ("target", "args", "inputs", "output"),
+    "custom": ("target", "args", "inputs", "output", "files", "trusted"),
 }
 """Value of ``model.name`` -> the keys that it reads beside ``classes`` and ``channels``; of those
 that compare images (``RunConfig``) also ``scale``."""
@@ -92,6 +92,13 @@ class ModelConfig(Section, key="model", own_keys=OWN_KEYS, choices=CHOICES):
     """``custom`` only: ``package.module:function`` that returns a torch module."""
     args: dict[str, Any] = field(default_factory=dict)
     """``custom`` only: keyword arguments of the function."""
+    files: list[str] = field(default_factory=list)
+    """``custom`` only: files that the network reads (a JSON of widths, weights): their contents are
+    part of the run, like its source."""
+    trusted: bool = False
+    """``custom`` only: accepts an ``autograd.Function``, a hook on gradients, random numbers of
+    Python and a state between calls, which a graph does not hold; ``hires verify`` compares a
+    step."""
 
     def _check_more(self, check: Checks) -> None:
         if self.name == "custom" and (not self.target or self.target.count(":") != 1):

@@ -7,7 +7,6 @@ attempts      Attempt: what the files of one attempt hold; begins attempts
 records       appends events and metrics; reads config, plan and record; builds the record
 ends          writes exit.json
 frozen        what a run was planned from, and what was edited since
-built_network  what a network of the user's holds once it is built
 rundir        makes and opens run folders, and locates the run that a user names
 campaign      campaign.json of sweeps, and points.jsonl of job arrays
 checkpoints   which there are, and where an attempt begins

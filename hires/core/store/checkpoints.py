@@ -34,7 +34,7 @@ from hires.core.store.records import done_attempt
 
 FOLDER = file_names.CHECKPOINTS
 MANIFEST = file_names.CHECKPOINT
-SCHEMA = 2
+SCHEMA = 3
 Shape = list[int]
 _DIGEST = "digest"
 """Key of a file's digest of its other values."""
@@ -78,8 +78,6 @@ class Checkpoint:
     """Steps that were done: the next one has this number."""
     attempt: int
     """Attempt of the run that wrote it."""
-    task: str
-    """``train`` or ``infer``."""
     files: dict[str, StoredFile]
     """By name, all but the manifest."""
     numbers: dict[str, list[float]] = dataclasses.field(default_factory=dict)
@@ -306,8 +304,8 @@ def _elsewhere(config: RunConfig) -> tuple[list[Checkpoint], list[str]]:
 
 
 def begin_of(checkpoint: Checkpoint, config: RunConfig) -> int:
-    """Returns the step at which a run goes on: of another task it takes the parameters only."""
-    return checkpoint.step if checkpoint.task == config.task.name else 0
+    """Returns the step at which a run goes on: an inference takes the parameters only."""
+    return checkpoint.step if config.task.name == "train" else 0
 
 
 def tidy(run_dir: StrPath, keep: int | None = None, damaged: Collection[Path] = ()) -> None:

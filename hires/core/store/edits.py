@@ -8,17 +8,14 @@ import shlex
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hires.core.errors import EditedError
 from hires.core.store import file_names, reading
 from hires.core.store.attempts import reproduce_line_of
-from hires.core.store.built_network import BuiltNetwork, tensors_named
 from hires.core.store.file_names import StrPath
 from hires.core.store.frozen import (
-    MOST_READ,
     Frozen,
     RunInputs,
     frozen_sha256,
@@ -69,26 +66,12 @@ def _edit(run: Path, by_time: bool) -> str | None:
     )
 
 
-def require_built(planned: BuiltNetwork, built: BuiltNetwork, run: StrPath) -> None:
-    """Raises an EditedError if a rank built other tensors than the plan was made with.
-
-    A rank has part of the tensors. The files are as they were (:func:`require_unchanged`).
-    """
-    held = {n: t for n, t in planned.tensors.items() if n in built.tensors}
-    if names := built.other_tensors(replace(planned, tensors=held)):
-        raise EditedError(
-            f"{tensors_named(names)} are not those with which the run was planned: something that "
-            f"the network reads has changed, or it draws numbers without a seed (use torch's, or "
-            f"seed them); undo that, or start it as a run of its own{_again(Path(run))}"
-        )
-
-
 def edited_sources(inputs: RunInputs, by_time: bool = False) -> list[str]:
     """Returns the paths of the network's files that are not as they were.
 
     ``by_time``, files of the same size and time are not read.
     """
-    edited, left = [], MOST_READ
+    edited = []
     for file in inputs.network:
         try:
             now = Path(file.path).stat()
@@ -98,9 +81,8 @@ def edited_sources(inputs: RunInputs, by_time: bool = False) -> list[str]:
         if by_time and (file.size, file.mtime_ns) == (now.st_size, now.st_mtime_ns):
             continue
         may_be_same = stat.S_ISREG(now.st_mode) and file.size in (-1, now.st_size)
-        if not may_be_same or sha256_of(Path(file.path), left) != file.sha256:
+        if not may_be_same or sha256_of(Path(file.path)) != file.sha256:
             edited.append(file.path)
-        left -= min(left, now.st_size) if may_be_same else 0
     return edited
 
 

@@ -1,10 +1,8 @@
 """Names what a run was frozen from, and finds out what has changed since.
 
-A run is its config, a network of the user's (its source, the files that it reads, and what they
-build), and the images of a folder. The name of a run holds the digests of the files and images, so
-a run of others has another folder; what was built is compared
-(:func:`hires.core.store.rundir.run_path`). ``frozen.json`` keeps all that, and digests of the
-frozen files (:mod:`.edits`).
+A run is its config, the files of a network of the user's, and the images of a folder. Its name
+holds the digests of these files and images, so a run of others has another folder. ``frozen.json``
+keeps all that, and digests of the frozen files (:mod:`.edits`).
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from hires.core.config.run_config import RunConfig
 from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError
 from hires.core.store import file_names, reading
-from hires.core.store.built_network import BuiltNetwork, built_changes
 from hires.core.store.file_names import StrPath
 from hires.core.store.naming import identity, plain
 
@@ -29,29 +26,22 @@ SCHEMA = 1
 LENGTH = ("steps", "measure")
 """Keys in which a run may differ from one that it continues: its state after a step is the same."""
 MOST_READ = 64 * 2**30
-"""Bytes of a network's files that are read for their digests; a folder may be a stranger's."""
-MOST_FILES = 1000
-"""Of a network that reads more, as whole data sets, the others are not noted."""
+"""Bytes of a file that is read for its digest; a folder may be a stranger's."""
 _SHOWN = 3
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file that a network of the user's was imported from, or that it read when it was built."""
+    """A source file of a network of the user's, or one of ``model.files``."""
 
-    module: str
-    """Empty of a file that it read."""
+    name: str
+    """What names the file wherever the network lies: its path in the package."""
     path: str
     """Absolute, where it was when the run was planned."""
     sha256: str
     size: int = -1
-    """Bytes; -1 in a folder of an older hires."""
+    """Bytes."""
     mtime_ns: int = 0
-
-    @property
-    def key(self) -> str:
-        """What names the file wherever the network lies."""
-        return self.module or f"file {Path(self.path).name}"
 
 
 @dataclass(frozen=True)
@@ -59,11 +49,9 @@ class DataContent:
     """The images of a folder."""
 
     digest: str
-    """Of their names and contents, wherever the folder lies."""
+    """Of their names, sizes and times of change, wherever the folder lies."""
     images: int
     num_bytes: int
-    stat: str
-    """Of their names, sizes, times and inodes: while it is the same, so is the content."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +60,6 @@ class RunInputs:
 
     network: tuple[SourceFile, ...] = ()
     data: DataContent | None = None
-    built: BuiltNetwork | None = None
-    """What these files made of the network; None of one of hires."""
-    more_files: bool = False
-    """Whether the network read more than ``network`` holds."""
     table: str = ""
     """Digest of the tuning table; nothing of one that ships with hires."""
     weights: str = ""
@@ -93,7 +77,7 @@ class RunInputs:
         """
         found = {}
         if self.network:
-            found["network"] = digest(_keyed(self.network))
+            found["network"] = digest({file.name: file.sha256 for file in self.network})
         if self.data is not None:
             found["data"] = self.data.digest[:16]
         if self.table:
@@ -106,25 +90,14 @@ class RunInputs:
             found["loss"] = self.loss
         return found
 
-    @property
-    def recorded(self) -> dict[str, str]:
-        """Returns :attr:`digests`, with ``built`` if it is there."""
-        return self.digests | ({} if self.built is None else {"built": self.built.digest})
-
-    def is_same(self, other: RunInputs) -> bool:
-        """Whether both are those of one run, perhaps on two machines (:mod:`.built_network`)."""
-        return self.digests == other.digests and built_changes(other.built, self.built) is None
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunInputs:
         """Returns the inputs that plain values describe; raises ConfigError."""
         files = tuple(build(SourceFile, one) for one in values.get("network") or ())
-        data, built = values.get("data"), values.get("built")
+        data = values.get("data")
         return cls(
             files,
             None if data is None else build(DataContent, data),
-            None if built is None else BuiltNetwork.from_dict(built),
-            bool(values.get("more_files")),
             str(values.get("table") or ""),
             str(values.get("weights") or ""),
             str(values.get("scales") or ""),
@@ -154,7 +127,7 @@ class Frozen:
 
     def continues(self, other: Frozen) -> bool:
         """Whether the runs differ in their length at most."""
-        return self.series == other.series and self.inputs.is_same(other.inputs)
+        return self.series == other.series and self.inputs.digests == other.inputs.digests
 
     def text(self) -> str:
         """Returns the text of the file."""
@@ -203,42 +176,30 @@ def while_replacing(run: StrPath, new: Frozen) -> Frozen | None:
     return replace(new, replaced=good)
 
 
-def source_file(module: str, path: Path, most: int) -> SourceFile | None:
-    """Returns a file as it is now; None if it cannot be read, or has more bytes than ``most``."""
+def source_file(name: str, path: Path) -> SourceFile | None:
+    """Returns a file as it is now; None if it cannot be read, or has too many bytes."""
     try:
         now = path.stat()  # before it is read: one that is edited meanwhile has another time
     except OSError:
         return None
-    sha256 = sha256_of(path, most)
+    sha256 = sha256_of(path)
     if sha256 is None:
         return None
-    return SourceFile(module, str(path), sha256, now.st_size, now.st_mtime_ns)
+    return SourceFile(name, str(path), sha256, now.st_size, now.st_mtime_ns)
 
 
 def network_changes(old: RunInputs, new: RunInputs) -> str | None:
-    """Returns in words how two networks differ, in their files or else in what was built.
-
-    None: they do not.
-    """
-    before, after = ({f.key: f for f in one.network} for one in (old, new))
-    hashes, parts = [_keyed(one.network) for one in (old, new)], []
+    """Returns in words how the files of two networks differ; None: they do not."""
+    before, after = ({file.name: file for file in one.network} for one in (old, new))
+    parts = []
     for verb, names in (
-        ("changed", [n for n in after if n in before and hashes[0][n] != hashes[1][n]]),
+        ("changed", [n for n in after if n in before and before[n].sha256 != after[n].sha256]),
         ("was added", after.keys() - before.keys()),
         ("is gone", before.keys() - after.keys()),
     ):
         paths = sorted(Path((after.get(name) or before[name]).path).name for name in names)
         parts += [f"{listed(paths)} {verb}"] if paths else []
-    return " and ".join(parts) or built_changes(old.built, new.built)
-
-
-def _keyed(files: Iterable[SourceFile]) -> dict[str, Any]:
-    """Returns the digests of files by their keys; several that were read may have one name."""
-    keyed: dict[str, Any] = {file.key: file.sha256 for file in files if file.module}
-    for file in files:
-        if not file.module:
-            keyed[file.key] = sorted([*keyed.get(file.key, []), file.sha256])
-    return keyed
+    return " and ".join(parts) or None
 
 
 def digest(values: Any) -> str:

@@ -182,7 +182,7 @@ def _weights_in(path: Path, key: str, takes_means: bool, verify: bool) -> Weight
         damaged = [str(error)]
     for checkpoint in there:
         try:
-            place = _weights_of(checkpoint, key, takes_means, verify)
+            place = weights_of(checkpoint, key, takes_means, verify)
             if verify:
                 checkpoint.verify(file.name for file in place.files)
         except DamagedError as error:
@@ -199,7 +199,10 @@ def _weights_in(path: Path, key: str, takes_means: bool, verify: bool) -> Weight
     )
 
 
-def _weights_of(checkpoint: Checkpoint, key: str, takes_means: bool, verify: bool) -> WeightsPlace:
+def weights_of(
+    checkpoint: Checkpoint, key: str, takes_means: bool = False, verify: bool = True
+) -> WeightsPlace:
+    """Returns the weights of a checkpoint; ConfigError: it has none, or not those asked for."""
     files = [checkpoint.path / name for name in sorted(checkpoint.files)]
     stages = tuple(file for file in files if file.name.startswith("stage"))
     if not stages:

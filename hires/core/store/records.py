@@ -187,7 +187,7 @@ def _build(
         "layout": config.parallel.name,
         "model": model_label(config.model),
         "image": list(config.image),
-        "inputs": {} if held is None else held.inputs.recorded,
+        "inputs": {} if held is None else held.inputs.digests,
         "provenance": {
             **own.env.get("provenance", {}),
             "argv": own.env.get("argv"),

@@ -14,7 +14,6 @@ complete is only touched with ``--again``.
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import shutil
@@ -61,26 +60,9 @@ class RunDir:
 
 
 def run_path(config: RunConfig, inputs: RunInputs = _NO_INPUTS) -> Path:
-    """Returns the place of a run's folder, absolute, whether or not it is there.
-
-    What a network of the user's built is compared with what a folder recorded, since it differs in
-    its last bits between machines. It is part of the name only of a run for which there is none:
-
-        the folder of this name is not there, or its network is the same      this name
-        that of a run of this config is the same, beside it                   that run's name
-        else                                                                  a name with its digest
-    """
+    """Returns the place of a run's folder, absolute, whether or not it is there."""
     folder = Path(config.results).absolute() / config.campaign
-    path, built = folder / run_name(config, inputs.digests), inputs.built
-    held = None if built is None else frozen.read(path)
-    if built is None or held is None or inputs.is_same(held.inputs):
-        return path
-    slug = glob.escape(path.name.rpartition("-")[0])
-    for file in sorted(folder.glob(f"{slug}-*/{file_names.FROZEN}")):
-        other = frozen.read(file.parent)
-        if other and other.config == held.config and inputs.is_same(other.inputs):
-            return file.parent
-    return folder / run_name(config, inputs.recorded)
+    return folder / run_name(config, inputs.digests)
 
 
 def create(
@@ -220,10 +202,6 @@ def _freeze(
         file_names.CONFIG: _config_text(config),
         file_names.PLAN: json.dumps(plan, indent=1) + "\n",
     }
-    before = frozen.read(path)
-    if before is not None and before.inputs.built is not None:
-        # The first one stays: else it could drift by the tolerance of two machines at each start.
-        inputs = replace(inputs, built=before.inputs.built)
     held = frozen.frozen_of(config, checked, inputs)
     files = {
         **checked,

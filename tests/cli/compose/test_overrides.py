@@ -82,8 +82,8 @@ def test_keys_that_are_read_are_taken():
 
 
 def test_every_network_and_data_set_lists_the_keys_that_it_reads():
-    shared = {"classes", "channels", "image", "scale", "depth"}
+    shared = {"classes", "channels", "image", "scale", "depth", "files", "trusted"}
     for name, keys in model_config.OWN_KEYS.items():
-        assert {*keys} - {"depth"} == {*inspect.signature(NETS[name]).parameters} - shared, name
+        assert {*keys} - shared == {*inspect.signature(NETS[name]).parameters} - shared, name
     assert {*model_config.OWN_KEYS} == {*NETS}
     assert {*data_config.OWN_KEYS} == {*KINDS}

@@ -8,19 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from hires.core.errors import EditedError
 from hires.core.store import edits, frozen, records, rundir
-from hires.core.store.built_network import BuiltNetwork
 from hires.core.store.frozen import DataContent, RunInputs, SourceFile
-from hires.nets.built_tensors import built_network
 from tests.helpers.new_runs import ARGV, PLAN
 
 
 def source(path: Path, text: str) -> SourceFile:
     path.write_text(text)
-    return SourceFile(path.stem, str(path), hashlib.sha256(text.encode()).hexdigest())
+    return SourceFile(path.name, str(path), hashlib.sha256(text.encode()).hexdigest())
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +46,7 @@ def test_other_source_is_another_run_wherever_it_lies(config, net, tmp_path):
 
 
 def test_each_input_beside_the_config_makes_another_run(config):
-    inputs = [RunInputs(data=DataContent(f"{n}" * 64, 3, 100, "")) for n in (1, 2)]
+    inputs = [RunInputs(data=DataContent(f"{n}" * 64, 3, 100)) for n in (1, 2)]
     inputs += [RunInputs(**{name: "0123"}) for name in ("table", "weights", "scales", "loss")]
     paths = [rundir.run_path(config, one) for one in (RunInputs(), *inputs)]
     assert paths[0] == rundir.run_path(config) == rundir.create(config, PLAN, ARGV).path
@@ -57,7 +54,7 @@ def test_each_input_beside_the_config_makes_another_run(config):
 
 
 def test_what_was_frozen_is_read_back(config, net):
-    inputs = RunInputs((source(net, "relu"),), DataContent("1" * 64, 3, 100, "2" * 64))
+    inputs = RunInputs((source(net, "relu"),), DataContent("1" * 64, 3, 100))
     run = rundir.create(config, PLAN, ARGV, inputs)
     held = frozen.read(run)
     assert held is not None
@@ -132,7 +129,7 @@ def test_file_shown_late_was_not_edited_and_one_too_large_was(config, monkeypatc
 
 def test_ranks_read_files_only_if_their_times_have_changed(config, net, monkeypatch):
     source(net, "relu")
-    file = frozen.source_file("net", net, 100)
+    file = frozen.source_file("net.py", net)
     run = rundir.create(config, PLAN, ARGV, RunInputs((file,)))
     read, sha256_of = [], frozen.sha256_of
     monkeypatch.setattr(edits, "sha256_of", lambda p, *n: read.append(p.name) or sha256_of(p, *n))
@@ -144,54 +141,3 @@ def test_ranks_read_files_only_if_their_times_have_changed(config, net, monkeypa
     net.write_text("gelu")
     with pytest.raises(EditedError, match=r"net\.py of the network has changed"):
         edits.require_unchanged(run, by_time=True)
-
-
-def built(**tensors: torch.Tensor) -> BuiltNetwork:
-    return built_network(tensors)
-
-
-def test_network_built_on_another_machine_is_the_same_run(config, net):
-    weight = torch.randn(70_000, generator=torch.Generator().manual_seed(0))
-    sources = (source(net, "relu"),)
-
-    def inputs_of(weight: torch.Tensor, machine: str = "here", constant: float = 1.0) -> RunInputs:
-        constants = built(c=torch.tensor([constant])).tensors
-        network = replace(built(weight=weight), machine=machine, constants=constants)
-        return RunInputs(sources, built=network)
-
-    first = rundir.create(config, PLAN, ARGV, inputs_of(weight))
-    rounded = weight * (1 + 2**-22)
-    for same in (
-        inputs_of(weight),
-        inputs_of(rounded, "there"),
-        inputs_of(weight, "there", 1 + 2**-22),
-    ):
-        assert rundir.create(config, PLAN, ARGV, same).path == first.path
-    assert frozen.read(first).inputs == inputs_of(weight)  # what was planned first
-    held = frozen.read(first)
-    others = (
-        inputs_of(rounded),
-        inputs_of(weight, constant=1 + 2**-22),
-        inputs_of(weight + 1, "there"),
-    )
-    runs = [rundir.create(config, PLAN, ARGV, other).path for other in others]
-    assert len({first.path, *runs}) == 4
-    assert runs == [rundir.run_path(config, other) for other in others]
-    assert rundir.run_path(config, inputs_of(weight + 1 + 2**-22, "elsewhere")) == runs[2]
-    longer = replace(config, steps=500)
-    continues = [frozen.frozen_of(longer, {}, one).continues(held) for one in (*others, same)]
-    assert continues == [False, False, False, True]
-
-
-def test_rank_that_built_another_network_is_refused(tmp_path):
-    weight = torch.randn(70_000, generator=torch.Generator().manual_seed(0))
-    planned = replace(built(weight=weight, other=torch.ones(3)), graph="0123")
-    rounded = weight * (1 + 2**-22 * torch.randn(70_000))
-    for same in weight, rounded:  # a rank holds part of the tensors, on any processor
-        edits.require_built(planned, built_network({"weight": same}, exact=False), tmp_path)
-    others = {"shape": weight[1:], "number": torch.cat((weight[:1] + 1, weight[1:]))}
-    others["order"] = weight.flip(0)
-    for other in others.values():
-        with pytest.raises(EditedError, match="the first values of weight are not those"):
-            edits.require_built(planned, built_network({"weight": other}, False), tmp_path)
-    assert planned.other_tensors(replace(planned, tensors=built(weight=rounded).tensors), True)

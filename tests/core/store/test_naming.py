@@ -19,9 +19,10 @@ from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import LauncherConfig, RunConfig
+from hires.core.errors import ConfigError
 from hires.core.store import cache as store
 from hires.core.store import naming, records, rundir
-from hires.core.store.own_module import module_digest
+from hires.core.store.own_module import module_digest, network_sources
 from tests.helpers.launches import ROOT
 from tests.helpers.new_runs import ARGV, PLAN
 
@@ -138,6 +139,24 @@ def test_source_is_found_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert module_digest("package.losses:mine") not in ("", first)
     for target in ("nowhere.at_all:mine", "json.nowhere:mine", "sys:exit"):
         assert module_digest(target) == ""
+
+
+def test_files_that_decide_a_network_are_found_and_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("package/__init__", "package/inner/nets", "namespace/net", "net", "blocks"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('was run')\n")
+    (tmp_path / "widths.json").write_text("[4]")
+
+    def names(target: str, *files: str) -> set[str]:
+        return {source.name for source in network_sources(target, files)}
+
+    assert names("package.inner.nets:f") == {"package/__init__.py", "package/inner/nets.py"}
+    assert names("namespace.net:f", "widths.json") == {"namespace/net.py", "widths.json"}
+    assert names("net:f") == {"net.py", "blocks.py"}
+    assert names("nowhere:f") == names("torch.nn:ReLU") == names("sys:exit") == set()
+    with pytest.raises(ConfigError, match=r"model\.files=widths is no file"):
+        names("net:f", "widths")
 
 
 @pytest.fixture

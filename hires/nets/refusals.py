@@ -1,0 +1,174 @@
+"""Refuses networks that compute what no graph holds, for a reason that is seen in one forward pass.
+
+A graph holds operators, whose gradient is torch's own, and the numbers of Python as they were when
+it was traced. ``model.trusted=true`` takes a network as it is; ``hires verify`` compares a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import random
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+from torch.overrides import TorchFunctionMode
+
+from hires.core.errors import ConfigError
+
+_TRUST = "or set model.trusted=true and compare a step with `hires verify`"
+_GRADIENT = (
+    "the network has {}, which may change the gradient, and a graph holds operators with their own "
+    "gradients only; write it with operators in the forward pass, as x + (f(x) - x).detach() for "
+    f"f with the gradient of x, {_TRUST}"
+)
+_DRAWS = (
+    "the network draws random numbers of Python or NumPy in its forward pass, which a graph holds "
+    "as they were when it was traced; draw them with torch and compute with them, as "
+    f"x * torch.rand(len(x), 1, 1, 1).ge(0.1) does, {_TRUST}"
+)
+_STATE = (
+    "the network changes its attribute {} in its forward pass, which a graph holds as it was when "
+    f"it was traced; keep it in a buffer, {_TRUST}"
+)
+_HOOKED = (
+    "{} has a hook (register_{}) that would never be called: ranks compute operators, not layers; "
+    "remove it, or read the layer where the plain module is called. Hooks on parameters are "
+    "called, and those on what hires.shard returns"
+)
+
+
+def refuse_hooks(model: nn.Module) -> None:
+    """Raises ConfigError if a module, one of its layers, or all modules have hooks on calls.
+
+    Those of torch.nn.utils, as of weight_norm, compute weights and are part of the plan.
+    """
+    for kind in ("forward_pre_hook", "forward_hook", "backward_pre_hook", "backward_hook"):
+        if getattr(modules, f"_global_{kind}s"):
+            raise ConfigError(_HOOKED.format("every module", f"module_{kind}"))
+        for path, module in model.named_modules():
+            hooks = getattr(module, f"_{kind}s").values()
+            if not all(type(hook).__module__.startswith("torch.nn.utils.") for hook in hooks):
+                raise ConfigError(_HOOKED.format(path or "the module", kind))
+
+
+def refuse_gradient_hooks(model: nn.Module) -> None:
+    """Raises ConfigError if a parameter or a module has a hook on gradients."""
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ConfigError(
+                f"the network has a gradient hook on its parameter {name}, which would see "
+                f"the gradient of one rank alone; write it with operators, {_TRUST}"
+            )
+    for path, module in (("every module", modules), *model.named_modules()):
+        prefix = "_global_backward" if module is modules else "_backward"
+        if any(getattr(module, f"{prefix}{kind}hooks") for kind in ("_", "_pre_")):
+            raise ConfigError(_GRADIENT.format(f"a backward hook on {path or 'its whole module'}"))
+
+
+@contextlib.contextmanager
+def traceable(model: nn.Module, training: bool) -> Iterator[None]:
+    """Raises ConfigError if a forward pass of ``model`` in the block does what no graph holds."""
+    numbers, states, draws = _numbers(model), _generator_states(), contextlib.ExitStack()
+    reads: list[str] = []
+
+    def begin(*call: Any) -> None:  # torch draws, too, when it does not call the network
+        states.update(_generator_states())
+        draws.enter_context(_entropy_reads(reads))
+
+    def end(*call: Any) -> None:
+        draws.close()
+        after = _generator_states().items()
+        if reads or any(states.get(key, state) != state for key, state in after):
+            raise ConfigError(_DRAWS)
+
+    handles = model.register_forward_pre_hook(begin), model.register_forward_hook(end)
+    try:
+        with draws, _own_functions() as functions, _TensorHooks(training):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if training and functions:
+        raise ConfigError(_GRADIENT.format(f"autograd.Function {', '.join(functions)}"))
+    changed = [name for name, value in _numbers(model).items() if numbers.get(name, value) != value]
+    if changed:
+        raise ConfigError(_STATE.format(changed[0]))
+
+
+class _TensorHooks(TorchFunctionMode):
+    def __init__(self, refuses: bool) -> None:
+        super().__init__()
+        self.refuses = refuses
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if self.refuses and func is Tensor.register_hook:
+            raise ConfigError(_GRADIENT.format("a hook on a tensor (register_hook)"))
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _own_functions() -> Iterator[dict[str, None]]:
+    """Yields the names of the autograd functions, but torch's own, that a block applies."""
+    names: dict[str, None] = {}
+    apply = torch.autograd.Function.__dict__["apply"]
+
+    def noted(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if function.__module__.partition(".")[0] != "torch":
+            names[function.__name__] = None
+        return apply.__get__(None, function)(*args, **kwargs)
+
+    with mock.patch.object(torch.autograd.Function, "apply", classmethod(noted)):
+        yield names
+
+
+@contextlib.contextmanager
+def _entropy_reads(reads: list[str]) -> Iterator[None]:
+    """Adds what a block seeds from the system, as a new generator does."""
+    seed = random.Random.seed
+
+    def noted_read(size: int) -> bytes:
+        reads.append("os.urandom")
+        return os.urandom(size)
+
+    def noted_seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
+        if a is None:
+            reads.append("random.Random()")
+        seed(generator, a, version)
+
+    # The first is what SystemRandom, secrets and NumPy's unseeded generators call.
+    with (
+        mock.patch.object(random, "_urandom", noted_read),
+        mock.patch.object(random.Random, "seed", noted_seed),
+    ):
+        yield
+
+
+def _generator_states() -> dict[int, bytes]:
+    """Returns the states of all generators of random numbers of Python and NumPy, by identity."""
+    kinds, states = (random.Random, np.random.Generator, np.random.RandomState), {}
+    shared = [random.random.__self__, np.random.rand.__self__]  # type: ignore[attr-defined]
+    for generator in [*gc.get_objects(), *shared]:
+        if issubclass(type(generator), kinds):
+            with contextlib.suppress(Exception):  # of the system, which have no state
+                states[id(generator)] = pickle.dumps(generator)
+    return states
+
+
+def _numbers(model: nn.Module) -> dict[str, float]:
+    """Returns the numbers that modules hold as attributes, by name."""
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, module in model.named_modules()
+        for name, value in {**vars(type(module)), **vars(module)}.items()
+        if type(value) in (int, float, bool)
+    }
