@@ -60,8 +60,10 @@ _OF_CALIBRATION = ("observer", "percentile", "images", "calibration", "data")
 
 def with_scales(
     config: RunConfig, planner: Planner, words: Iterable[str], argv: Sequence[str]
-) -> RunConfig:
+) -> tuple[RunConfig, Finding | None]:
     """Returns the config with scales if it needs some: those it names, found ones, or new ones.
+
+    Beside it, which typed keys do nothing.
 
     ``words`` are the overrides that the user typed, ``argv`` the whole command. A run of
     ``task=calibrate`` gets the data and steps of a calibration. ConfigError: there are no images to
@@ -70,12 +72,10 @@ def with_scales(
     if config.task.name == "calibrate":
         own = _as_asked(config, words)
         kept_by_name(planner.graph(own), own)  # a wrong name costs no calibration
-        return own
+        return own, None
     has_scales, note = _given(config, words)
-    if note is not None:
-        print(f"note: {note.text}", file=sys.stderr)
     if config.precision.name != INT8 or has_scales:
-        return config
+        return config, note
     own = calibration_of(config, words)
     scales_path = found_scales(own, planner)
     if scales_path is None:
@@ -89,7 +89,7 @@ def with_scales(
     for line in [*observer_lines(config, scales, planner.graph(own)), *auto_lines(config, scales)]:
         print(line, file=sys.stderr)
     quant = dataclasses.replace(config.quant, scales=str(scales_path))
-    return dataclasses.replace(config, quant=quant)
+    return dataclasses.replace(config, quant=quant), None
 
 
 def observer_lines(config: RunConfig, scales: Scales, calibrated: Graph) -> list[str]:

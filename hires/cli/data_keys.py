@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -12,7 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from hires.cli.earlier_runs import read_content
-from hires.cli.named_weights import UNUSABLE, run_of_weights, training_of
+from hires.cli.named_weights import run_of_weights, training_of
 from hires.cli.screens.screen import print_activity
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import INFERENCE, ONE_PASS
@@ -132,9 +131,7 @@ def _with_order(config: RunConfig, seen: dict[str, DataSize]) -> RunConfig:
     """
     if config.data.order is not None or config.task.name not in ("train", *ONE_PASS):
         return config
-    training = None
-    with contextlib.suppress(*UNUSABLE):
-        training = training_of(config)
+    training = training_of(config)
     order = None if training is None else training[1].data.class_names
     if training is None or order is None:
         return config

@@ -15,9 +15,6 @@ from hires.core.store.file_names import StrPath
 from hires.core.store.network_weights import BEST, EMA, PICKLES, SAFETENSORS
 from hires.plan.search.change import written
 
-UNUSABLE = (HiresError, OSError, RuntimeError, ValueError)
-"""Errors of a training of which nothing is left but its weights, or of paths that are none."""
-
 
 def path_of_weights(source: str, results: StrPath) -> str:
     """Returns the path that ``weights=`` takes for what a user names; ConfigError: no such run."""
@@ -41,16 +38,19 @@ def run_of_weights(weights: str) -> Path | None:
 
 
 def training_of(config: RunConfig) -> tuple[str, RunConfig] | None:
-    """Returns the run that trained the parameters in a few words, and its config; None: no run is.
+    """Returns the run that trained the parameters in a few words, and its config.
 
-    Errors are those of :data:`UNUSABLE`.
+    None: no run did, or nothing is left of it but its weights.
     """
     source = config.weights or config.checkpoint.source
-    if source is None:
+    run = None if source is None else run_of_weights(source)
+    if run is None:
         return None
-    run = run_of_weights(source)
-    trained = None if run is None else records.read_config(run)
-    if trained is None or trained.task.name != "train":
+    try:
+        trained = records.read_config(run)
+    except HiresError:
+        return None
+    if trained.task.name != "train":
         return None
     return f"the run of {'weights=' if config.weights else ''}{source}", trained
 

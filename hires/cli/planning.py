@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import sys
-import time
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +22,7 @@ from hires.cli.screens.screen import print_activity
 from hires.cli.screens.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess, trace_key
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError, HiresError, LateError, PlanError
+from hires.core.errors import ConfigError, HiresError, PlanError
 from hires.core.precisions import INT8
 from hires.core.store import checkpoints
 from hires.core.store.cache import cached, keep, key_of
@@ -50,9 +48,6 @@ from hires.plan.search.advice import fewer_on_a_node, offered, other_layouts
 from hires.plan.validation import add_validation, evaluation_of, with_evaluations
 from hires.quant.scales import require_pair, scales_of, stored_scales
 
-FORECASTS_S = 100.0
-"""Seconds after which no further memory is predicted but what the cache holds: a sweep of a
-thousand different layouts would otherwise be planned for as long as it runs."""
 _DECIDE = (
     "image", "model", "data", "parallel", "precision", "comm", "task", "memory", "optimizer",
     "loss", "seed", "ahead",
@@ -68,17 +63,19 @@ _MOST_GRAPHS = 128  # kept at the same time; a large one takes some megabytes
 class PackedPlan:
     """What a sweep keeps of a plan, since thousands of whole ones would fill the memory."""
 
-    refusal: str = ""
-    """All its errors; nothing if it can run."""
-    warnings: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
     peak_bytes: int | None = None
     """Predicted memory of the rank that needs most; None if unknown."""
     needs_bytes: int = 0
-    """Predicted memory of the host for all ranks with their libraries; 0 if unknown."""
+    """Predicted memory of the host for all ranks with their libraries; 0: it has errors."""
     gpu_bytes: tuple[int, ...] = ()
     """Predicted memory of each GPU that its ranks take, 0 if unknown; empty: they take none."""
     packed: bytes = b""
-    """``plan.json``, packed; nothing if it cannot run."""
+    """``plan.json``, packed."""
+
+    def texts(self, severity: str) -> list[str]:
+        """Returns the findings of a severity in words."""
+        return _texts(self.findings, severity)
 
     def facts(self) -> dict[str, Any]:
         """Returns what ``plan.json`` holds."""
@@ -89,9 +86,8 @@ class PackedPlan:
 class Planner(contextlib.AbstractContextManager["Planner"]):
     """Plans configs with one process that has torch, which ends with its block."""
 
-    def __init__(self, process: TorchProcess | None = None, forecasts_s: float = math.inf) -> None:
+    def __init__(self, process: TorchProcess | None = None) -> None:
         self._process = TorchProcess() if process is None else process
-        self._left_s = forecasts_s
         self._graphs: dict[str, Graph] = {}
         self._plans: dict[str, PackedPlan] = {}
         self._contents: dict[str, DataContent] = {}
@@ -120,7 +116,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         plan = self._planned(config)
         if memory:
             self.add_memory(config, plan)
-            plan.findings += [*check_colours(config), *_data_findings(config)]
+            plan.findings += _data_findings(config)
         print_activity("")
         return plan
 
@@ -150,20 +146,20 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         key = json.dumps([deciding(config), has_weights(config)], sort_keys=True)
         if key in self._plans:
             self._check_begin(config)  # it is no part of the plan, so not of the key
-            return self._plans[key]
-        plan = self._planned(config)
-        self.add_memory(config, plan)
-        peaks = [entry["peak_bytes"] for entry in plan.memory]
-        rooms = [dataclasses.replace(room, rank_bytes=None) for room in rooms_of(config)]
-        self._plans[key] = PackedPlan(
-            refusal="; ".join(_texts(plan, "error")),
-            warnings=_texts(plan, "warning"),
-            peak_bytes=max(peaks, default=None),
-            needs_bytes=rooms[-1].needed(plan) if peaks else 0,
-            gpu_bytes=_gpu_bytes(rooms[0], plan),
-            packed=zlib.compress(json.dumps(plan.to_dict()).encode(), 1) if plan.ok else b"",
-        )
-        return self._plans[key]
+        else:
+            plan = self._planned(config)
+            self.add_memory(config, plan)
+            peaks = [entry["peak_bytes"] for entry in plan.memory]
+            rooms = [dataclasses.replace(room, rank_bytes=None) for room in rooms_of(config)]
+            self._plans[key] = PackedPlan(
+                findings=plan.findings,
+                peak_bytes=max(peaks, default=None),
+                needs_bytes=rooms[-1].needed(plan) if peaks else 0,
+                gpu_bytes=_gpu_bytes(rooms[0], plan),
+                packed=zlib.compress(json.dumps(plan.to_dict()).encode(), 1),
+            )
+        shared = self._plans[key]
+        return dataclasses.replace(shared, findings=[*shared.findings, *_data_findings(config)])
 
     def add_memory(self, config: RunConfig, plan: Plan) -> None:
         """Adds the memory of every rank to a plan, and an error if it does not fit.
@@ -173,7 +169,6 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """
         if not plan.ok:
             return
-        began_s = time.monotonic()
         self._show("predicting the memory ...")
         try:
             plan.memory = self._memory_of(config, plan)
@@ -185,8 +180,6 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             text = f"the memory of the ranks could not be predicted: {error}"
             plan.findings.append(Finding("warning", "memory", text))
             return
-        finally:
-            self._left_s -= time.monotonic() - began_s
         room, *beside = rooms_of(config)
         for host in beside:
             if lacking := host.shortage(config, plan):
@@ -328,8 +321,6 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         key = key_of(values, facts, [file.sha256 for file in self._sources(config)])
         memory: list[dict[str, int]] = cached("memory", key)
         if memory is None:
-            if self._left_s <= 0:
-                raise LateError("no time is left for it; plan again, which uses what is kept")
             memory = self._process.footprint(config, plan)
             keep("memory", key, memory)
         return memory
@@ -344,11 +335,13 @@ def _gpu_bytes(room: Room, plan: Plan) -> tuple[int, ...]:
 
 
 def _data_findings(config: RunConfig) -> list[Finding]:
-    if config.data.path is None:
-        return []
-    from hires.data.start_check import data_findings  # which imports the decoders
+    """Returns findings that points of one plan do not share."""
+    findings = [*check_colours(config)]
+    if config.data.path is not None:
+        from hires.data.start_check import data_findings  # which imports the decoders
 
-    return [Finding(*one) for one in data_findings(config)]
+        findings += [Finding(*one) for one in data_findings(config)]
+    return findings
 
 
 def require_feasible(plan: Plan) -> None:
@@ -357,7 +350,7 @@ def require_feasible(plan: Plan) -> None:
     for line in finding_lines([dataclasses.asdict(finding) for finding in others]):
         print(line, file=sys.stderr)
     if not plan.ok:
-        raise PlanError(f"the layout cannot run: {'; '.join(_texts(plan, 'error'))}")
+        raise PlanError(f"the layout cannot run: {'; '.join(_texts(plan.findings, 'error'))}")
 
 
 def shapes_of(graph: Graph) -> Mapping[str, list[int]]:
@@ -367,5 +360,5 @@ def shapes_of(graph: Graph) -> Mapping[str, list[int]]:
     return {name: list(graph.params[name].shape) for name in own}
 
 
-def _texts(plan: Plan, severity: str) -> list[str]:
-    return [f"{f.text} [{f.key}]" for f in plan.findings if f.severity == severity]
+def _texts(findings: Sequence[Finding], severity: str) -> list[str]:
+    return [f"{f.text} [{f.key}]" for f in findings if f.severity == severity]

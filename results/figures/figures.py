@@ -84,7 +84,8 @@ def predicted(sweep: str, words: Sequence[str] = ()) -> Iterator[dict[str, Any]]
     speeds: dict[str, float] = {}
     with Planner() as planner, tempfile.TemporaryDirectory() as folder:
         for point in points.valid:
-            config = with_classes(point.ready, planner.sizes)
+            assert point.config is not None
+            config = with_classes(point.config, planner.sizes)
             precision = config.precision.name
             if precision not in speeds:
                 values = {**PUBLISHED["table_2_1_run"], "precision": {"name": precision}}

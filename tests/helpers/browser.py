@@ -1,8 +1,7 @@
-"""A headless Chromium that tells everything: its console, its requests, and where boxes lie."""
+"""A headless Chromium that records its console and its requests."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import shutil
@@ -29,43 +28,6 @@ _IS_THERE = "return location.href === arguments[0] && document.readyState === 'c
 _LAID_OUT = """
 const done = arguments[arguments.length - 1];
 document.fonts.ready.then(() => requestAnimationFrame(() => requestAnimationFrame(() => done())));
-"""
-_OVERLAPS = """
-const seen = (e) => e.checkVisibility() && e.getBoundingClientRect().width > 0;
-const blocks = [...document.querySelectorAll(
-  'header h1, header .setting, header .count, nav a, h2, figure, .table-block, .box, .missing, ' +
-  '.origin div, .lead, footer div')].filter(seen);
-const found = [];
-for (const [i, a] of blocks.entries()) for (const b of blocks.slice(i + 1)) {
-  if (a.contains(b) || b.contains(a) || a.closest('nav') || b.closest('nav')) continue;
-  const p = a.getBoundingClientRect(), q = b.getBoundingClientRect();
-  const w = Math.min(p.right, q.right) - Math.max(p.left, q.left);
-  const h = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
-  const name = (e) => e.tagName + '.' + e.className;
-  if (w > 1 && h > 1) found.push(name(a) + ' / ' + name(b));
-}
-return found;
-"""
-_TEXTS = """
-const found = [];
-for (const svg of document.querySelectorAll('.plot svg')) {
-  const texts = [...svg.querySelectorAll('text')].map((t) => [t, t.getBoundingClientRect()]);
-  const box = svg.getBoundingClientRect();
-  for (const [i, [t, p]] of texts.entries()) {
-    if (p.left < box.left - 2 || p.right > box.right + 2) found.push('cut: ' + t.textContent);
-    for (const [u, q] of texts.slice(i + 1)) {
-      const w = Math.min(p.right, q.right) - Math.max(p.left, q.left);
-      const h = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
-      if (w > 0.25 * Math.min(p.width, q.width) && h > 0.4 * Math.min(p.height, q.height))
-        found.push(svg.closest('figure').id + ': ' + t.textContent + ' / ' + u.textContent);
-    }
-  }
-}
-return found;
-"""
-_BOX = """
-const box = arguments[0].getBoundingClientRect();
-return {x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height, scale: 1};
 """
 
 
@@ -114,19 +76,6 @@ class Browser:
         messages = [entry["message"] for entry in entries]
         sent = [one["params"] for one in messages if one["method"] == "Network.requestWillBeSent"]
         return [params["request"]["url"] for params in sent]
-
-    def overlaps(self) -> list[str]:
-        """Returns the blocks of the page that lie on each other."""
-        return list(self.run(_OVERLAPS))
-
-    def clashing_texts(self) -> list[str]:
-        """Returns texts of plots that are cut off or lie on each other."""
-        return list(self.run(_TEXTS))
-
-    def picture(self, element: Any) -> bytes:
-        """Returns all of an element as PNG; what selenium takes of it ends at the window."""
-        wish = {"clip": self.run(_BOX, element), "captureBeyondViewport": True}
-        return base64.b64decode(self.driver.execute_cdp_cmd("Page.captureScreenshot", wish)["data"])
 
 
 @contextlib.contextmanager

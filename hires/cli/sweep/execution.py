@@ -11,16 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hires.cli.choosing import explicit, plain_choice
 from hires.cli.screens.progress import SweepProgress
 from hires.cli.screens.screen import plural
 from hires.cli.start_run import submit
 from hires.cli.sweep.sweep_points import READY, Points, SweepPoint, as_json, print_points
 from hires.cli.sweep.sweep_results import print_results
-from hires.core.errors import INTERRUPTED, PREEMPTED, ConfigError, PlanError, RunError
+from hires.core.errors import INTERRUPTED, PREEMPTED, ConfigError, HiresError, PlanError, RunError
 from hires.core.ranks.gpus import visible_gpus
 from hires.core.store import campaign, provenance, rundir
-from hires.core.store.choice_file import write_choice
 from hires.core.store.naming import model_label
 from hires.core.store.records import read_record
 from hires.core.units import parse_size
@@ -74,22 +72,22 @@ class Sweep:
 
     def run_of(self, point: SweepPoint, attempts: int = 1) -> FrozenRun:
         """Returns a point as what a launcher starts."""
-        folder = self.options.config_dir
-        words = [*point.words, *(("--config-dir", folder) if folder else ())]
-        if point.choice is not None:
-            words = explicit(words, point.ready, point.choice)
-        argv = ("hires", "run", *words)
-        needs, done = point.planned, len(point.done)
+        run, needs = point.ready, point.planned
         return FrozenRun(
-            point.path, argv, point.ready, attempts, needs.needs_bytes, done, needs.gpu_bytes
+            run.path,
+            tuple(run.argv),
+            run.config,
+            attempts,
+            needs.needs_bytes,
+            len(run.done),
+            needs.gpu_bytes,
         )
 
     def freeze(self, point: SweepPoint) -> None:
         """Freezes a point in its run folder."""
-        run = self.run_of(point)
-        rundir.freeze(run.config, point.planned.facts(), run.argv or (), point.inputs)
-        if point.choice is not None:
-            write_choice(point.path, plain_choice(point.choice))
+        run = point.ready
+        rundir.freeze(run.config, point.planned.facts(), run.argv, run.inputs)
+        run.keep_choice()
 
 
 def run_sweep(sweep: Sweep) -> tuple[int, dict[str, Any]]:
@@ -125,7 +123,7 @@ def _record(sweep: Sweep) -> campaign.Campaign:
     facts |= {"order": options.order, "max_parallel": options.max_parallel}
     valid, excluded = sweep.points.valid, []
     for point in sweep.points.excluded:
-        config, what = point.config, None
+        config, what = point.resolved, None
         if config is not None:  # in the words of a record
             what = {
                 "model": model_label(config.model),
@@ -152,9 +150,13 @@ def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> LocalQueue:
         for path, point in points.items():
             if path in elsewhere:
                 print(f"{path.name} is left out: {elsewhere[path]}", file=sys.stderr)
-            else:
+                continue
+            try:
                 sweep.freeze(point)
-    tasks = [sweep.run_of(point) for point in attempts if point.path not in elsewhere]
+            except HiresError as error:  # it does not stop the others
+                point.reason, point.failed = str(error), True
+    free = [point for point in attempts if point.path not in elsewhere and not point.reason]
+    tasks = [sweep.run_of(point) for point in free]
     options, cores = sweep.options, provenance.collect()["hardware"]["cores"]
     most = max((task.needs.cores for task in tasks), default=0)
     if most > cores:

@@ -6,19 +6,17 @@ import collections
 import itertools
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hires.cli.choosing import LayoutSearch, choice_note
 from hires.cli.compose.choices import config_keys
 from hires.cli.compose.compose_config import Composer, config_of
 from hires.cli.compose.expression import Expression
-from hires.cli.data_keys import with_classes
-from hires.cli.earlier_runs import EarlierRuns, begin
-from hires.cli.learnt_images import learnt_images
+from hires.cli.earlier_runs import EarlierRuns
 from hires.cli.planning import PackedPlan, Planner
+from hires.cli.prepare import Prepared, prepare
 from hires.cli.screens.progress import show_planning
 from hires.cli.screens.screen import plural, print_table
 from hires.cli.sweep.axes import SweepAxis
@@ -26,12 +24,9 @@ from hires.core import terminal
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, PlanError, StoppedError
 from hires.core.screen_table import screen_lines
-from hires.core.store.frozen import RunInputs
-from hires.core.store.rundir import done_attempts, run_path
 from hires.core.units import MIB
 from hires.launcher.attempt_queue import Ended
 from hires.plan.checks import WEIGHTS
-from hires.plan.search.choice import Choice
 from hires.report.columns import RANKS, RUN, Column, Table
 
 INFEASIBLE, COMPLETE, READY, FAILED = "infeasible", "complete", "ready", "failed"
@@ -43,10 +38,6 @@ _WIDTH = 120  # of the excluded points when the output is no terminal
 _FACTS = (RANKS, Column("peak", "memory", "MiB", 1 / MIB, 0), Column("state", "state"), RUN)
 
 
-Scaled = Callable[[RunConfig, Sequence[str]], RunConfig]
-"""Adds the scales of ``precision=int8`` to the config that some words have made."""
-
-
 @dataclass
 class SweepPoint:
     """One combination of values."""
@@ -55,18 +46,11 @@ class SweepPoint:
     """One number for each axis."""
     words: list[str]
     config: RunConfig | None = None
-    """None if its values do not go together."""
-    path: Path = Path()
-    """Its run folder, there or not, once it is planned."""
-    inputs: RunInputs = field(default_factory=RunInputs)
+    """As its words compose it; None if its values do not go together."""
+    run: Prepared | None = None
+    """What becomes of that; None if it cannot be prepared."""
     before: SweepPoint | None = None
     """The run whose weights it begins with."""
-    notes: list[str] = field(default_factory=list)
-    """About earlier runs that it resembles."""
-    choice: Choice | None = None
-    """What its layout was chosen from; None: it was given."""
-    done: list[int] = field(default_factory=list)
-    """Attempts that completed it earlier."""
     planned: PackedPlan = field(default_factory=PackedPlan)
     """Empty if it is complete, or its values do not go together."""
     reason: str = ""
@@ -80,14 +64,38 @@ class SweepPoint:
     @property
     def warnings(self) -> Sequence[str]:
         """Those of its plan, which lacks the weights of a run before it until that has ended."""
-        texts = self.planned.warnings
+        texts = [*self._texts("warning"), *self.planned.texts("warning")]
         return [one for one in texts if self.before is None or not one.endswith(f"[{WEIGHTS}]")]
 
     @property
-    def ready(self) -> RunConfig:
-        """The config of a point whose values go together."""
-        assert self.config is not None
-        return self.config
+    def notes(self) -> Sequence[str]:
+        """What its keys and earlier runs have to be known for."""
+        return [*self._texts("note"), *(self.run.notes if self.run else ())]
+
+    def _texts(self, severity: str) -> list[str]:
+        findings = self.run.findings if self.run else ()
+        return [finding.text for finding in findings if finding.severity == severity]
+
+    @property
+    def ready(self) -> Prepared:
+        """The run of a point that is not excluded."""
+        assert self.run is not None
+        return self.run
+
+    @property
+    def resolved(self) -> RunConfig | None:
+        """Its config, as far as that is known."""
+        return self.run.config if self.run else self.config
+
+    @property
+    def path(self) -> Path:
+        """Its run folder, there or not."""
+        return self.run.path if self.run else Path()
+
+    @property
+    def done(self) -> Sequence[int]:
+        """Attempts that completed it earlier."""
+        return self.run.done if self.run else ()
 
     @property
     def state(self) -> str:
@@ -106,8 +114,8 @@ class Points:
     """In order, those that cannot run included."""
     left_out: int = 0
     """How many ``--where`` does not keep."""
-    alike: list[str] = field(default_factory=list)
-    """Why points that are the same run as an earlier one are, one text for each of them."""
+    alike: int = 0
+    """How many were the same run as an earlier one."""
 
     @property
     def valid(self) -> list[SweepPoint]:
@@ -131,17 +139,7 @@ class Points:
 
     def values(self, point: SweepPoint) -> list[str]:
         """Returns the cells of a point below the keys of :meth:`columns`."""
-        return [_cell(word, point.config) for word in self.swept(point)]
-
-    def likeness(self, point: SweepPoint, twin: SweepPoint) -> str:
-        """Returns which values make two points one run, and the override that they share."""
-        ours, theirs = self.swept(point), self.swept(twin)
-        own = [word for word in ours if word not in theirs]
-        others = [word for word in theirs if word not in ours]
-        parents = tuple(f"{word.lstrip('+').partition('=')[0]}." for word in own)
-        fixed = [word for word in point.words if word not in ours and word.startswith(parents)]
-        with_them = f" with {' '.join(fixed)}" if fixed else ""
-        return f"{' '.join(own)}{with_them} is the same run as {' '.join(others)}"
+        return [_cell(word, point.resolved) for word in self.swept(point)]
 
 
 class Where(Expression):
@@ -202,13 +200,14 @@ def plan_all(
     planner: Planner,
     wanted: int | None,
     go_on: bool = False,
-    scaled: Scaled = lambda config, words: config,
+    config_dir: str | None = None,
+    assumed: str | None = None,
 ) -> None:
     """Plans all points, and finds the nearest valid one of those that cannot run.
 
     Points that are the same run as another are dropped. One with as many complete attempts as
-    ``wanted`` needs no plan. With ``go_on`` points begin where shorter runs were saved. ``scaled``
-    adds the scales of ``precision=int8``.
+    ``wanted`` needs no plan. With ``go_on`` points begin where shorter runs were saved.
+    ``assumed`` is a folder for scales in place of those that would be calibrated.
     """
     runs: dict[Path, SweepPoint] = {}
     earlier = EarlierRuns()
@@ -217,23 +216,16 @@ def plan_all(
         points.listed, lambda point: " ".join(points.swept(point)), planner.begin_point
     ):
         if point.config is not None:
+            argv = ["hires", "run", *point.words]
+            argv += ["--config-dir", config_dir] if config_dir else []
             try:
-                point.config = with_classes(point.config, planner.sizes)
-                search = LayoutSearch(planner, tuple(point.words))
-                point.config, point.choice = search.chosen(point.config)
-                choices = [] if point.choice is None else [choice_note(point.choice)]
-                point.config = scaled(point.config, point.words)
-                learnt = learnt_images(point.config, planner.sizes)
-                point.notes = [finding.text for finding in (*learnt, *choices)]
-                point.inputs = planner.inputs(point.config)
-                point.path = path = run_path(point.config, point.inputs)
-                point.done = done_attempts(path)
-                if wanted is None or len(point.done) < wanted:
-                    begun = begin(point.config, path, point.inputs, earlier, go_on)
-                    point.config = begun[0]
-                    point.notes = [*point.notes, *begun[1]]
-                    point.planned = planner.packed(point.config)
-                    point.reason = point.planned.refusal
+                run = prepare(point.config, point.words, planner, argv, assumed)
+                run.name(planner)
+                point.run = run
+                if wanted is None or len(run.done) < wanted:
+                    run.begin(earlier, go_on)
+                    point.planned = planner.packed(run.config)
+                    point.reason = "; ".join(point.planned.texts("error"))
             except StoppedError:  # Ctrl-C in a calibration ends the sweep, not the point
                 raise
             except PlanError as error:
@@ -241,7 +233,7 @@ def plan_all(
             except HiresError as error:
                 point.reason, point.failed = str(error), True
         if not point.reason and point.path in runs:
-            points.alike.append(points.likeness(point, runs[point.path]))
+            points.alike += 1
             continue
         listed.append(point)
         if not point.reason:
@@ -267,7 +259,7 @@ def print_points(points: Points, repeat: int) -> None:
             continue
         if repeat > 1:
             state += f" ({len(point.done)} of {repeat})"
-        facts = point.ready.parallel.num_ranks, point.planned.peak_bytes, state
+        facts = point.ready.config.parallel.num_ranks, point.planned.peak_bytes, state
         rows.append([number, *points.values(point), *facts, point.path.name])
     if rows:
         columns = [*points.columns(), *_FACTS]
@@ -291,7 +283,7 @@ def as_json(points: Points, ends: Sequence[Ended] | None = None, repeat: int = 1
                 "path": str(point.path),
                 "overrides": point.words,
                 "state": point.state if ends is None else end_of(point, attempts, repeat),
-                "ranks": point.ready.parallel.num_ranks,
+                "ranks": point.ready.config.parallel.num_ranks,
                 "peak_bytes": point.planned.peak_bytes,
                 "warnings": point.warnings,
                 "notes": point.notes,
@@ -303,7 +295,7 @@ def as_json(points: Points, ends: Sequence[Ended] | None = None, repeat: int = 1
         {"overrides": p.words, "state": p.state, "reason": p.reason, "nearest": p.nearest}
         for p in points.excluded
     ]
-    counted = {"left_out": points.left_out, "alike": len(points.alike)}
+    counted = {"left_out": points.left_out, "alike": points.alike}
     return {"points": listed, "excluded": excluded, **counted}
 
 
@@ -358,9 +350,6 @@ def _print_counts(points: Points) -> None:
     if len(names) > _SHOWN_NOTES:
         more = plural(len(names) - _SHOWN_NOTES, "other note")
         print(f"note: {more}, which --json lists", file=sys.stderr)
-    likeness = collections.Counter(points.alike)
-    for text, count in likeness.most_common(_SHOWN):
-        print(f"note: {text} ({plural(count, 'point')})", file=sys.stderr)
     states = collections.Counter(point.state for point in points.listed)
     parts = [f"{states[READY]} to run", f"{states[COMPLETE]} complete"]
     parts.append(f"{states[INFEASIBLE]} excluded")
@@ -369,5 +358,5 @@ def _print_counts(points: Points) -> None:
     if points.left_out:
         parts.append(f"{points.left_out} left out by --where")
     if points.alike:
-        parts.append(f"{len(points.alike)} the same run as another")
+        parts.append(f"{points.alike} the same run as another")
     print(f"{len(points.listed)} points: {', '.join(parts)}")

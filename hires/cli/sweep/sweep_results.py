@@ -37,7 +37,7 @@ def print_results(points: Points, ends: Sequence[Ended], repeat: int, memory: bo
     best = {p.path: best_of(done_records(p.path, repeat)) for p in points.valid}
     metrics = [*dict.fromkeys(one[0] for one in best.values() if one is not None)]
     for number, point in enumerate(points.listed, start=1):
-        ranks = point.config.parallel.num_ranks if point.config else None
+        ranks = point.resolved.parallel.num_ranks if point.resolved else None
         row: list[Any] = [number, *points.values(point), ranks, point.state, *[None] * 3]
         if not point.reason:
             state = end_of(point, attempts[point.path], repeat)
@@ -57,7 +57,7 @@ def print_results(points: Points, ends: Sequence[Ended], repeat: int, memory: bo
 
 def _print_accuracy(points: Points) -> None:
     """Prints what evaluations counted, beside the most exact precision of the same point."""
-    paths = [point.path for point in points.valid if point.ready.task.name == "evaluate"]
+    paths = [point.path for point in points.valid if point.ready.config.task.name == "evaluate"]
     rows = [*evaluation_rows(read_runs(paths))] if paths else []
     if rows:
         columns = [*POINT, QUANT, Column("data", "data"), *ACCURACY, *AGREEMENT]

@@ -19,7 +19,7 @@ from hires.launcher.status.run_selection import select
 from hires.launcher.status.state import states
 from hires.report.columns import Column, Row, safe_csv, table_of
 from hires.report.compare.metrics import METRICS
-from hires.report.read.plain_values import dig, same_value, value_text
+from hires.report.read.plain_values import dig
 from hires.report.read.rows import RUN_COLUMNS, run_row
 from hires.report.read.runs import Run, read_runs
 
@@ -45,30 +45,6 @@ _GROUPS = {"parallel": "layout", "precision": "precision", "task": "task", "mode
 """Groups of the config whose choice is a column."""
 
 
-class ImageSize(list[int]):
-    """Height and width of an image, which equal each of their spellings, as ``512x512``."""
-
-    __hash__ = None
-
-    def __eq__(self, other: object) -> bool:
-        return same_value("x".join(map(str, self)), value_text(other))
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-
-class SquareSize(int):
-    """The size of a square image: a number that equals each of its spellings."""
-
-    __hash__ = int.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return same_value(f"{int(self)}x{int(self)}", value_text(other))
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-
 @dataclasses.dataclass(frozen=True)
 class RunRow:
     """One run as a row, with a value for every name that ``--where`` and ``--sort`` take."""
@@ -80,11 +56,9 @@ class RunRow:
     def value(self, name: str) -> Any:
         """Returns what a name stands for; None if the run has no such value."""
         name = METRICS[name].column if name in METRICS else _GROUPS.get(name, name)
-        if name == "image":
-            height, width = self.values.get("height"), self.values.get("width")
-            if height is None or width is None:
-                return None
-            return SquareSize(height) if height == width else ImageSize((height, width))
+        height, width = self.values.get("height"), self.values.get("width")
+        if name == "image" and height is not None:  # a square one is a number, as in a sweep
+            return height if height == width else [height, width]
         if name in self.values:
             return self.values[name]
         if name in groups():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -68,7 +69,8 @@ def main(args: Namespace) -> int:
         return REGRESSION
     if not made.is_decided:
         why = listed(list(dict.fromkeys(one.why for one in made.results)), _MAX_CAUSES, "; ")
-        raise RunError(f"nothing is decided: {why}")
+        print(f"hires: nothing is decided: {why}", file=sys.stderr)
+        return RunError.exit_code
     return 0
 
 

@@ -7,14 +7,12 @@ import json
 import tempfile
 from argparse import Namespace
 
-from hires.cli.calibration import with_assumed_scales
-from hires.cli.choosing import IMAGE, LayoutSearch, choice_note, plain_choice
+from hires.cli.choosing import IMAGE, LayoutSearch, plain_choice
 from hires.cli.compose.compose_config import compose
-from hires.cli.compose.idle_keys import idle_keys
 from hires.cli.data_keys import with_classes
-from hires.cli.learnt_images import learnt_images
 from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.planning import Planner
+from hires.cli.prepare import prepare
 from hires.cli.screens.screen import print_activity, print_config
 from hires.cli.screens.show_choice import choice_lines
 from hires.cli.screens.show_plan import node_lines, plan_lines
@@ -63,13 +61,10 @@ def _answer(args: Namespace, planner: Planner) -> int:
     if args.choose or args.largest:
         return _choose(args, config, planner)
     with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder:
-        config = with_classes(config, planner.sizes)
-        config, choice = LayoutSearch(planner, tuple(args.overrides)).chosen(config)
-        config, finding = with_assumed_scales(config, planner, args.overrides, folder)
+        ready = prepare(config, args.overrides, planner, args.argv, folder)
+        config = ready.config
         plan = planner.plan(config)
-        plan.findings += learnt_images(config, planner.sizes)
-    plan.findings += [choice_note(choice)] if choice else []
-    plan.findings += [*([finding] if finding else []), *idle_keys(config, args.overrides)]
+    plan.findings += ready.findings
     facts = plan.to_dict()
     if args.prove:  # a plan that could not be made has no messages, and no verdict
         facts["proofs"] = [v.to_dict() for v in judged(plan)] if plan.verdict else []

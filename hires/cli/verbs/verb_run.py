@@ -8,13 +8,8 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from hires.cli.calibration import with_scales
-from hires.cli.choosing import LayoutSearch, choice_note, explicit, plain_choice
 from hires.cli.compose.compose_config import compose
-from hires.cli.compose.idle_keys import idle_keys
-from hires.cli.data_keys import DataSize, with_classes
-from hires.cli.earlier_runs import EarlierRuns, begin
-from hires.cli.learnt_images import learnt_images
+from hires.cli.earlier_runs import EarlierRuns
 from hires.cli.main import MULTIRUN
 from hires.cli.options import (
     AFTER,
@@ -27,14 +22,13 @@ from hires.cli.options import (
     flag,
 )
 from hires.cli.planning import Planner, require_feasible
+from hires.cli.prepare import prepare
 from hires.cli.screens.screen import print_config, print_record
 from hires.cli.screens.show_scales import auto_lines_of
 from hires.cli.start_run import explain, wait_for
 from hires.core.store import campaign, rundir
-from hires.core.store.choice_file import write_choice
 from hires.core.store.file_names import last_number
 from hires.core.store.records import done_attempt, read_record
-from hires.core.store.rundir import run_path
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.launcher.status.running_elsewhere import alone, refuse_begun
@@ -75,10 +69,6 @@ def main(args: Namespace) -> int:
     config = compose(args.overrides, args.config_dir)
     if args.cfg:
         return print_config(config)
-    sizes: dict[str, DataSize] = {}
-    config = with_classes(config, sizes)
-    for idle in idle_keys(config, args.overrides):
-        print(f"note: {idle.text}", file=sys.stderr)
     launcher = launcher_of(config)
     after = launcher.dependency(args.after, args.after_any, config.results)
     argv = [word for word in args.argv if word != "--dry-run"]
@@ -86,35 +76,30 @@ def main(args: Namespace) -> int:
         argv += ["--config-dir", args.config_dir]  # HIRES_CONF may be unset where it is run again
     with spawn.warm(config.launcher.threads):
         with Planner() as planner:
-            config, choice = LayoutSearch(planner, tuple(args.overrides)).chosen(config)
-            if choice is not None:
-                argv = explicit(argv, config, choice)
-            config = with_scales(config, planner, args.overrides, argv)
-            inputs = planner.inputs(config)
-            path = run_path(config, inputs)
-            if not args.again and done_attempt(path) is not None:
+            ready = prepare(config, args.overrides, planner, argv)
+            ready.name(planner)
+            path = ready.path
+            if not args.again and ready.done:
                 again = "(--again runs it anew)"
                 print(f"complete since an earlier time: {path} {again}", file=sys.stderr)
                 _print(path, args.json)
                 return 0
-            seen, go_on = last_number(path), getattr(args, "continue")
-            config, notes = begin(config, path, inputs, EarlierRuns(), go_on)
+            seen = last_number(path)
+            ready.begin(EarlierRuns(), getattr(args, "continue"))
+            config = ready.config
             plan = planner.plan(config)
-            plan.findings += [
-                *learnt_images(config, sizes),
-                *([choice_note(choice)] if choice else []),
-            ]
+            plan.findings += ready.findings
         require_feasible(plan)
-        for note in notes:  # of a run that is not refused
+        for note in ready.notes:  # of a run that is not refused
             print(f"note: {note}", file=sys.stderr)
         if args.dry_run:
             with campaign.starting([path.parent]), alone(path):
-                rundir.freeze(config, plan.to_dict(), argv, inputs)
-                if choice is not None:
-                    write_choice(path, plain_choice(choice))
-                scripts = launcher.write_scripts(path, config, argv)
+                rundir.freeze(config, plan.to_dict(), ready.argv, ready.inputs)
+                ready.keep_choice()
+                scripts = launcher.write_scripts(path, config, ready.argv)
             print(f"run folder: {path}", file=sys.stderr)
-            print("\n".join(map(str, scripts)))
+            facts = {"run": str(path), "scripts": [str(one) for one in scripts]}
+            print(json.dumps(facts, indent=2) if args.json else "\n".join(facts["scripts"]))
             return 0
         with campaign.starting([path.parent]):
             if not args.again and done_attempt(path) is not None:
@@ -122,10 +107,9 @@ def main(args: Namespace) -> int:
                 return 0
             refuse_begun(path, seen)
             with alone(path):
-                run = rundir.create(config, plan.to_dict(), argv, inputs)
-                if choice is not None:
-                    write_choice(path, plain_choice(choice))
-                launcher.write_scripts(path, config, argv)
+                run = rundir.create(config, plan.to_dict(), ready.argv, ready.inputs)
+                ready.keep_choice()
+                launcher.write_scripts(path, config, ready.argv)
                 print(f"run folder: {path}", file=sys.stderr)
                 job = launcher.submit(run, config, after)
         if job is not None and not args.wait:

@@ -78,7 +78,7 @@ def main(args: Namespace) -> int:
     elif args.comm:
         show_messages(path, _record_of(open_run(path)), args.json)
     elif drawn:
-        _show_timeline(open_run(path), args.timeline, args.trace)
+        _show_timeline(open_run(path), args.timeline, args.trace, args.json)
     else:
         _show(open_run(path), args.json)
     return 0
@@ -172,12 +172,13 @@ def _shown_attempt(run: RunDir) -> Path:
     return run.attempt_dir if attempt is None else attempt_dir(run.path, attempt)
 
 
-def _show_timeline(run: RunDir, drawn: bool, trace: str | None) -> None:
+def _show_timeline(run: RunDir, drawn: bool, trace: str | None, as_json: bool) -> None:
     steps = timeline.read(_shown_attempt(run))
     plan = Plan.from_dict(read_plan(run.path))
     if trace is not None:
         num_spans = write_trace(trace, plan, steps)
-        print(f"{trace}: {num_spans} spans; open it in https://ui.perfetto.dev or chrome://tracing")
+        text = f"{trace}: {num_spans} spans; open it in https://ui.perfetto.dev or chrome://tracing"
+        print(json.dumps({"trace": trace, "spans": num_spans}) if as_json else text)
     if drawn:
         print("\n".join(timeline_lines(plan, steps, (terminal.columns() or _WIDTH))))
 

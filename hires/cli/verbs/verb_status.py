@@ -16,7 +16,7 @@ from hires.cli.options import JSON, Parser, flag, named_runs
 from hires.cli.screens.printable import behind
 from hires.cli.screens.screen import plural
 from hires.core import streams, terminal, units
-from hires.core.errors import INTERRUPTED
+from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.screen_table import screen_lines
 from hires.core.text_table import aligned, folded, shortened
 from hires.launcher.status.run_selection import select
@@ -44,7 +44,9 @@ PARSER = Parser(
 
 def main(args: Namespace) -> int:
     """Prints the states of runs; returns 0, or 130 if Ctrl-C ended ``--watch``."""
-    on_screen = args.watch and terminal.moves() and not args.json
+    if args.watch and args.json:
+        raise ConfigError("--watch prints again and again, and --json one object; leave one out")
+    on_screen = args.watch and terminal.moves()
     try:
         while True:
             selection = select(args.names, args.results)

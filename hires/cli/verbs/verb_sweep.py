@@ -7,11 +7,9 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hires.cli.calibration import with_assumed_scales, with_scales
 from hires.cli.compose.compose_config import Composer
 from hires.cli.options import (
     AFTER,
@@ -25,13 +23,12 @@ from hires.cli.options import (
     number,
     option,
 )
-from hires.cli.planning import FORECASTS_S, Planner
+from hires.cli.planning import Planner
 from hires.cli.screens.screen import plural, print_config
 from hires.cli.sweep.axes import axes_of, stored_sweep
 from hires.cli.sweep.execution import GROUPED, INTERLEAVED, Sweep, run_sweep
 from hires.cli.sweep.preceding_runs import begin_with, lacking, preceding
 from hires.cli.sweep.sweep_points import Points, Where, compose_all, plan_all
-from hires.core.config.run_config import RunConfig
 from hires.core.store import campaign
 from hires.launcher.ranks import spawn
 
@@ -138,13 +135,7 @@ def _run_all(before: Points, sweep: Sweep, composer: Composer) -> tuple[int, dic
 def _run(sweep: Sweep) -> tuple[int, dict[str, Any]]:
     options = sweep.options
     wanted = None if options.again else options.repeat
-    made = tempfile.TemporaryDirectory(prefix="hires-sweep-")
-    with made as folder, Planner(forecasts_s=FORECASTS_S) as planner:
-
-        def scaled(config: RunConfig, words: Sequence[str]) -> RunConfig:
-            if options.dry_run:
-                return with_assumed_scales(config, planner, words, folder)[0]
-            return with_scales(config, planner, words, options.argv)
-
-        plan_all(sweep.points, planner, wanted, getattr(options, "continue"), scaled)
+    with tempfile.TemporaryDirectory(prefix="hires-sweep-") as folder, Planner() as planner:
+        assumed, go_on = folder if options.dry_run else None, getattr(options, "continue")
+        plan_all(sweep.points, planner, wanted, go_on, options.config_dir, assumed)
     return run_sweep(sweep)

@@ -12,12 +12,10 @@ import tempfile
 from argparse import Namespace
 from typing import Any
 
-from hires.cli.calibration import with_scales
-from hires.cli.choosing import LayoutSearch
 from hires.cli.compose.compose_config import compose
-from hires.cli.data_keys import with_classes
 from hires.cli.options import JSON, Parser, composing
 from hires.cli.planning import Planner, require_feasible
+from hires.cli.prepare import prepare
 from hires.cli.screens.screen import print_config, print_table
 from hires.cli.start_run import explain, wait_for
 from hires.core.config.precision_config import PrecisionConfig
@@ -62,11 +60,10 @@ def main(args: Namespace) -> int:
         )
     folders = tempfile.TemporaryDirectory(prefix="hires-verify-")
     with folders as folder, spawn.warm(config.launcher.threads):
-        config = with_classes(config)
         with Planner() as planner:
-            config, _ = LayoutSearch(planner, tuple(args.overrides)).chosen(config)
+            # Calibrations are looked for, and kept, in the results of the user's.
+            config = prepare(config, args.overrides, planner, args.argv).config
             config = dataclasses.replace(config, results=folder)
-            config = with_scales(config, planner, args.overrides, args.argv)
             plan = planner.plan(config, memory=False)  # rank 0 holds the whole network besides
         require_feasible(plan)
         run = create(config, plan.to_dict(), args.argv)

@@ -88,6 +88,8 @@ def test_interval_much_wider_than_the_tolerance_decides_nothing_and_a_failed_poi
     assert answer.code == 1
     assert re.search("undecided .*2 and 2 repeats: not enough data; about [0-9]+ ", answer.out)
     assert "nothing is decided" in answer.err
+    answer = hires("compare", "a", "b", "--json")  # a second object was printed behind the first
+    assert (answer.code, json.loads(answer.out)["points"][0]["status"]) == (1, "undecided")
     assert hires("compare", "a", "b", "--metric", "throughput,memory").code == 0
     failed_run(RESULTS, "rank 1 \x1b[31mdied\x00", campaign="c")
     answer = hires("compare", "a", "c")

@@ -34,6 +34,8 @@ def test_run_is_shown_with_its_tables_placement_and_time_line(hires, finished):
     assert answer.out.startswith("trace.json: 6 spans; open it in https://ui.perfetto.dev")
     events = json.loads(Path("trace.json").read_text())["traceEvents"]
     assert {event["name"] for event in events if event["ph"] == "X"} == {"F0", "B0", "optimiser"}
+    answer = hires("show", str(run), "--trace", "trace.json", "--json")
+    assert json.loads(answer.out) == {"trace": "trace.json", "spans": 6}
     answer = hires("show", run.name, "--timeline")
     assert answer.out.startswith("planned, every pass equally long\n  rank 0: F0f")
     assert answer.out.count("  rank 1: ") == 2
