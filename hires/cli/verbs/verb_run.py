@@ -98,8 +98,9 @@ def main(args: Namespace) -> int:
                 ready.keep_choice()
                 scripts = launcher.write_scripts(path, config, ready.argv)
             print(f"run folder: {path}", file=sys.stderr)
-            facts = {"run": str(path), "scripts": [str(one) for one in scripts]}
-            print(json.dumps(facts, indent=2) if args.json else "\n".join(facts["scripts"]))
+            files = [str(one) for one in scripts]
+            facts = json.dumps({"run": str(path), "scripts": files}, indent=2)
+            print(facts if args.json else "\n".join(files))
             return 0
         with campaign.starting([path.parent]):
             if not args.again and done_attempt(path) is not None:
