@@ -99,8 +99,8 @@ def main(args: Namespace) -> int:
                 scripts = launcher.write_scripts(path, config, ready.argv)
             print(f"run folder: {path}", file=sys.stderr)
             files = [str(one) for one in scripts]
-            facts = json.dumps({"run": str(path), "scripts": files}, indent=2)
-            print(facts if args.json else "\n".join(files))
+            body = json.dumps({"run": str(path), "scripts": files}, indent=2)
+            print(body if args.json else "\n".join(files))
             return 0
         with campaign.starting([path.parent]):
             if not args.again and done_attempt(path) is not None:
