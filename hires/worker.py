@@ -26,7 +26,7 @@ from hires.core.ranks.world import World, from_environment
 from hires.core.store import edits, file_names, frozen, records, trust
 from hires.core.store.files import append_line
 from hires.core.store.network_weights import weights_of
-from hires.data.source import open_data
+from hires.data.opening import open_data
 from hires.engine import arithmetic
 from hires.engine.build import build_rank
 from hires.engine.calibrate import Calibrator, write_calibration

@@ -33,7 +33,7 @@ from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError, St
 from hires.core.precisions import INT8
 from hires.core.store import campaign, file_names, rundir
 from hires.core.store.rundir import run_path
-from hires.data.source import open_data
+from hires.data.opening import open_data
 from hires.launcher.interface import launcher_of
 from hires.launcher.status.running_elsewhere import alone
 from hires.plan.calibrated_values import observed_values, params_digest

@@ -101,7 +101,7 @@ def size_of(config: RunConfig, seen: dict[str, DataSize]) -> DataSize:
     """Returns how much the data of a run holds; it is opened unless it was ``seen``."""
     key = _size_key(config)
     if key not in seen:
-        from hires.data.source import open_data
+        from hires.data.opening import open_data
 
         source = open_data(config)
         seen[key] = DataSize(source.num_classes, len(source), getattr(source, "class_names", ()))

@@ -3,11 +3,12 @@
 Without Pillow or tifffile, as on a machine that checks its GPU with torch alone, there are fewer.
 """
 
+import contextlib
 import importlib
+import pkgutil
 
-for _format, _library in (("whole", "PIL"), ("tiff", "tifffile")):
-    try:
-        importlib.import_module(f"hires.data.{_format}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("PIL", "tifffile"):
-            raise
+from hires.data import formats
+
+for _module in pkgutil.iter_modules(formats.__path__, f"{formats.__name__}."):
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module(_module.name)

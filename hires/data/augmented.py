@@ -14,23 +14,17 @@ Numbers of images count on through the epochs: image i of epoch e of n images is
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hires.core.config.augment_config import AugmentConfig
-from hires.data.folder import LUMINANCE
-from hires.data.image_fit import Place, crop, resize
-from hires.data.image_format import Pixels, Size, Span, Window, check_window
+from hires.data.image_fit import Place, ReadWindow, crop, nearest_window, resize
+from hires.data.image_format import LUMINANCE, Pixels, Size, Span, Window, check_window
+from hires.data.source import Source
 
-if TYPE_CHECKING:
-    from hires.data.source import Source
-
-ReadWindow = Callable[[Span, Span], NDArray[Any]]
-"""Returns rows and columns of a source, (C, h, w) or (h, w)."""
 _STREAM = 0x617567
 """Sets these numbers apart from those that are drawn of the same seed elsewhere."""
 
@@ -87,28 +81,28 @@ def drawn_change(
     )  # fmt: skip
 
 
-class AugmentedSource:
+class AugmentedSource(Source):
     """The images of a source as a training sees them, epoch after epoch."""
 
     def __init__(self, whole: Source, size: Size, augment: AugmentConfig, seed: int) -> None:
         self.num_classes, self.class_names = whole.num_classes, whole.class_names
-        self.whole = whole
-        self._size, self._augment, self._seed = size, augment, seed
+        self.has_maps, self.ignore = whole.has_maps, whole.ignore
+        self._whole, self._size, self._augment, self._seed = whole, size, augment, seed
 
     def __len__(self) -> int:
-        return len(self.whole)
+        return len(self._whole)
 
     def label(self, i: int) -> int:
         """Returns the class of an image."""
-        return self.whole.label(i % len(self))
+        return self._whole.label(i % len(self))
 
     def name(self, i: int) -> str:
         """Returns what names an image."""
-        return self.whole.name(i % len(self))
+        return self._whole.name(i % len(self))
 
     def check(self, i: int, most_bytes: int) -> int:
         """Checks an image, as the whole source does."""
-        return self.whole.check(i % len(self), most_bytes)
+        return self._whole.check(i % len(self), most_bytes)
 
     def change(self, i: int) -> ImageChange:
         """Returns what happens to an image."""
@@ -118,14 +112,28 @@ class AugmentedSource:
 
     def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of a changed image, (C, h, w), from -2 (black) to 2 (white)."""
-        del place  # it draws its own
         change, image = self.change(i), i % len(self)
 
         def read(rows: Span, cols: Span) -> NDArray[Any]:
-            return self.whole.window(image, rows, cols, change.place)
+            return self._whole.window(image, rows, cols, change.place)
 
         pixels = seen_through(change, self._size, read, rows, cols)
         return np.ascontiguousarray(_coloured(pixels, change, self._augment), np.float32)
+
+    def target(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Any:
+        """Returns the class of an image, or a window of its label map, which is changed alike."""
+        if not self.has_maps:
+            return self.label(i)
+        change, image = self.change(i), i % len(self)
+
+        def read(rows: Span, cols: Span) -> NDArray[Any]:
+            labels: NDArray[Any] = self._whole.target(image, rows, cols, change.place)
+            return labels
+
+        fill = -1 if self.ignore is None else self.ignore
+        labels = seen_through(change, self._size, read, rows, cols, float(fill), nearest=True)
+        labels = labels.reshape(rows[1] - rows[0], cols[1] - cols[0])
+        return np.ascontiguousarray(labels, np.int64)
 
 
 def seen_through(
@@ -189,21 +197,6 @@ def _moved(
     moved = (rows[0] - dy, rows[1] - dy), (cols[0] - dx, cols[1] - dx)
     made = crop(lambda r, c: _first(enlarged(r, c)), size, size, *moved, fill=fill)
     return _last(made)
-
-
-def nearest_window(
-    read: ReadWindow, source: Size, target: Size, rows: Span, cols: Span
-) -> NDArray[Any]:
-    """Returns a window of labels, (..., h, w), each that of the source pixel at its centre."""
-    places = [
-        np.floor((np.arange(*span) + 0.5) * length / wanted).astype(np.intp)
-        for span, length, wanted in zip((rows, cols), source, target, strict=True)
-    ]
-    (down, across) = places
-    spans = [(int(one[0]), int(one[-1]) + 1) for one in places]
-    held = read(spans[0], spans[1])
-    made: NDArray[Any] = held[..., (down - down[0])[:, None], across - across[0]]
-    return made
 
 
 def _coloured(pixels: NDArray[Any], change: ImageChange, augment: AugmentConfig) -> NDArray[Any]:

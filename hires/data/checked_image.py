@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hires.data.folder import reason_of, to_channels
 from hires.data.image_fit import BAND_PIXELS
 from hires.data.image_format import FORMATS, ImageFacts, Size, open_image, suffix_of
+from hires.data.sources.folder import reason_of, to_channels
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 

@@ -12,20 +12,18 @@ from pathlib import Path
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.core.store.frozen import DataContent
-from hires.data.folder import CONTENTS, scan
-from hires.data.masks import mask_pairs
-from hires.data.slides import label_files, root_of, slide_files
-from hires.data.splits import cifar10_files, file_of_split, part_of
+from hires.data.opening import SOURCES
+from hires.data.sources.slide import root_of
+from hires.data.splits import file_of_split
 
-HAS_FILES = (*CONTENTS, "cifar10", "masks", "slide")
+HAS_FILES = tuple(name for name in SOURCES if SOURCES[name].reads_files)
 """``data.name`` of images that lie below ``data.path``."""
 
 
 def content_of(data: DataConfig) -> tuple[DataContent, dict[str, str]]:
     """Returns what a folder of images holds, with size and time of each file by its name.
 
-    Errors are those of :func:`hires.data.folder.scan`, and a ConfigError names a file that cannot
-    be read.
+    Errors are those of :meth:`Source.files`, and a ConfigError names a file that cannot be read.
     """
     root, files, num_bytes = str(root_of(data)), dict[str, str](), 0
     for path in _paths(data):
@@ -60,20 +58,8 @@ def data_changes(old: Mapping[str, str] | None, new: Mapping[str, str] | None) -
 
 
 def _paths(data: DataConfig) -> Sequence[str]:
-    paths = [*_image_paths(data)]
-    split = file_of_split(data)
+    paths, split = SOURCES[data.name].files(data), file_of_split(data)
     return paths if split is None else [*paths, str(split)]
-
-
-def _image_paths(data: DataConfig) -> Sequence[str]:
-    if data.name == "cifar10":
-        return [*map(str, cifar10_files(data))]
-    if data.name == "masks":
-        index, masks = mask_pairs(data, part_of(data))
-        return (*index.paths, *masks)
-    if data.name == "slide":
-        return [*slide_files(data, part_of(data)), *label_files(data)]
-    return scan(part_of(data), data.name).paths
 
 
 def _digest(values: Mapping[str, str]) -> str:

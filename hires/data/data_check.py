@@ -20,7 +20,6 @@ from typing import Any
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.data.checked_image import ERROR, NOTE, WARNING, CheckedImage, DataFinding, decoded
-from hires.data.folder import check_classes, listing, reason_of
 from hires.data.image_findings import (
     colour_findings,
     same_pixels,
@@ -28,6 +27,7 @@ from hires.data.image_findings import (
     unreadable,
 )
 from hires.data.image_format import Size, suffix_of
+from hires.data.sources.folder import check_classes, listing, reason_of
 from hires.data.splits import own_parts, require_same_classes
 
 THREADS = 2

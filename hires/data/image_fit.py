@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,9 @@ from hires.data.image_format import Pixels, Size, Span
 
 Read = Callable[[Span, Span], Pixels]
 """Reads rows and columns of the source, (h, w, samples)."""
+
+ReadWindow = Callable[[Span, Span], NDArray[Any]]
+"""Returns rows and columns of a source, (C, h, w) or (h, w)."""
 
 Place = tuple[float, float]
 """Where a crop lies in the rows and columns that it may lie in, from 0 to 1, exclusive."""
@@ -168,3 +172,18 @@ def _resampled(pixels: Pixels, axis: Taps) -> NDArray[np.float32]:
     for index, weight in zip(axis.index.T, axis.weight.T, strict=True):
         out += np.multiply(flat[index], weight[:, None], dtype=np.float32)
     return out.reshape(-1, *pixels.shape[1:])
+
+
+def nearest_window(
+    read: ReadWindow, source: Size, target: Size, rows: Span, cols: Span
+) -> NDArray[Any]:
+    """Returns a window of labels, (..., h, w), each that of the source pixel at its centre."""
+    places = [
+        np.floor((np.arange(*span) + 0.5) * length / wanted).astype(np.intp)
+        for span, length, wanted in zip((rows, cols), source, target, strict=True)
+    ]
+    (down, across) = places
+    spans = [(int(one[0]), int(one[-1]) + 1) for one in places]
+    nearest = read(spans[0], spans[1])
+    window: NDArray[Any] = nearest[..., (down - down[0])[:, None], across - across[0]]
+    return window

@@ -1,7 +1,7 @@
 """Defines windows of images, and registers the formats of image files.
 
-To add a format, write a file like ``tiff.py`` that registers the function which opens a file under
-its suffixes, and import it in the package's ``__init__``.
+A format is a module of :mod:`hires.data.formats` that registers the function which opens a file
+under its suffixes.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ MAX_PIXELS = 2**28
 """Default of ``data.max_pixels``: 16384 x 16384, which take at most 1 GiB as they are stored."""
 MAX_SIDE = 2**20
 """Pixels: what ``data.fit=resize`` computes for each row and column of an image is held at once."""
+LUMINANCE = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue (ITU-R BT.601), as Pillow uses them."""
 _PIXEL_BITS = 32
 """A pixel of more bits counts as several, so that the bound on pixels is one on bytes, too."""
 

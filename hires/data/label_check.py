@@ -18,11 +18,17 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.data.checked_image import ERROR, NOTE, WARNING, CheckedImage, DataFinding
 from hires.data.data_check import DataReport, checked_images, inside, sorted_findings
-from hires.data.folder import reason_of
 from hires.data.image_findings import colour_findings, size_findings, unreadable
-from hires.data.masks import mask_pairs, mask_size, require_cover, require_labels, stored_labels
-from hires.data.slides import SlideSource, slide_files
-from hires.data.small_images import CIFAR10_CLASSES, records_in
+from hires.data.sources.arrays import CIFAR10_CLASSES, records_in
+from hires.data.sources.folder import reason_of
+from hires.data.sources.masks import (
+    mask_pairs,
+    mask_size,
+    require_cover,
+    require_labels,
+    stored_labels,
+)
+from hires.data.sources.slide import SlideSource, slide_files
 from hires.data.splits import cifar10_files
 
 Progress = Callable[[int, int], None]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hires.core.errors import ConfigError, RunError
-from hires.data.folder import MANIFEST
+from hires.data.sources.folder import MANIFEST
 
 _SHAPES = 5
 """Shapes of an image."""

@@ -74,7 +74,7 @@ def _opened(path: Path, level: int, max_pixels: int) -> Any:
         return OpenSlideLevel(path, level)
     # Imported here: a machine that checks its GPU with torch alone has no tifffile.
     try:
-        from hires.data.tiff import CodecError, TiffImage
+        from hires.data.formats.tiff import CodecError, TiffImage
     except ModuleNotFoundError as error:
         raise ImageError(f"TIFF slides are read by tifffile ({error}): pip install it") from error
     try:

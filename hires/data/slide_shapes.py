@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tifffile import TiffWriter
 
 from hires.core.errors import ConfigError, RunError
-from hires.data.folder import MANIFEST
+from hires.data.sources.folder import MANIFEST
 
 _BLOBS, _CORNERS = 3, 24
 _GLASS = (243, 242, 244)

@@ -12,35 +12,19 @@ from __future__ import annotations
 import collections
 import os
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.core.store.file_names import entries_of, is_dir, is_file
+from hires.data.source import Source
 from hires.data.text_tables import read_table
 
 CIFAR10_FOLDER = "cifar-10-batches-bin"
 """Of its archive."""
 PARTS = {"train": ("train",), "validation": ("val", "validation", "valid"), "test": ("test",)}
 """``data.split`` -> names of a folder's own parts; of several the first counts."""
-
-
-class Divided(Protocol):
-    """What is divided: images, or slides."""
-
-    def __len__(self) -> int:
-        """Returns how many there are."""
-        ...
-
-    def label(self, i: int) -> int:
-        """Returns the class of one."""
-        ...
-
-    def name(self, i: int) -> str:
-        """Returns the name of one."""
-        ...
 
 
 def cifar10_files(data: DataConfig) -> list[Path]:
@@ -74,7 +58,7 @@ def part_of(data: DataConfig) -> str | None:
     return str(parts[data.split]) if parts else data.path
 
 
-def chosen(data: DataConfig, whole: Divided) -> list[int] | None:
+def chosen(data: DataConfig, whole: Source) -> list[int] | None:
     """Returns the images of ``data.split`` by their numbers; None: all.
 
     ConfigError: there is none.
@@ -118,7 +102,7 @@ def file_of_split(data: DataConfig) -> Path | None:
     return (root if is_dir(root) else root.parent) / data.split_file
 
 
-def _listed(data: DataConfig, whole: Divided) -> list[int]:
+def _listed(data: DataConfig, whole: Source) -> list[int]:
     """Returns the images that ``data.split_file`` lists for ``data.split``."""
     path = file_of_split(data)
     assert path is not None

@@ -13,7 +13,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
@@ -21,11 +21,12 @@ from pathlib import Path
 from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.data.folder import CONTENTS, naming, scan
 from hires.data.image_format import Size, open_image
-from hires.data.slides import SlideSource, label_files, slide_files
-from hires.data.source import PairSource, Source, open_source, step_images
-from hires.data.splits import chosen, part_of
+from hires.data.opening import open_source
+from hires.data.order import step_images
+from hires.data.source import SOURCES, Part, Source
+from hires.data.sources.folder import CONTENTS, naming
+from hires.data.sources.slide import SlideSource, label_files, slide_files
 
 DECODED_BYTES = 2**27
 """Images of so many bytes, as floats, are decoded by each rank; the others are opened."""
@@ -40,13 +41,13 @@ log = logging.getLogger(__name__)
 
 
 def require_readable(
-    config: RunConfig, source: Source | PairSource, steps: range, rank: int, world: int
+    config: RunConfig, source: Source, steps: range, rank: int, world: int
 ) -> None:
     """Checks this rank's share of the files that some steps read, for ``SECONDS``.
 
     RunError: one is unreadable.
     """
-    if config.data.name not in (*CONTENTS, "masks", "slide"):
+    if not SOURCES[config.data.name].reads_files:
         return
     began_s, left, num_checked = time.monotonic(), DECODED_BYTES, 0
     for index in itertools.islice(_first_used(config, source, steps), rank, None, world):
@@ -61,7 +62,7 @@ def require_readable(
     log.info("checked all %d image files of this rank", num_checked)
 
 
-def _first_used(config: RunConfig, source: Sized, steps: range) -> Iterator[int]:
+def _first_used(config: RunConfig, source: Source, steps: range) -> Iterator[int]:
     """Yields the images of some steps, each once, in the order of their first use."""
     seen: set[int] = set()
     for step in steps:
@@ -88,8 +89,9 @@ def data_findings(config: RunConfig) -> list[tuple[str, str, str]]:
 @lru_cache(maxsize=8)  # plans that are compared have one data set
 def _slide_findings(facts: str, size: Size, channels: int) -> list[tuple[str, str, str]]:
     source = open_source(DataConfig(**json.loads(facts)[0]), size, channels, 0)
-    assert isinstance(source, SlideSource)
     assert len(source)  # which cuts the slides
+    source = source.whole if isinstance(source, Part) else source
+    assert isinstance(source, SlideSource)
     found = []
     for one in source.findings():
         more = f" and {len(one.files) - 3} more" if len(one.files) > 3 else ""
@@ -107,11 +109,9 @@ def size_finding(config: RunConfig) -> tuple[str, str, str] | None:
     if data.name not in CONTENTS:
         return None
     faults: dict[int, str] = {}
-    listed, root = scan(part_of(data), data.name), data.path or ""
-    listed = listed.part(chosen(data, listed))
-    paths = listed.paths
-    for index in range(0, len(paths), -(-len(paths) // LOOKED_AT)):
-        path = Path(paths[index])
+    source, root = open_source(data, config.image, config.model.channels, 0), data.path or ""
+    for index in range(0, len(source), -(-len(source) // LOOKED_AT)):
+        path = Path(source.path(index))
         try:
             with naming(path, root), closing(open_image(path, data.max_pixels)) as image:
                 image.check_complete()
@@ -119,7 +119,7 @@ def size_finding(config: RunConfig) -> tuple[str, str, str] | None:
         except RunError as error:
             faults[index] = str(error)
     if faults:
-        read = (i for i in _first_used(config, listed, range(config.steps)) if i in faults)
+        read = (i for i in _first_used(config, source, range(config.steps)) if i in faults)
         first = next(read, None)
         if first is not None:
             return "error", "data.path", faults[first]

@@ -10,7 +10,7 @@ import numpy as np
 
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import TaskConfig
-from hires.data.source import open_data
+from hires.data.opening import open_data
 
 MOST_IMAGES = 4096
 """Images that are read; of more, as many at equal distances."""

@@ -1,8 +1,8 @@
 """Writes the folders of labelled images of ``hires data make``.
 
-The images are those of :mod:`hires.data.synthetic` as 8-bit TIFF files; the same arguments give the
-same bytes. A folder in the making holds a note of what it will be, which becomes the manifest at
-the end: the next call continues an interrupted one, and half a folder never passes for a whole one.
+The images are those of ``data=textures`` as 8-bit TIFF files; the same arguments give the same
+bytes. A folder in the making holds a note of what it will be, which becomes the manifest at the
+end: the next call continues an interrupted one, and half a folder never passes for a whole one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from hires.core.errors import ConfigError, RunError
 from hires.core.store.reading import Note, read_json
-from hires.data import synthetic
-from hires.data.folder import MANIFEST, UNFINISHED
 from hires.data.image_format import Span
+from hires.data.sources import synthetic
+from hires.data.sources.folder import MANIFEST, UNFINISHED
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from hires.core.config.task_config import INFERENCE
 from hires.core.errors import RunError
 from hires.core.ranks.timeline import Recorder
 from hires.core.store.network_weights import WeightsPlace
-from hires.data.source import open_data
+from hires.data.opening import open_data
 from hires.data.start_check import require_readable
 from hires.engine import quantized_tensors  # noqa: F401, it registers recipes
 from hires.engine.derived_tensors import DerivedTensors, Place

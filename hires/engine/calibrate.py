@@ -25,10 +25,10 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store import file_names, frozen
 from hires.core.store.files import OPTION
+from hires.data.source import Source
 from hires.engine.build import RankEngine
 from hires.engine.calibration_values import decibels, fake_quantized, one_step, watch_values
 from hires.engine.kept_layers import kept_layers
-from hires.engine.loader import Data
 from hires.plan.calibrated_values import observed_values, params_digest
 from hires.plan.graph import INPUT, describe
 from hires.plan.passes.int8_scales import kept_by_name
@@ -92,7 +92,7 @@ class Calibrator:
         facts = params_digest(self.graph), quant.observer, quant.images
         return Scales(*facts, values, ranges, source=source)
 
-    def noise(self, source: Data, values: dict[str, Affine]) -> dict[str, float]:
+    def noise(self, source: Source, values: dict[str, Affine]) -> dict[str, float]:
         """Returns the signal over the noise that its scale adds to each value, in dB.
 
         It is measured on the first batch; all ranks call it together.
@@ -114,7 +114,7 @@ class Calibrator:
         _reduce(powers, "sum")
         return {name: decibels(*powers[k].tolist()) for name, k in place.items()}
 
-    def min_max_noise(self, source: Data, noise: Mapping[str, float]) -> dict[str, float]:
+    def min_max_noise(self, source: Source, noise: Mapping[str, float]) -> dict[str, float]:
         """Returns what the noise of the worst values would be with min_max, where it is much less.
 
         ``noise`` is that of all values as :meth:`noise` measured it; all ranks call it together.
@@ -128,7 +128,7 @@ class Calibrator:
 
 
 def write_calibration(
-    calibrator: Calibrator, config: RunConfig, source: Data, run_dir: Path, attempt: int
+    calibrator: Calibrator, config: RunConfig, source: Source, run_dir: Path, attempt: int
 ) -> None:
     """Writes the scales of an attempt whose ranks have taken all steps; all call it together."""
     held = frozen.read(run_dir)

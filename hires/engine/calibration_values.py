@@ -12,8 +12,9 @@ from torch import Tensor
 
 from hires import comm
 from hires.core.config.run_config import RunConfig
+from hires.data.source import Source
 from hires.engine.build import RankEngine
-from hires.engine.loader import Data, slot_loader
+from hires.engine.loader import slot_loader
 from hires.parallel.context import Context
 from hires.parallel.halo import part
 from hires.parallel.map_views import to_map
@@ -37,7 +38,7 @@ def watch_values(engine: RankEngine, names: list[str], watch: Watch) -> None:
         module.watch(functools.partial(_show, context, own, watch))
 
 
-def one_step(config: RunConfig, engine: RankEngine, source: Data, **options: Any) -> Any:
+def one_step(config: RunConfig, engine: RankEngine, source: Source, **options: Any) -> Any:
     """Runs the first batch once more; returns its result."""
     loaders = [slot_loader(config, c, source, range(1), engine.device) for c in engine.contexts]
     try:

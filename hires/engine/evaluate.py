@@ -25,10 +25,11 @@ from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import write_atomically
 from hires.core.store.step_lines import EVALUATED_LINE, pass_lines
+from hires.data.source import Source
 from hires.engine.build import RankEngine
 from hires.engine.evaluation_intervals import mean_interval, overlap_intervals
 from hires.engine.image_similarity import grown, similarity_sum, with_border
-from hires.engine.loader import Data, slot_loader, target_of
+from hires.engine.loader import slot_loader, target_of
 from hires.engine.seen_outputs import (
     Counted,
     SeenOutput,
@@ -53,7 +54,7 @@ class Evaluator:
 
     line = EVALUATED_LINE
 
-    def __init__(self, config: RunConfig, source: Data, graph: Graph) -> None:
+    def __init__(self, config: RunConfig, source: Source, graph: Graph) -> None:
         self.kind = kind_of(config, graph)
         self.counted = Counted()
         self._config, self._source = config, source
@@ -131,7 +132,7 @@ class Evaluator:
         return [made.numel(), int((made == labels).sum()), float(loss) * made.numel()]
 
 
-def evaluate_pass(engine: RankEngine, config: RunConfig, source: Data) -> dict[str, Any]:
+def evaluate_pass(engine: RankEngine, config: RunConfig, source: Source) -> dict[str, Any]:
     """Runs one pass over a data set; returns its summary, the same on all ranks.
 
     All ranks call it together, with an engine whose plan computes forward only. ``config`` is that
@@ -155,7 +156,7 @@ def evaluate_pass(engine: RankEngine, config: RunConfig, source: Data) -> dict[s
 
 
 def summarised(
-    config: RunConfig, source: Data, graph: Graph, counted: Counted
+    config: RunConfig, source: Source, graph: Graph, counted: Counted
 ) -> tuple[dict[str, Any], list[list[float]]]:
     """Returns the summary of what all ranks counted, and the rows of all samples in order."""
     kind, shape = kind_of(config, graph), graph.shape(graph.output)
@@ -178,7 +179,7 @@ def summarised(
 
 
 def write_evaluation(
-    run_dir: Path, attempt: int, config: RunConfig, source: Data, graph: Graph
+    run_dir: Path, attempt: int, config: RunConfig, source: Source, graph: Graph
 ) -> None:
     """Writes ``evaluation.json`` of an attempt whose ranks have all counted their last step."""
     own = Attempt(run_dir, attempt, strict=True)

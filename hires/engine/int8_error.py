@@ -27,9 +27,9 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError
 from hires.core.precisions import INT8
 from hires.core.store import file_names
+from hires.data.source import Source
 from hires.engine.build import RankEngine, build_rank
 from hires.engine.calibration_values import noise_share, one_step, own_part
-from hires.engine.loader import Data
 from hires.engine.weights_file import WeightsFile
 from hires.nets.trace import trace_config
 from hires.parallel.context import Context
@@ -73,7 +73,7 @@ class Int8Error:
         self,
         config: RunConfig,
         engine: RankEngine,
-        source: Data,
+        source: Source,
         scales: Scales,
         traced: Graph,
         exact: Sequence[Tensor],

@@ -28,6 +28,7 @@ from torch import Tensor
 from hires.core.config.quant_config import noise_bound
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
+from hires.data.source import Source
 from hires.engine.build import RankEngine
 from hires.engine.calibration_values import (
     decibels,
@@ -37,7 +38,6 @@ from hires.engine.calibration_values import (
     own_part,
 )
 from hires.engine.int8_error import Int8Error, traced_for_int8
-from hires.engine.loader import Data
 from hires.engine.quantized_tensors import WEIGHT_RECIPE, rounded_weight
 from hires.parallel.context import Context
 from hires.plan.graph import Graph, describe
@@ -62,7 +62,9 @@ class AutoChoice(NamedTuple):
     """``Scales.alone``."""
 
 
-def kept_layers(config: RunConfig, engine: RankEngine, source: Data, scales: Scales) -> AutoChoice:
+def kept_layers(
+    config: RunConfig, engine: RankEngine, source: Source, scales: Scales
+) -> AutoChoice:
     """Returns what to keep in float, besides ``quant.keep``; all ranks call it together."""
     bound, quant = noise_bound(config.quant.auto), config.quant
     assert bound is not None
@@ -152,7 +154,7 @@ class OutputError:
     ``graph`` is the network without the conversions of a layout.
     """
 
-    def __init__(self, config: RunConfig, engine: RankEngine, source: Data, graph: Graph) -> None:
+    def __init__(self, config: RunConfig, engine: RankEngine, source: Source, graph: Graph) -> None:
         self._config, self._engine, self._source = config, engine, source
         self._graph = graph
         self._tensors = {**engine.tensors, **engine.derived.tensors}

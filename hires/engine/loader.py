@@ -19,16 +19,14 @@ from torch import Tensor
 
 from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
-from hires.data.masks import AugmentedMasks, MaskSource
-from hires.data.source import PairSource, Source, open_data, step_images
+from hires.data.opening import open_data
+from hires.data.order import step_images
+from hires.data.source import Source
 from hires.engine.device import RankDevice, Uploads
 from hires.parallel.context import Context
 from hires.plan.graph import INPUT, Rect
 from hires.plan.rules import TILED
 
-Data = Source | PairSource
-_MAPS = (MaskSource, AugmentedMasks)
-"""Sources whose targets are label maps."""
 Order = Callable[[int], list[int]]  # step -> a rank's samples, microbatch after microbatch
 Target = Callable[[int], Any]
 """Returns what the output for a sample is compared with: its class, an image (C, h, w), or the
@@ -143,7 +141,7 @@ def needs_of(config: RunConfig, context: Context) -> Needs:
 def slot_loader(
     config: RunConfig,
     context: Context,
-    source: Data,
+    source: Source,
     steps: range,
     device: RankDevice | None = None,
 ) -> Loader:
@@ -184,7 +182,7 @@ def image_dtype(config: RunConfig) -> torch.dtype:
     return dtype
 
 
-def image_of(source: Data, rect: Rect, data: DataConfig | None = None) -> Target:
+def image_of(source: Source, rect: Rect, data: DataConfig | None = None) -> Target:
     """Returns the function from a sample to a part of its image, as the network gets it.
 
     Without ``data`` it is not normalised by means and deviations.
@@ -198,20 +196,13 @@ def image_of(source: Data, rect: Rect, data: DataConfig | None = None) -> Target
     return lambda sample: source.window(sample, rect[:2], rect[2:]) * scale + shift
 
 
-def target_of(source: Data, rect: Rect | None) -> Target:
+def target_of(source: Source, rect: Rect | None) -> Target:
     """Returns the function from a sample to its class, or a part of its image or label map."""
-    if isinstance(source, _MAPS):
-        assert rect is not None
-        maps, own = source, (rect[:2], rect[2:])
-        return lambda sample: maps.labels(sample, *own)
-    if isinstance(source, PairSource):
-        assert rect is not None
-        pairs, rows, cols = source, rect[:2], rect[2:]
-        return lambda sample: pairs.target(sample, rows, cols)
-    return source.label
+    rows, cols = (rect[:2], rect[2:]) if rect is not None else ((0, 0), (0, 0))
+    return lambda sample: source.target(sample, rows, cols)
 
 
-def replica_samples(config: RunConfig, source: Data, step: int, replica: int) -> list[int]:
+def replica_samples(config: RunConfig, source: Source, step: int, replica: int) -> list[int]:
     """Returns the indices of a replica's images in a step, microbatch after microbatch.
 
     Of images that are changed at random they count on through the epochs

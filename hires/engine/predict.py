@@ -30,8 +30,8 @@ from hires.core.store.attempts import Attempt
 from hires.core.store.files import write_atomically
 from hires.core.store.step_lines import PREDICTED_LINE, earlier_steps, pass_lines
 from hires.core.text_table import spreadsheet_text
+from hires.data.source import Source
 from hires.engine.evaluate import DATA_KEYS
-from hires.engine.loader import Data
 from hires.engine.map_formats import MapKind
 from hires.engine.prediction_maps import PredictionMaps
 from hires.engine.seen_outputs import (
@@ -54,7 +54,7 @@ class Predictor:
 
     line = PREDICTED_LINE
 
-    def __init__(self, config: RunConfig, source: Data, graph: Graph, attempt: Path) -> None:
+    def __init__(self, config: RunConfig, source: Source, graph: Graph, attempt: Path) -> None:
         """Makes the folder of maps in that of an ``attempt``, if outputs have rows and columns.
 
         RunError: it cannot be made.
@@ -117,7 +117,9 @@ def class_type(num_classes: int) -> Any:
     return np.uint8 if num_classes < _BYTE else np.uint16
 
 
-def maps_of(config: RunConfig, source: Data, graph: Graph, attempt: Path) -> PredictionMaps | None:
+def maps_of(
+    config: RunConfig, source: Source, graph: Graph, attempt: Path
+) -> PredictionMaps | None:
     """Returns the files of the maps of an attempt; None: outputs have no rows and columns."""
     kind = kind_of(config, graph)
     if kind == CLASSES:
@@ -135,7 +137,7 @@ def maps_of(config: RunConfig, source: Data, graph: Graph, attempt: Path) -> Pre
 
 
 def write_prediction(
-    run_dir: Path, attempt: int, config: RunConfig, source: Data, graph: Graph
+    run_dir: Path, attempt: int, config: RunConfig, source: Source, graph: Graph
 ) -> None:
     """Writes the table of an attempt whose ranks have all predicted their last step.
 

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from hires.core.config.run_config import RunConfig
 from hires.core.evaluation_summary import Numbers, num_classes
-from hires.data.source import PairSource
-from hires.engine.loader import Data
+from hires.data.source import Source
 from hires.parallel.context import Context
 from hires.plan.graph import Rect
 from hires.plan.rules import SHARDED, TILED, WHOLE
@@ -72,10 +71,8 @@ class Observer(Protocol):
         ...
 
 
-def names_of_classes(source: Data, shape: Sequence[int]) -> list[str]:
+def names_of_classes(source: Source, shape: Sequence[int]) -> list[str]:
     """Returns the names of the classes of an output of a shape; none of images."""
-    if isinstance(source, PairSource):
-        return []
     return [*source.class_names, *map(str, range(source.num_classes, num_classes(shape)))]
 
 

@@ -26,7 +26,7 @@ from hires.core.store import checkpoints
 from hires.core.store.attempts import Attempt
 from hires.core.store.checkpoints import Best
 from hires.core.store.step_lines import VALIDATED_LINE, pass_lines
-from hires.data.source import open_data
+from hires.data.opening import open_data
 from hires.data.start_check import require_readable
 from hires.engine.build import RankEngine, assemble, contexts_of
 from hires.engine.checkpoint import Saver

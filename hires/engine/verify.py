@@ -31,7 +31,7 @@ from hires.core.precisions import INT8
 from hires.core.store import file_names
 from hires.core.store.files import append_line, write_atomically
 from hires.core.store.reading import read_lines
-from hires.data.source import open_data
+from hires.data.opening import open_data
 from hires.engine.build import RankEngine, whole_model
 from hires.engine.device import HOST, RankDevice, to_host
 from hires.engine.loader import slot_loader, whole_microbatches

@@ -16,8 +16,8 @@ from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.store import rundir
 from hires.core.store.naming import run_name
+from hires.data.opening import open_data
 from hires.data.slide_shapes import make_slides
-from hires.data.source import open_data
 from hires.engine.seen_outputs import names_of_classes
 
 
@@ -192,7 +192,7 @@ def test_slides_and_masks_are_mapped(tmp_path):
         (("stem", "leaf", "ground"), {}, [2, 1, 0, 2]),  # the same names in another order
     )):  # fmt: skip
         data = {**masks(tmp_path / str(number), *classes), **more}
-        labels = open_data(config_for("evaluate", data, run)).labels(0, (0, 1), (0, 4))
+        labels = open_data(config_for("evaluate", data, run)).target(0, (0, 1), (0, 4))
         assert labels.tolist() == [row]
     data = {**masks(tmp_path / "e", "stem", "ground"), "ignore": 0}
     with pytest.raises(ConfigError, match=r"data\.ignore=0"):

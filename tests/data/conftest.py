@@ -13,7 +13,8 @@ from PIL import Image
 
 from hires.core.config.data_config import DataConfig
 from hires.data.image_format import MAX_PIXELS
-from hires.data.source import Source, open_source
+from hires.data.opening import open_source
+from hires.data.source import Source
 
 
 @pytest.fixture

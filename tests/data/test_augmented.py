@@ -19,7 +19,8 @@ from hires.data.augmented import (
     seen_through,
     turned_hues,
 )
-from hires.data.source import open_data
+from hires.data.source import Source
+from hires.data.opening import open_data
 from tests.helpers import reference
 from tests.helpers.layouts import config_of
 
@@ -27,7 +28,7 @@ EVERYTHING = AugmentConfig("both", True, 0.3, 3, 0.3, 0.3, 0.3, 0.2)
 KEYS = tuple(vars(EVERYTHING).values())
 
 
-class Counted:
+class Counted(Source):
     """Images of random numbers that count the pixels that are read."""
 
     num_classes, class_names = 2, ("a", "b")

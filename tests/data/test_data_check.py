@@ -25,8 +25,9 @@ from hires.data import checked_image, start_check
 from hires.data.data_check import check_data
 from hires.data.label_check import CHECKS
 from hires.data.mask_shapes import make_masks
+from hires.data.opening import open_data
+from hires.data.order import step_images
 from hires.data.slide_shapes import make_slides
-from hires.data.source import open_data, step_indices
 from hires.data.start_check import require_readable, size_finding
 from tests.helpers.image_files import png
 
@@ -218,7 +219,8 @@ def refusal(config: RunConfig, rank: int = 0, world: int = 1, steps: int = 3) ->
 
 def spoil(config: RunConfig, place: int) -> Path:
     """Cuts off the image that comes at some place of the run."""
-    order = [i for step in range(3) for i in step_indices(step, 4, 12, config.seed, True)]
+    source = open_data(config)
+    order = [i for step in range(3) for i in step_images(config, source, step)]
     file = sorted(Path(str(config.data.path)).rglob("*.png"))[order[place]]
     file.write_bytes(file.read_bytes()[:-200])
     return file

@@ -14,8 +14,8 @@ import tifffile
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError, RunError
 from hires.data.content import content_of, data_changes, is_unchanged
-from hires.data.folder import UNFINISHED, scan
-from hires.data.source import open_source
+from hires.data.opening import open_source
+from hires.data.sources.folder import UNFINISHED, scan
 from hires.data.textures import make_folder
 
 

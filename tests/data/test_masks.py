@@ -19,10 +19,11 @@ from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import to_dict
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.store import file_names, rundir
+from hires.data.augmented import AugmentedSource
 from hires.data.label_check import check_masks
 from hires.data.mask_shapes import make_masks
-from hires.data.masks import AugmentedMasks, MaskSource
-from hires.data.source import open_data
+from hires.data.opening import open_data
+from hires.data.sources.masks import MaskSource
 from hires.data.start_check import require_readable
 from tests.helpers.layouts import config_of, plan_of, verified
 from tests.helpers.saved import attempt
@@ -51,13 +52,13 @@ def test_labels_are_those_of_the_map_beside_the_image(folder):
     source = source_of(folder)
     assert len(source) == 6
     for number in range(6):
-        labels = source.labels(number, *WHOLE)
+        labels = source.target(number, *WHOLE)
         assert labels.dtype == np.int64
         assert np.array_equal(labels, stored(folder, number))
     assert source.name(2) == "images/00002.png"
     assert source.check(0, 10**6) > 0
     Image.fromarray(stored(folder, 1)).save(folder / "masks" / "00000.png")
-    assert np.array_equal(source.labels(0, *WHOLE), stored(folder, 1))  # it was written anew
+    assert np.array_equal(source.target(0, *WHOLE), stored(folder, 1))  # it was written anew
     wanted = stored(folder, 4)
     for form in ("palette", "tiff", "tiff_lzw", "packbits", "lzma"):
         image = Image.fromarray(wanted, "L")
@@ -71,7 +72,7 @@ def test_labels_are_those_of_the_map_beside_the_image(folder):
             tifffile.imwrite(path, wanted.astype(np.uint16))
         else:
             image.save(path, compression=form)
-        assert np.array_equal(source_of(folder).labels(4, *WHOLE), wanted), form
+        assert np.array_equal(source_of(folder).target(4, *WHOLE), wanted), form
 
 
 def test_maps_are_found_by_the_pattern_of_their_names(folder):
@@ -82,7 +83,7 @@ def test_maps_are_found_by_the_pattern_of_their_names(folder):
         shutil.copy(folder / image, folder / copy)
     source = source_of(folder, masks="*_gt.png")
     labels = np.asarray(Image.open(folder / "00001_gt.png"))
-    assert np.array_equal(source.labels(1, *WHOLE), labels)
+    assert np.array_equal(source.target(1, *WHOLE), labels)
     assert "images/a/x.png" in map(source.name, range(7))
     for keys, words in (
         ({"images": "pictures/*"}, "holds no images named data.images=pictures"),
@@ -106,8 +107,8 @@ def test_maps_are_found_by_the_pattern_of_their_names(folder):
 def test_other_sizes_take_the_nearest_label(folder):
     source, labels = source_of(folder, (8, 40)), stored(folder, 3)
     wanted = labels[np.arange(8) * 2 + 1][:, np.arange(40) // 2]
-    assert np.array_equal(source.labels(3, (0, 8), (0, 40)), wanted)
-    cropped = source_of(folder, (20, 10), fit="crop", ignore=255).labels(3, (0, 20), (0, 10))
+    assert np.array_equal(source.target(3, (0, 8), (0, 40)), wanted)
+    cropped = source_of(folder, (20, 10), fit="crop", ignore=255).target(3, (0, 20), (0, 10))
     assert np.array_equal(cropped[2:18], labels[:, 5:15])
     assert (cropped[[0, 1, 18, 19]] == 255).all()
 
@@ -119,16 +120,16 @@ def test_maps_change_as_their_images_do(folder):
         path = folder / "images" / f"{number:05d}.png"
         Image.fromarray(colours[stored(folder, number)]).save(path)
     augment = AugmentConfig("both", True, 1.0, 4)
-    source = AugmentedMasks(source_of(folder, ignore=255), SIZE, augment, 1)
+    source = AugmentedSource(source_of(folder, ignore=255), SIZE, augment, 1)
     for number in range(36):
         red = (source.window(number, *WHOLE)[0] + 2) / 4 * 255
-        labels = source.labels(number, *WHOLE)
+        labels = source.target(number, *WHOLE)
         inside = labels != 255
         assert np.allclose(red[inside], np.array([0, 120, 250])[labels[inside]], atol=0.01)
         assert np.allclose(red[~inside], 127.5)  # grey came in
-    parts = AugmentedMasks(source_of(folder), SIZE, AugmentConfig(crop=0.3), 1)
+    parts = AugmentedSource(source_of(folder), SIZE, AugmentConfig(crop=0.3), 1)
     for number in range(6):
-        assert {*parts.labels(number, *WHOLE).flatten()} <= {*stored(folder, number).flatten()}
+        assert {*parts.target(number, *WHOLE).flatten()} <= {*stored(folder, number).flatten()}
 
 
 def spoil(folder, how):
@@ -186,17 +187,17 @@ def test_smaller_images_need_a_value_beside_their_labels(fit, folder):
 
     config, source = opened(SIZE)
     require_readable(config, source, range(3), 0, 1)
-    assert {*source.labels(0, *WHOLE).flatten()} <= {0, 1, 2}
+    assert {*source.target(0, *WHOLE).flatten()} <= {0, 1, 2}
     config, source = opened((24, 8))
     text = rf"data\.fit={fit} brings in .* 24 x 8, and this one has 16 x 20"
     with pytest.raises(RunError, match=text):
         require_readable(config, source, range(3), 0, 1)
     with pytest.raises(RunError, match=text):
-        source.labels(0, (0, 24), (0, 8))
+        source.target(0, (0, 24), (0, 8))
     finding = check_masks(data["path"], config, True, lambda *_: None).findings[0]
     assert f"data.fit={fit} brings in" in finding.files[0]
     _, source = opened((24, 8), ignore=255)
-    assert (source.labels(0, (0, 4), (0, 8)) == 255).all()
+    assert (source.target(0, (0, 4), (0, 8)) == 255).all()
     assert np.abs(source.window(0, (0, 4), (0, 8))).max() < 1e-6  # grey
 
 

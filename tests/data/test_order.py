@@ -10,17 +10,18 @@ import tifffile
 
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
-from hires.data.balanced import balanced_order
 from hires.data.content import content_of
-from hires.data.small_images import CIFAR10_RECORD
-from hires.data.source import open_data, open_source, step_images, step_indices
+from hires.data.opening import open_data, open_source
+from hires.data.order import balanced, ordered, step_images, step_indices
+from hires.data.sources.arrays import CIFAR10_RECORD
 from hires.engine.loader import replica_samples
 from tests.helpers.image_files import cifar10_folder
 from tests.helpers.layouts import config_of
 
 
-def line(batch: int, steps: int, **how) -> list[int]:
-    return [i for step in range(steps) for i in step_indices(step, batch, **how)]
+def line(batch: int, steps: int, length: int, seed: int, shuffle: bool) -> list[int]:
+    epoch = ordered(Labels(length), seed, shuffle)
+    return [i for step in range(steps) for i in step_indices(step, batch, length, epoch)]
 
 
 @pytest.mark.parametrize("batch", [3, 20])
@@ -33,7 +34,7 @@ def test_every_epoch_has_every_image_once_whatever_the_batch(batch):
     assert len({*epochs[:3]}) == 3
     assert drawn == line(1, 21 * batch, **how)
     assert drawn[:21] != line(1, 21, **{**how, "seed": 2})
-    far = step_indices(10**9, 4, length=1000, seed=0, shuffle=True)
+    far = step_indices(10**9, 4, 1000, ordered(Labels(1000), 0, True))
     assert all(type(i) is int and 0 <= i < 1000 for i in far)
 
 
@@ -54,7 +55,7 @@ class Labels:
 @pytest.mark.parametrize("counts", [(5, 5), (11, 1, 3, 2)])
 def test_balanced_classes_come_equally_often(counts, shuffle):
     source = Labels(*counts)
-    order, length = balanced_order(source, 3, shuffle), len(source)
+    order, length = balanced(source, 3, shuffle), len(source)
     epochs = [order(epoch) for epoch in range(8)]
     for drawn in epochs:
         held = Counter(source.label(i) for i in drawn)
@@ -67,7 +68,7 @@ def test_balanced_classes_come_equally_often(counts, shuffle):
         assert max(times) - min(times) <= 1
     assert (epochs[0] != epochs[1]) == (shuffle or max(counts) > min(counts))
     with pytest.raises(ConfigError, match=r"data\.balance=true: the images have one class only"):
-        balanced_order(Labels(3), 0, True)
+        balanced(Labels(3), 0, True)
 
 
 def test_balanced_steps_follow_each_other_in_all_replicas():
@@ -75,7 +76,7 @@ def test_balanced_steps_follow_each_other_in_all_replicas():
     config = config_of(data=keys, batch=6, parallel={"replicas": 2})
     source = open_data(config)
     steps = [step_images(config, source, step) for step in range(7)]
-    order = balanced_order(source, config.seed, True)
+    order = balanced(source, config.seed, True)
     assert [i for step in steps for i in step][:40] == [*order(0), *order(1)]
     parts = [replica_samples(config, source, 2, replica) for replica in (0, 1)]
     assert [*parts[0], *parts[1]] == steps[2]
@@ -161,7 +162,7 @@ def test_digits_are_those_of_scikit_learn():
     assert first[0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
     with pytest.raises(ConfigError, match=r"8 x 8 pixels; use data\.fit=resize"):
         opened((9, 8), name="digits", fit="error")
-    with pytest.raises(ConfigError, match="choose one of synthetic, textures, hard, digits"):
+    with pytest.raises(ConfigError, match="unknown data 'nothing'; choose one of .*synthetic"):
         opened(name="nothing")
 
 

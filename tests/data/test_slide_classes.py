@@ -17,7 +17,7 @@ from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.data.label_check import check_slides
-from hires.data.source import open_source
+from hires.data.opening import open_source
 from hires.data.start_check import data_findings
 from tests.helpers.layouts import config_of
 

@@ -11,7 +11,7 @@ from hires.cli.data_keys import with_classes
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.core.store import rundir
-from hires.data.source import open_data
+from hires.data.opening import open_data
 from hires.data.statistics import channel_statistics
 from hires.engine.loader import image_of
 from tests.helpers.layouts import config_of

@@ -17,14 +17,15 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
 from hires.core.config.run_config import from_dict
-from hires.data import image_fit, whole
+from hires.data import image_fit
 from hires.data.augmented import AugmentedSource
+from hires.data.formats import pillow
+from hires.data.formats.tiff import TiffImage
 from hires.data.image_fit import fitted, resize, taps
 from hires.data.mask_shapes import make_masks
-from hires.data.masks import AugmentedMasks, MaskSource
+from hires.data.opening import PairSource, open_data
 from hires.data.slide_shapes import make_slides
-from hires.data.source import KINDS, PairSource, open_data
-from hires.data.tiff import TiffImage
+from hires.data.source import SOURCES as REGISTERED
 from tests.helpers.image_files import cifar10_folder
 
 H, W = 70, 53
@@ -95,8 +96,8 @@ def source_named(kind: str, root: Path) -> tuple[Any, dict[str, tuple[Any, int, 
     config = from_dict({"image": [20, 26], **keys, "data": data, "batch": 2})
     source, size = open_data(config), (config.height, config.width)
     readers = {"image": (source.window, *size)}
-    if isinstance(source, (MaskSource, AugmentedMasks)):
-        readers["labels"] = (source.labels, *size)
+    if source.has_maps:
+        readers["labels"] = (source.target, *size)
     if isinstance(source, PairSource):
         scale = config.model.scale
         readers["target"] = (source.target, scale * size[0], scale * size[1])
@@ -132,7 +133,7 @@ def test_window_is_bitwise_part_of_the_whole_image(kind, root):
 
 def test_every_kind_of_data_has_a_source_here():
     kinds = {data.get("name", "synthetic") for data, _ in SOURCES.values()}
-    assert {*KINDS} - {"images"} <= kinds
+    assert {*REGISTERED} - {"images"} <= kinds
 
 
 def test_input_of_a_pair_is_the_target_as_pillow_shrinks_it(root):
@@ -259,7 +260,7 @@ def test_whole_files_are_decoded_once_while_there_is_room_and_anew_if_changed(
     monkeypatch.setattr(PngImageFile, "load", load)
     for name in ("a.png", "b.png", "c.png"):
         source = source_of(Image.fromarray(pixels(16, 16, 3)), name)
-    monkeypatch.setattr(whole, "CACHE_BYTES", 2 * 16 * 16 * 3)
+    monkeypatch.setattr(pillow, "CACHE_BYTES", 2 * 16 * 16 * 3)
     before = [source.window(i, (0, 16), (0, 16)) for i in (0, 1, 0, 2, 0, 1)][-1]
     assert decoded == ["a.png", "b.png", "c.png", "b.png"]
     source_of(Image.fromarray(pixels(16, 16, 3) // 2), "b.png")

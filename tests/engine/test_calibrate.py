@@ -10,7 +10,8 @@ import torch
 from hires.core.config.run_config import from_dict, to_dict
 from hires.core.errors import ConfigError
 from hires.core.store import file_names
-from hires.data.source import open_data, step_indices
+from hires.data.opening import open_data
+from hires.data.order import step_images
 from hires.engine.build import whole_model
 from hires.engine.calibration_values import decibels, fake_quantized
 from hires.plan.calibrated_values import observed_values
@@ -74,7 +75,7 @@ def test_ranges_are_those_of_the_images_that_were_asked_for(tmp_path):
     plan = plan_of(config)
     run_ranks(run_folders, 1, [str(path)])
     found, source, model = scales_in(path), open_data(config), whole_model(config)
-    order = [i for step in range(3) for i in step_indices(step, 4, 16, config.seed, True)][:10]
+    order = [i for step in range(3) for i in step_images(config, source, step)][:10]
     rows, cols = (0, config.height), (0, config.width)
     with torch.no_grad():
         images = [torch.from_numpy(source.window(i, rows, cols)).double() for i in order]
@@ -110,7 +111,7 @@ def test_layer_alone_has_the_error_of_its_weights_and_values(tmp_path):
     run_ranks(run_folders, 1, [str(path)])
     found, model = scales_in(path), whole_model(config)
     source, rows, cols = open_data(config), (0, config.height), (0, config.width)
-    first = step_indices(0, 4, 16, config.seed, True)
+    first = step_images(config, source, 0)
     images = torch.stack([torch.from_numpy(source.window(i, rows, cols)).double() for i in first])
     with torch.no_grad():
         exact = model(images)

@@ -16,7 +16,7 @@ from hires.core.config.run_config import to_dict
 from hires.core.errors import PREEMPTED
 from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, summary
 from hires.core.store import file_names, records
-from hires.data.source import open_data
+from hires.data.opening import open_data
 from hires.engine import evaluation_intervals, image_similarity
 from hires.engine.evaluate import Evaluator
 from hires.engine.evaluation_intervals import (

@@ -16,7 +16,7 @@ from hires.cli.data_keys import with_classes
 from hires.core.errors import ConfigError
 from hires.core.losses import LOSSES
 from hires.core.store import file_names
-from hires.data.source import open_data
+from hires.data.opening import open_data
 from hires.engine.build import whole_model
 from tests.helpers.jobs import run_folders
 from tests.helpers.layouts import config_of, plan_of
@@ -119,7 +119,7 @@ def _require_like_torch(config, found, predicted, data):
             continue
         chosen = (output[0] > 0).long() if len(output) == 1 else output.argmax(0)
         if data == "masks":
-            labels = source.labels(number, (0, 32), (0, 32))
+            labels = source.target(number, (0, 32), (0, 32))
             assert np.array_equal(tifffile.imread(predicted / row["file"]), chosen.numpy())
         else:
             labels = np.array(source.label(number))

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.store import file_names
-from hires.data.source import open_data, step_indices
+from hires.data.opening import open_data
+from hires.data.order import step_images
 from hires.engine.build import whole_model
 from hires.engine.kept_layers import enough_kept
 from hires.engine.verify_int8 import quantised_step
@@ -82,7 +83,7 @@ def test_what_is_recorded_is_what_the_int8_network_has(tmp_path):
         made = quantised_step(itself, plan)
         model, source = whole_model(config), open_data(config)
         size = (0, config.height), (0, config.width)
-        order = step_indices(0, 4, 16, config.seed, True)
+        order = step_images(config, source, 0)
         with torch.no_grad():
             images = [torch.from_numpy(source.window(i, *size)) for i in order]
             exact = model(torch.stack(images)).double()

@@ -124,7 +124,7 @@ def test_a_process_ends_although_nobody_closed_the_loader():
     script = """
 import torch
 from hires.core.config.data_config import DataConfig
-from hires.data.source import open_source
+from hires.data.opening import open_source
 from hires.engine.loader import Loader, image_of, read_microbatches, split_steps
 source = open_source(DataConfig(), (64, 64), 3, seed=0)
 image, parts = image_of(source, (0, 64, 0, 64)), split_steps(lambda step: [0, 1], 1, range(10**9))

@@ -16,8 +16,8 @@ import torch
 from hires.core.store import file_names, records
 from hires.core.store.zarr_files import ZarrFolder, map_chunks
 from hires.data.image_format import normalised, open_image
+from hires.data.opening import open_data
 from hires.data.slide_shapes import make_slides
-from hires.data.source import open_data
 from hires.engine.predict import Predictor
 from hires.report.read.map_overviews import overviews
 from hires.report.read.runs import read_runs

@@ -13,7 +13,7 @@ from torch.nn import functional
 from hires.cli.data_keys import with_classes
 from hires.core.config.run_config import RunConfig
 from hires.core.evaluation_summary import IMAGES, PIXELS
-from hires.data.source import open_data
+from hires.data.opening import open_data
 from hires.engine.build import whole_model
 from hires.engine.evaluation_intervals import mean_interval, overlap_intervals
 from tests.helpers.layouts import config_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hires.data.small_images import CIFAR10_RECORD
+from hires.data.sources.arrays import CIFAR10_RECORD
 
 
 def cifar10_folder(folder: Path, train: int = 5, each: int = 4) -> Path:

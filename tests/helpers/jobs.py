@@ -17,7 +17,7 @@ from hires.core.config.run_config import from_dict
 from hires.core.errors import HiresError, ParityError
 from hires.core.ranks.world import World
 from hires.core.store import records
-from hires.data.source import open_data
+from hires.data.opening import open_data
 from hires.engine.build import build_rank
 from hires.engine.device import open_device
 from hires.engine.evaluate import evaluate_pass

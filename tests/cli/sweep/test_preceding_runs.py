@@ -11,7 +11,7 @@ from hires.cli.sweep.axes import axes_of, stored_sweep
 from hires.cli.sweep.preceding_runs import preceding
 from hires.cli.sweep.sweep_points import compose_all
 from hires.core.errors import ConfigError
-from hires.data.source import open_data
+from hires.data.opening import open_data
 from hires.data.textures import make_folder
 from tests.helpers import commands
 

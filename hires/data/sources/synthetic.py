@@ -10,8 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hires.core.config.data_config import DataConfig
 from hires.data.image_fit import Place
 from hires.data.image_format import Size, Span, Window, check_window, normalised
+from hires.data.source import SOURCES, Source
 
 GOLDEN = 0.6180339887498949
 PERIODS = (6.0, 15.0, 9.0, 24.0)
@@ -20,16 +22,20 @@ PERIODS = (6.0, 15.0, 9.0, 24.0)
 COLOUR, STRIPES, SHADE, BRIGHTNESS, NOISE = 0.20, 0.15, 0.05, 0.04, 0.06
 
 
-class SyntheticSource:
+@SOURCES.register("synthetic")
+@SOURCES.register("textures")
+class SyntheticSource(Source):
     """Images drawn from the seed and their number alone, a window at a time."""
 
     def __init__(self, num_classes: int, length: int, size: Size, channels: int, seed: int) -> None:
         self.num_classes = num_classes
         self.class_names = tuple(class_name(label, num_classes) for label in range(num_classes))
-        self._length = length
-        self._size = size
-        self._channels = channels
-        self._seed = seed
+        self._length, self._size, self._channels, self._seed = length, size, channels, seed
+
+    @classmethod
+    def open(cls, data: DataConfig, size: Size, channels: int, seed: int) -> Source:
+        """Returns ``data.length`` images of ``data.classes`` classes."""
+        return cls(data.classes, data.length, size, channels, seed)
 
     def __len__(self) -> int:
         return self._length
@@ -38,17 +44,8 @@ class SyntheticSource:
         """Returns the class of an image; the classes take turns."""
         return i % self.num_classes
 
-    def name(self, i: int) -> str:
-        """Returns the number of an image."""
-        return str(i)
-
-    def check(self, i: int, most_bytes: int) -> int:
-        """Does nothing: no file is read."""
-        return 0
-
     def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image, (C, h, w); no other pixel is computed."""
-        del place  # it is made in its size
         check_window(rows, cols, self._size)
         label, channels = self.label(i), self._channels
         drawn = draw(label, channels, self._size, rows, cols, seed=self._seed, index=i)

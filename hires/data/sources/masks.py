@@ -9,8 +9,8 @@ pixel, in a compression that keeps it. ``data.ignore`` is the value of pixels wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hires.core.config.augment_config import AugmentConfig
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
-from hires.data.augmented import AugmentedSource, ReadWindow, nearest_window, seen_through
-from hires.data.folder import FolderIndex, FolderSource, naming, visible_files, words_of
-from hires.data.image_fit import Place, crop
+from hires.data.image_fit import Place, ReadWindow, crop, nearest_window
 from hires.data.image_format import (
     FORMATS,
     ImageError,
@@ -33,6 +30,9 @@ from hires.data.image_format import (
     open_image,
     suffix_of,
 )
+from hires.data.source import SOURCES, Source
+from hires.data.sources.folder import FolderIndex, FolderSource, naming, visible_files, words_of
+from hires.data.splits import part_of
 
 Labels = NDArray[np.int64]
 """(h, w): the class of each pixel, or ``data.ignore``."""
@@ -93,70 +93,72 @@ def _by_name(pattern: str, files: list[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+@SOURCES.register("masks")
 class MaskSource(FolderSource):
     """Images, and the classes of their pixels."""
 
+    has_maps = True
+
     def __init__(self, data: DataConfig, path: str | None, size: Size, channels: int) -> None:
         index, self._masks = mask_pairs(data, path)
-        super().__init__(index, size, channels, data.fit, data.max_pixels)
+        super().__init__(index, data, size, channels)
         self.num_classes = data.classes
         self.class_names = tuple(map(str, range(data.classes)))
-        self.ignore, self._data = data.ignore, data
-        self._numbers: NDArray[np.int64] | None = None
-        """Of the classes of the files, if others are asked for."""
+        self.ignore = data.ignore
         self._checked_as = words_of(data, _KEYS)
 
-    def keep(self, numbers: Sequence[int]) -> None:
-        """Leaves some of the images, those of ``data.split``."""
-        self._masks = tuple(self._masks[number] for number in numbers)
-        self._index = self._index.part(numbers)
+    @classmethod
+    def open(cls, data: DataConfig, size: Size, channels: int, seed: int) -> Source:
+        """Returns the images of ``data.path``, or of its part, with their label maps."""
+        return cls(data, part_of(data), size, channels)
 
-    def renumber(self, numbers: Sequence[int], names: Sequence[str]) -> None:
-        """Gives the classes of the label maps other numbers; ConfigError: one has no label's."""
-        if self.ignore is not None and 0 <= self.ignore < len(names):
-            raise ConfigError(
-                f"data.ignore={self.ignore} is also the number of the class {names[self.ignore]} "
-                f"in data.order; give pixels without a label another value, as data.ignore=255"
-            )
-        self._numbers = np.array(numbers)
-        self.num_classes, self.class_names = len(names), tuple(names)
+    @classmethod
+    def files(cls, data: DataConfig) -> Sequence[str]:
+        """Returns the files that it reads."""
+        index, masks = mask_pairs(data, part_of(data))
+        return (*index.paths, *masks)
 
     def check(self, i: int, most_bytes: int) -> int:
-        """Checks an image and its label map, as :meth:`FolderSource.check`."""
+        """Checks an image and its label map, as :meth:`Source.check`."""
         num_bytes = super().check(i, most_bytes)
-        mask = self._masks[i]
-        with naming(Path(mask), self._index.root, self._checked_as):
-            size = mask_size(mask, self._max_pixels)
-            self._require_size(i, size)
-            require_cover(size, self._size, self._data)
+        with self._label_map(i) as (mask, size):
             if num_bytes:
-                require_labels(stored_labels(mask, size, self._max_pixels), self._data)
+                require_labels(stored_labels(mask, size, self._data.max_pixels), self._data)
         return num_bytes
 
-    def labels(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Labels:
+    def target(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Labels:
         """Returns a window of a label map after ``data.fit``, (h, w)."""
         check_window(rows, cols, self._size)
-        mask = self._masks[i]
-        with naming(Path(mask), self._index.root, self._checked_as):
-            size = mask_size(mask, self._max_pixels)
-            self._require_size(i, size)
-            require_cover(size, self._size, self._data)
+        with self._label_map(i) as (mask, size):
 
             def read(rows: Span, cols: Span) -> NDArray[Any]:
-                return stored_labels(mask, size, self._max_pixels, rows, cols)
+                return stored_labels(mask, size, self._data.max_pixels, rows, cols)
 
             if size == self._size:
-                made = read(rows, cols)
+                labels = read(rows, cols)
             elif self._data.crops:
-                made = self._cropped(read, size, rows, cols, place)
+                labels = self._cropped(read, size, rows, cols, place)
             else:
-                made = nearest_window(read, size, self._size, rows, cols)
-            made = made.astype(np.int64)
-            require_labels(made, self._data)
-            if self._numbers is not None:
-                counts = made != self.ignore
-                made[counts] = self._numbers[made[counts]]
-            return made
+                labels = nearest_window(read, size, self._size, rows, cols)
+            labels = labels.astype(np.int64)
+            require_labels(labels, self._data)
+            return labels
+
+    @contextmanager
+    def _label_map(self, i: int) -> Iterator[tuple[str, Size]]:
+        # The path of a label map that fits its image, with its size; errors name it.
+        mask, path = self._masks[i], Path(self._index.paths[i])
+        with naming(Path(mask), self._index.root, self._checked_as):
+            size = mask_size(mask, self._data.max_pixels)
+            with closing(open_image(path, self._data.max_pixels)) as image:
+                expected = image.size
+            if expected != size:
+                raise ImageError(
+                    f"a label map of {size[0]} x {size[1]} pixels, and its image {path.name} has "
+                    f"{expected[0]} x {expected[1]}; make one for each pixel"
+                )
+            require_cover(size, self._size, self._data)
+            yield mask, size
 
     def _cropped(
         self, read: ReadWindow, size: Size, rows: Span, cols: Span, place: Place | None
@@ -165,38 +167,8 @@ class MaskSource(FolderSource):
         fill = -1 if self.ignore is None else self.ignore
         place = place if self._data.fit == "random_crop" else None
         spans = self._size, rows, cols
-        made = crop(lambda r, c: read(r, c)[:, :, None], size, *spans, fill=fill, place=place)
-        return made[:, :, 0]
-
-    def _require_size(self, i: int, size: Size) -> None:
-        path = Path(self._index.paths[i])
-        with closing(open_image(path, self._max_pixels)) as image:
-            held = image.size
-        if held != size:
-            raise ImageError(
-                f"a label map of {size[0]} x {size[1]} pixels, and its image {path.name} has "
-                f"{held[0]} x {held[1]}; make one for each pixel"
-            )
-
-
-class AugmentedMasks(AugmentedSource):
-    """Images with label maps as a training sees them: both are changed alike."""
-
-    def __init__(self, whole: MaskSource, size: Size, augment: AugmentConfig, seed: int) -> None:
-        super().__init__(whole, size, augment, seed)
-        self._maps = whole
-
-    def labels(self, i: int, rows: Span, cols: Span) -> Labels:
-        """Returns a window of the changed label map, (h, w)."""
-        change, image = self.change(i), i % len(self)
-
-        def read(rows: Span, cols: Span) -> NDArray[Any]:
-            return self._maps.labels(image, rows, cols, change.place)
-
-        fill = -1 if self._maps.ignore is None else self._maps.ignore
-        made = seen_through(change, self._size, read, rows, cols, float(fill), nearest=True)
-        made = made.reshape(rows[1] - rows[0], cols[1] - cols[0])
-        return np.ascontiguousarray(made, np.int64)
+        labels = crop(lambda r, c: read(r, c)[:, :, None], size, *spans, fill=fill, place=place)
+        return labels[:, :, 0]
 
 
 def require_cover(size: Size, wanted: Size, data: DataConfig) -> None:
@@ -234,7 +206,9 @@ def mask_size(path: str, max_pixels: int) -> Size:
         )
     if suffix_of(Path(path).name) in (".tif", ".tiff"):
         return size
-    from hires.data.whole import opened  # Pillow, which ranks without label maps do not need
+    from hires.data.formats.pillow import (
+        opened,  # Pillow, which ranks without label maps do not need
+    )
 
     with opened(Path(path)) as stored:
         if stored.mode not in _MODES:
@@ -266,7 +240,7 @@ def stored_labels(
 @lru_cache(maxsize=8)
 def _decoded_png(path: str, changed_ns: int, num_bytes: int) -> NDArray[Any]:
     del changed_ns, num_bytes  # of another file of this name
-    from hires.data.whole import opened
+    from hires.data.formats.pillow import opened
 
     with opened(Path(path)) as image:
         made: NDArray[Any] = np.asarray(image).astype(np.int32)

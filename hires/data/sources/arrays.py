@@ -12,6 +12,7 @@ Source:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from numpy.typing import NDArray
 
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
-from hires.data.folder import to_channels
 from hires.data.image_fit import Place, fitted
 from hires.data.image_format import Size, Span, Window, check_window, normalised
+from hires.data.source import SOURCES, Source
+from hires.data.sources.folder import to_channels
 from hires.data.splits import cifar10_files
 
 DIGITS = Path(__file__).with_name("digits.npz")
@@ -33,21 +35,26 @@ CIFAR10_CLASSES = (
 Images = NDArray[np.uint8]
 
 
-class ArraySource:
+class ArraySource(Source):
     """Images of one size in an array, perhaps a mapped file: (N, h, w, samples)."""
 
     def __init__(
-        self, images: Images, labels: Images, names: tuple[str, ...], peak: float, **fit: Any
+        self,
+        images: Images,
+        labels: Images,
+        names: tuple[str, ...],
+        peak: float,
+        fit: str,
+        size: Size,
+        channels: int,
     ) -> None:
-        """``peak`` is the value of white; ``fit`` are size, channels and ``fit`` of the network."""
+        """``peak`` is the value of white; ``fit``, ``size`` and ``channels`` are the network's."""
         self.num_classes, self.class_names = len(names), names
         self._images, self._labels, self._peak = images, labels.tolist(), peak
-        self._size: Size = fit["size"]
-        self._channels: int = fit["channels"]
-        self._fit: str = fit["fit"]
-        if self._fit == "error" and images.shape[1:3] != self._size:
+        self._fit, self._size, self._channels = fit, size, channels
+        if fit == "error" and images.shape[1:3] != size:
             raise ConfigError(
-                f"data.fit=error and image={list(self._size)}, but the images of the data have "
+                f"data.fit=error and image={list(size)}, but the images of the data have "
                 f"{images.shape[1]} x {images.shape[2]} pixels; use data.fit=resize"
             )
 
@@ -57,14 +64,6 @@ class ArraySource:
     def label(self, i: int) -> int:
         """Returns the class of an image."""
         return int(self._labels[i])
-
-    def name(self, i: int) -> str:
-        """Returns the number of an image."""
-        return str(i)
-
-    def check(self, i: int, most_bytes: int) -> int:
-        """Does nothing: the array was checked as a whole."""
-        return 0
 
     def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image after ``data.fit``, (C, h, w)."""
@@ -81,27 +80,38 @@ class ArraySource:
         return normalised(pixels, self._peak, self._channels)
 
 
-def digits(size: Size, channels: int, fit: str) -> ArraySource:
-    """Returns the handwritten digits that ship with hires."""
-    with np.load(DIGITS) as held:  # no pickle: numpy's default
-        images, labels = held["images"], held["labels"]
-    names = tuple(map(str, range(10)))
-    return ArraySource(
-        images[..., None], labels, names, 16.0, size=size, channels=channels, fit=fit
-    )
+@SOURCES.register("digits")
+class Digits(ArraySource):
+    """The handwritten digits that ship with hires."""
+
+    @classmethod
+    def open(cls, data: DataConfig, size: Size, channels: int, seed: int) -> Source:
+        """Returns all of them."""
+        with np.load(DIGITS) as arrays:  # no pickle: numpy's default
+            images, labels = arrays["images"], arrays["labels"]
+        names = tuple(map(str, range(10)))
+        return cls(images[..., None], labels, names, 16.0, data.fit, size, channels)
 
 
-def cifar10(data: DataConfig, size: Size, channels: int) -> ArraySource:
-    """Returns the images of ``data.split`` in CIFAR-10's binary files; reads labels only.
+@SOURCES.register("cifar10")
+class Cifar10(ArraySource):
+    """The images of ``data.split`` in CIFAR-10's binary files."""
 
-    ConfigError: a file is missing, has half a record, or a label above 9.
-    """
-    parts = [records_in(path) for path in cifar10_files(data)]
-    # One file is mapped; several are read: 180 MB of all six.
-    records = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    rest = {"size": size, "channels": channels, "fit": data.fit}
-    return ArraySource(images, records[:, 0], CIFAR10_CLASSES, 255.0, **rest)
+    reads_files = True
+
+    @classmethod
+    def open(cls, data: DataConfig, size: Size, channels: int, seed: int) -> Source:
+        """Returns them; ConfigError: a file is missing, has half a record, or a label above 9."""
+        parts = [records_in(path) for path in cifar10_files(data)]
+        # One file is mapped; several are read: 180 MB of all six.
+        records = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        return cls(images, records[:, 0], CIFAR10_CLASSES, 255.0, data.fit, size, channels)
+
+    @classmethod
+    def files(cls, data: DataConfig) -> Sequence[str]:
+        """Returns the files that it reads."""
+        return [*map(str, cifar10_files(data))]
 
 
 def records_in(path: Path) -> Images:

@@ -18,7 +18,8 @@ import numpy as np
 
 from hires.data.image_fit import Place
 from hires.data.image_format import Span, Window, check_window, normalised
-from hires.data.synthetic import SyntheticSource, noise, waves
+from hires.data.source import SOURCES
+from hires.data.sources.synthetic import SyntheticSource, noise, waves
 
 OVERLAP = 1.2
 STRIPES, BRIGHTNESS, NOISE = 0.16, 0.06, 0.24
@@ -26,12 +27,12 @@ STRIPES, BRIGHTNESS, NOISE = 0.16, 0.06, 0.24
 PERIODS = 5.0, 11.0
 
 
+@SOURCES.register("hard")
 class OverlappingSource(SyntheticSource):
     """Images drawn from the seed and their number alone, a window at a time."""
 
     def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image, (C, h, w); no other pixel is computed."""
-        del place  # it is made in its size
         check_window(rows, cols, self._size)
         random = np.random.Generator(np.random.PCG64([self._seed, 1, i]))
         turn = 0.5 * OVERLAP * random.uniform(-1, 1)

@@ -26,7 +26,6 @@ from hires.core.errors import ConfigError, RunError
 from hires.core.store.cache import cached, keep, key_of
 from hires.data import slide_labels, tissue
 from hires.data.checked_image import ERROR, NOTE, DataFinding
-from hires.data.folder import naming, to_channels, visible_files, words_of
 from hires.data.image_fit import Place, fitted
 from hires.data.image_format import (
     ImageError,
@@ -41,6 +40,9 @@ from hires.data.image_format import (
 )
 from hires.data.slide_classes import SlideClasses
 from hires.data.slide_file import SUFFIXES, levels_of, slide_level
+from hires.data.source import SOURCES, Source
+from hires.data.sources.folder import naming, to_channels, visible_files, words_of
+from hires.data.splits import part_of
 
 log = logging.getLogger(__name__)
 
@@ -96,9 +98,8 @@ def root_of(data: DataConfig) -> Path:
     return path if path.is_dir() else path.parent
 
 
-class Slides:
-    """The slides of a source, each as one thing that has a name and a class."""
-
+class _Slides(Source):
+    # The slides of a source, each as one thing that has a name and a class.
     def __init__(self, source: SlideSource) -> None:
         self._source = source
 
@@ -106,16 +107,17 @@ class Slides:
         return self._source.num_slides
 
     def label(self, i: int) -> int:
-        """Returns the class of a slide."""
         return self._source.slide_label(i)
 
     def name(self, i: int) -> str:
-        """Returns the path of a slide in its folder."""
         return self._source.slide_name(i)
 
 
-class SlideSource:
+@SOURCES.register("slide")
+class SlideSource(Source):
     """Patches of slides, or regions of them, as images."""
+
+    reads_files = True
 
     def __init__(self, data: DataConfig, path: str | None, size: Size, channels: int) -> None:
         self._data, self._size, self._channels = data, size, channels
@@ -131,10 +133,20 @@ class SlideSource:
         self.class_names = self._classes.names  # data.names may replace them
         self.num_classes = len(self.class_names)
 
+    @classmethod
+    def open(cls, data: DataConfig, size: Size, channels: int, seed: int) -> Source:
+        """Returns the patches of the slides of ``data.path``, or of its part."""
+        return cls(data, part_of(data), size, channels)
+
+    @classmethod
+    def files(cls, data: DataConfig) -> Sequence[str]:
+        """Returns the files that it reads."""
+        return [*slide_files(data, part_of(data)), *label_files(data)]
+
     @property
-    def slides(self) -> Slides:
+    def units(self) -> Source:
         """The slides, which ``data.split`` divides."""
-        return Slides(self)
+        return _Slides(self)
 
     @property
     def num_slides(self) -> int:
@@ -149,10 +161,11 @@ class SlideSource:
         """Returns the class of a slide, 0 where its patches have classes of their own."""
         return self._classes.of_slide[number]
 
-    def keep(self, numbers: Sequence[int]) -> None:
-        """Leaves some of the slides, those of ``data.split``."""
+    def keep(self, numbers: Sequence[int]) -> Source:
+        """Leaves some of the slides, those of ``data.split``; returns itself."""
         self._kept = numbers
         self.__dict__.pop("patches", None)
+        return self
 
     @cached_property
     def patches(self) -> list[Patch]:

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from tifffile import PHOTOMETRIC, TIFF, TiffFile, TiffPage
 
+from hires.data.formats.pillow import open_whole
 from hires.data.image_format import (
     FORMATS,
     ORIENTATION,
@@ -31,7 +32,6 @@ from hires.data.image_format import (
     Span,
     check_claim,
 )
-from hires.data.whole import open_whole
 
 log = logging.getLogger(__name__)
 

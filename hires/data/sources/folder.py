@@ -12,7 +12,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from hires.core.errors import ConfigError, RunError
 from hires.data.image_fit import Place, fitted
 from hires.data.image_format import (
     FORMATS,
-    MAX_PIXELS,
+    LUMINANCE,
     ImageError,
     ImageFile,
     Pixels,
@@ -35,6 +35,8 @@ from hires.data.image_format import (
     open_image,
     suffix_of,
 )
+from hires.data.source import SOURCES, Source
+from hires.data.splits import part_of
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +47,6 @@ UNFINISHED = ".hires-data.unfinished.json"
 
 CONTENTS = {"folder": "one sub-folder per class", "pairs": "images", "images": "images"}
 """``data.name`` -> what its folder holds."""
-LUMINANCE = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue (ITU-R BT.601), as Pillow uses them."""
 
 
 @dataclass(frozen=True)
@@ -60,24 +60,6 @@ class FolderIndex:
     labels: tuple[int, ...]
     root: str = ""
     """Folder below which they lie."""
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def label(self, i: int) -> int:
-        """Returns the class of an image."""
-        return self.labels[i]
-
-    def name(self, i: int) -> str:
-        """Returns the path of an image in its folder."""
-        return os.path.relpath(self.paths[i], Path(self.root).expanduser())
-
-    def part(self, numbers: Sequence[int] | None) -> FolderIndex:
-        """Returns some of the images; None: all."""
-        if numbers is None:
-            return self
-        paths = tuple(self.paths[number] for number in numbers)
-        return replace(self, paths=paths, labels=tuple(self.labels[n] for n in numbers))
 
 
 def scan(path: str | None, data: str = "folder") -> FolderIndex:
@@ -180,25 +162,28 @@ def _is_image(path: str) -> bool:
     return suffix_of(path) in FORMATS
 
 
-class FolderSource:
+@SOURCES.register("folder")
+@SOURCES.register("pairs")
+@SOURCES.register("images")
+class FolderSource(Source):
     """Images of a folder; a window is read when it is used."""
 
-    def __init__(
-        self,
-        index: FolderIndex,
-        size: Size,
-        channels: int,
-        fit: str,
-        max_pixels: int = MAX_PIXELS,
-    ) -> None:
+    reads_files = True
+
+    def __init__(self, index: FolderIndex, data: DataConfig, size: Size, channels: int) -> None:
+        self.num_classes, self.class_names = len(index.class_names), index.class_names
+        self._index, self._data, self._size, self._channels = index, data, size, channels
         self._checked_as: tuple[str, ...] = ()
-        self.num_classes = len(index.class_names)
-        self.class_names = index.class_names
-        self._index = index
-        self._size = size
-        self._channels = channels
-        self._fit = fit
-        self._max_pixels = max_pixels
+
+    @classmethod
+    def open(cls, data: DataConfig, size: Size, channels: int, seed: int) -> Source:
+        """Returns the images of ``data.path``, or of its part."""
+        return cls(scan(part_of(data), data.name), data, size, channels)
+
+    @classmethod
+    def files(cls, data: DataConfig) -> Sequence[str]:
+        """Returns the files that it reads."""
+        return scan(part_of(data), data.name).paths
 
     def __len__(self) -> int:
         return len(self._index.paths)
@@ -209,17 +194,18 @@ class FolderSource:
 
     def name(self, i: int) -> str:
         """Returns the path of an image in its folder."""
-        return self._index.name(i)
+        return os.path.relpath(self._index.paths[i], Path(self._index.root).expanduser())
+
+    def path(self, i: int) -> str:
+        """Returns the file of an image."""
+        return self._index.paths[i]
 
     def check(self, i: int, most_bytes: int) -> int:
-        """Raises a RunError if image ``i`` cannot be read; returns how many bytes were decoded.
-
-        All of it is decoded if it has at most ``most_bytes`` as floats, else it is only opened.
-        """
+        """Checks an image, as :meth:`Source.check`."""
         path = Path(self._index.paths[i])
         with (
             naming(path, self._index.root, self._checked_as),
-            closing(open_image(path, self._max_pixels)) as image,
+            closing(open_image(path, self._data.max_pixels)) as image,
         ):
             self._check_size(image)
             image.check_complete()
@@ -237,7 +223,7 @@ class FolderSource:
         path = Path(self._index.paths[i])
         with (
             naming(path, self._index.root, self._checked_as),
-            closing(open_image(path, self._max_pixels)) as image,
+            closing(open_image(path, self._data.max_pixels)) as image,
         ):
             pixels = self._fitted(image, rows, cols, place)
             return normalised(pixels, image.peak, self._channels)
@@ -251,10 +237,10 @@ class FolderSource:
         self._check_size(image)
         fill = image.peak / 2
         spans = rows, cols
-        return fitted(read, image.size, self._size, self._fit, *spans, fill=fill, place=place)
+        return fitted(read, image.size, self._size, self._data.fit, *spans, fill=fill, place=place)
 
     def _check_size(self, image: ImageFile) -> None:
-        if image.size != self._size and self._fit == "error":
+        if image.size != self._size and self._data.fit == "error":
             (H, W), (height, width) = image.size, self._size
             raise ImageError(
                 f"it has {H} x {W} pixels where image asks for {height} x {width}; use "

@@ -1,0 +1,1 @@
+"""The formats of image files: each module here registers its suffixes in ``FORMATS``."""
