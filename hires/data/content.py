@@ -12,7 +12,7 @@ from pathlib import Path
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.core.store.frozen import DataContent
-from hires.data.opening import SOURCES
+from hires.data.source import SOURCES
 from hires.data.sources.slide import root_of
 from hires.data.splits import file_of_split
 

@@ -1,9 +1,7 @@
-"""Opens the images that a config names, alone or as pairs; importing it registers all data sets."""
+"""Opens the images that a config names, alone or as pairs."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,15 +9,11 @@ import numpy as np
 from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
-from hires.data import sources
 from hires.data.augmented import AugmentedSource
 from hires.data.image_fit import Place, resize
 from hires.data.image_format import Pixels, Size, Span, Window, check_window
 from hires.data.source import SOURCES, Part, Source
 from hires.data.splits import chosen
-
-for _module in pkgutil.iter_modules(sources.__path__, f"{sources.__name__}."):
-    importlib.import_module(_module.name)
 
 
 class PairSource(Source):

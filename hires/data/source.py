@@ -23,7 +23,7 @@ from hires.data.image_fit import Place
 from hires.data.image_format import Size, Span, Window
 
 SOURCES: Registry[type[Source]] = Registry("data")
-"""``data.name`` -> its class; :mod:`hires.data.opening` imports them."""
+"""``data.name`` -> its class."""
 
 
 class Source:

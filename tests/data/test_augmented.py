@@ -19,8 +19,8 @@ from hires.data.augmented import (
     seen_through,
     turned_hues,
 )
-from hires.data.source import Source
 from hires.data.opening import open_data
+from hires.data.source import Source
 from tests.helpers import reference
 from tests.helpers.layouts import config_of
 

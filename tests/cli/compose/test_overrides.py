@@ -11,7 +11,7 @@ from hires.cli.compose.compose_config import compose
 from hires.cli.compose.overrides import checked
 from hires.core.config import data_config, model_config
 from hires.core.errors import ConfigError
-from hires.data import opening
+from hires.data.source import SOURCES
 from hires.nets import NETS
 
 MISTAKES = [
@@ -86,4 +86,4 @@ def test_every_network_and_data_set_lists_the_keys_that_it_reads():
     for name, keys in model_config.OWN_KEYS.items():
         assert {*keys} - shared == {*inspect.signature(NETS[name]).parameters} - shared, name
     assert {*model_config.OWN_KEYS} == {*NETS}
-    assert {*data_config.OWN_KEYS} == {*opening.SOURCES}
+    assert {*data_config.OWN_KEYS} == {*SOURCES}
