@@ -12,7 +12,7 @@ from hires.core.errors import ConfigError
 from hires.data.augmented import AugmentedSource
 from hires.data.image_fit import Place, resize
 from hires.data.image_format import Pixels, Size, Span, Window, check_window
-from hires.data.source import SOURCES, Part, Source
+from hires.data.source import SOURCES, PartSource, Source
 from hires.data.splits import chosen
 
 
@@ -99,7 +99,9 @@ def _ordered(source: Source, order: Sequence[str]) -> Source:
             f"data.ignore={source.ignore} is also the number of the class {order[source.ignore]} "
             f"in data.order; give pixels without a label another value, as data.ignore=255"
         )
-    return Part(source, labels=[order.index(name) for name in source.class_names], names=order)
+    return PartSource(
+        source, labels=[order.index(name) for name in source.class_names], names=order
+    )
 
 
 def _name_classes(source: Source, data: DataConfig) -> None:

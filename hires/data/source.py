@@ -97,10 +97,10 @@ class Source:
 
     def keep(self, numbers: Sequence[int]) -> Source:
         """Returns the images of some units."""
-        return Part(self, numbers)
+        return PartSource(self, numbers)
 
 
-class Part(Source):
+class PartSource(Source):
     """Some images of a source, in its order, perhaps with other numbers for its classes."""
 
     def __init__(

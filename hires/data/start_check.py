@@ -24,7 +24,7 @@ from hires.core.errors import RunError
 from hires.data.image_format import Size, open_image
 from hires.data.opening import open_source
 from hires.data.order import step_images
-from hires.data.source import SOURCES, Part, Source
+from hires.data.source import SOURCES, PartSource, Source
 from hires.data.sources.folder import CONTENTS, naming
 from hires.data.sources.slide import SlideSource, label_files, slide_files
 
@@ -90,7 +90,7 @@ def data_findings(config: RunConfig) -> list[tuple[str, str, str]]:
 def _slide_findings(facts: str, size: Size, channels: int) -> list[tuple[str, str, str]]:
     source = open_source(DataConfig(**json.loads(facts)[0]), size, channels, 0)
     assert len(source)  # which cuts the slides
-    source = source.whole if isinstance(source, Part) else source
+    source = source.whole if isinstance(source, PartSource) else source
     assert isinstance(source, SlideSource)
     found = []
     for one in source.findings():
