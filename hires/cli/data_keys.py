@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from hires.cli.earlier_runs import read_content
 from hires.cli.named_weights import run_of_weights, training_of
 from hires.cli.screens.screen import print_activity
 from hires.core.config.run_config import RunConfig
@@ -201,11 +200,11 @@ def _with_statistics(config: RunConfig) -> RunConfig:
     """Returns the config with the means and deviations that ``data.normalize=dataset`` asks for."""
     if config.data.normalize != "dataset" or config.data.mean is not None:
         return config
-    from hires.data.content import HAS_FILES
+    from hires.data.content import HAS_FILES, content_of
     from hires.data.statistics import channel_statistics, learnt_from
 
     learnt = learnt_from(config)
-    files = read_content(learnt.data).digest if config.data.name in HAS_FILES else ""
+    files = content_of(learnt.data).digest if config.data.name in HAS_FILES else ""
     facts = [files, vars(learnt.data), config.image, config.model.channels, config.seed]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     held = cached("statistics", key)

@@ -9,20 +9,13 @@ from __future__ import annotations
 import glob
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
-from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints, file_names, frozen
-from hires.core.store.cache import cached, keep
 from hires.core.store.checkpoints import Checkpoint
-from hires.core.store.frozen import DataContent, Frozen, RunInputs
+from hires.core.store.frozen import Frozen, RunInputs
 from hires.core.store.records import done_attempt
-from hires.data.content import content_of, data_changes
-
-_CONTENTS = "contents"
-"""Kind of the entries of the cache: the files of a folder, by their digest."""
 
 
 class EarlierRuns:
@@ -52,14 +45,14 @@ class EarlierRuns:
         if not twins:
             return None
         last = max(twins, key=lambda p: (p / file_names.FROZEN).stat().st_mtime_ns)
-        parts = [frozen.network_changes(twins[last].inputs, inputs)]
+        files = frozen.changed_files(twins[last].inputs, inputs)
+        parts = [frozen.listed(files)]
         before, now = twins[last].inputs.data, inputs.data
         if now is not None and (before is None or before.digest != now.digest):
-            old = None if before is None else _digests_of(before)
-            parts.append(data_changes(old, _digests_of(now)))
-        words = "; ".join(part for part in parts if part) or "its inputs changed"
+            parts.append("the images")
+        words = " and ".join(part for part in parts if part) or "its inputs"
         state = "" if done_attempt(last) is None else " (complete)"
-        return f"{words} since {last.name}{state}: this is a new run"
+        return f"{words} changed since {last.name}{state}: this is a new run"
 
     def continued(
         self, path: Path, config: RunConfig, inputs: RunInputs
@@ -127,16 +120,3 @@ def _uncounted(config: RunConfig, done: int) -> str | None:
         f"{left} {steps} left and measure.warmup={warmup} counts none of them; use "
         f"steps={done + 2 * warmup} or measure.warmup=0"
     )
-
-
-def read_content(data: DataConfig) -> DataContent:
-    """Returns what a folder of images holds."""
-    content, files = content_of(data)
-    if _digests_of(content) is None:
-        keep(_CONTENTS, content.digest[:32], files)
-    return content
-
-
-def _digests_of(content: DataContent) -> dict[str, str] | None:
-    """Returns size and time of each file by its name; None: the cache holds none."""
-    return cast("dict[str, str] | None", cached(_CONTENTS, content.digest[:32]))

@@ -16,7 +16,6 @@ from typing import Any
 
 from hires.cli.data_keys import DataSize
 from hires.cli.deciding_keys import deciding
-from hires.cli.earlier_runs import read_content
 from hires.cli.named_weights import trained_network
 from hires.cli.screens.screen import print_activity
 from hires.cli.screens.show_plan import finding_lines
@@ -35,7 +34,7 @@ from hires.core.store.network_weights import (
 )
 from hires.core.store.own_module import module_digest, network_sources
 from hires.core.store.rundir import run_path
-from hires.data.content import HAS_FILES
+from hires.data.content import HAS_FILES, content_of
 from hires.plan.checks import check_colours, has_weights
 from hires.plan.gpu_memory import cublas_workspaces
 from hires.plan.graph import Graph
@@ -259,7 +258,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         if config.data.name in HAS_FILES:
             key = json.dumps(vars(config.data))
             if key not in self._contents:
-                self._contents[key] = read_content(config.data)
+                self._contents[key] = content_of(config.data)
             data = self._contents[key]
         return dataclasses.replace(inputs, data=data)
 

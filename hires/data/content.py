@@ -20,8 +20,8 @@ HAS_FILES = tuple(name for name in SOURCES if SOURCES[name].reads_files)
 """``data.name`` of images that lie below ``data.path``."""
 
 
-def content_of(data: DataConfig) -> tuple[DataContent, dict[str, str]]:
-    """Returns what a folder of images holds, with size and time of each file by its name.
+def content_of(data: DataConfig) -> DataContent:
+    """Returns what a folder of images holds, by the size and time of each file.
 
     Errors are those of :meth:`Source.files`, and a ConfigError names a file that cannot be read.
     """
@@ -33,28 +33,12 @@ def content_of(data: DataConfig) -> tuple[DataContent, dict[str, str]]:
             raise ConfigError(f"the image {path} cannot be read: {error.strerror}") from None
         files[path.removeprefix(root).lstrip("/")] = f"{stat.st_size} {stat.st_mtime_ns}"
         num_bytes += stat.st_size
-    return DataContent(_digest(files), len(files), num_bytes), files
+    return DataContent(_digest(files), len(files), num_bytes)
 
 
 def is_unchanged(data: DataConfig, content: DataContent) -> bool:
     """Whether a folder still holds what it held; ConfigError: it cannot be read."""
-    return data.name not in HAS_FILES or content_of(data)[0].digest == content.digest
-
-
-def data_changes(old: Mapping[str, str] | None, new: Mapping[str, str] | None) -> str:
-    """Returns in words how the files of two contents differ; None: they are not known."""
-    if old is None or new is None:
-        return "the images have changed"
-    parts = []
-    for verb, names in (
-        ("added", [name for name in new if name not in old]),
-        ("removed", [name for name in old if name not in new]),
-        ("replaced", [name for name in new if name in old and old[name] != new[name]]),
-    ):
-        if names:
-            images = "1 image was" if len(names) == 1 else f"{len(names)} images were"
-            parts.append(f"{images} {verb} ({names[0]}{', ...' if len(names) > 1 else ''})")
-    return " and ".join(parts) or "the images have changed"
+    return data.name not in HAS_FILES or content_of(data).digest == content.digest
 
 
 def _paths(data: DataConfig) -> Sequence[str]:

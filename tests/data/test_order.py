@@ -171,7 +171,7 @@ def test_record_of_cifar10_is_a_label_then_red_green_and_blue_row_by_row(tmp_pat
     of = {"name": "cifar10", "path": str(tmp_path)}
     sizes = [len(opened((32, 32), **of, split=s)) for s in ("all", "train", "validation")]
     assert sizes == [24, 20, 4]
-    contents = [content_of(DataConfig(**of, split=s))[0] for s in ("all", "train")]
+    contents = [content_of(DataConfig(**of, split=s)) for s in ("all", "train")]
     assert [content.images for content in contents] == [6, 5]
     source = opened((32, 32), **of, split="train")
     raw = (folder / "data_batch_2.bin").read_bytes()[CIFAR10_RECORD : 2 * CIFAR10_RECORD]

@@ -188,18 +188,15 @@ def source_file(name: str, path: Path) -> SourceFile | None:
     return SourceFile(name, str(path), sha256, now.st_size, now.st_mtime_ns)
 
 
-def network_changes(old: RunInputs, new: RunInputs) -> str | None:
-    """Returns in words how the files of two networks differ; None: they do not."""
+def changed_files(old: RunInputs, new: RunInputs) -> list[str]:
+    """Returns the names of the source files of two networks that one lacks or that differ."""
     before, after = ({file.name: file for file in one.network} for one in (old, new))
-    parts = []
-    for verb, names in (
-        ("changed", [n for n in after if n in before and before[n].sha256 != after[n].sha256]),
-        ("was added", after.keys() - before.keys()),
-        ("is gone", before.keys() - after.keys()),
-    ):
-        paths = sorted(Path((after.get(name) or before[name]).path).name for name in names)
-        parts += [f"{listed(paths)} {verb}"] if paths else []
-    return " and ".join(parts) or None
+    names = [
+        name
+        for name in before | after
+        if name not in before or name not in after or before[name].sha256 != after[name].sha256
+    ]
+    return sorted(Path((after.get(name) or before[name]).path).name for name in names)
 
 
 def digest(values: Any) -> str:
