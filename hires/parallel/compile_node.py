@@ -19,20 +19,15 @@ import torch
 from torch import Tensor
 
 from hires.nets.random_draws import Draws, Places
-from hires.parallel import (  # noqa: F401, they register their substitutes
-    convolution_1d_3d,
-    strides,
-)
 from hires.parallel.context import Context, Packer
 from hires.parallel.conversion_kernels import CONVERSIONS, count_once
-from hires.parallel.convolution import SUBSTITUTES
 from hires.parallel.fused_convolution import FusedConvolution, fused_norm
 from hires.parallel.fused_linear import FusedLinear
 from hires.parallel.halo import Exchange, Frame, exchange_at, gather_window, part
 from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values, share
-from hires.parallel.missing_kernels import with_kernel
 from hires.parallel.quantized_kernels import NODE_KERNELS, PACKERS, whole_convolution
 from hires.parallel.reductions import sum_over_tiles
+from hires.parallel.substitutes import SUBSTITUTES
 from hires.parallel.window import Window
 from hires.plan.factor_rules import on_tile
 from hires.plan.factors import local_size
@@ -306,7 +301,7 @@ def local_operator(node: Node, device: torch.device, tensors: dict[str, Tensor])
         overload = "p"
     function = getattr(getattr(torch.ops.aten, name), overload or "default")
     keyword = {a.name for a in function._schema.arguments if a.kwarg_only}
-    function = SUBSTITUTES.get(node.kind) or with_kernel(function)
+    function = SUBSTITUTES.get(node.kind) or function
     bind = bind_arguments(node, device, tensors)
 
     def run(values: Values) -> Any:

@@ -30,13 +30,12 @@ Gradients in fp16: see :mod:`hires.parallel.wide_convolution`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hires.core.registry import Registry
+from hires.parallel.substitutes import SUBSTITUTES
 from hires.parallel.wide_convolution import (
     HALF,
     Operands,
@@ -54,9 +53,6 @@ from hires.parallel.wide_convolution import (
 from hires.plan.operators.windows import pair
 
 BLOCK = 16  # channels that the library pads a weight to
-
-SUBSTITUTES: Registry[Callable[..., Tensor]] = Registry("substitute")
-"""ATen name -> the function of the same arguments that is called in place of torch's own."""
 
 
 @SUBSTITUTES.register("conv2d")

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hires.parallel.convolution import SUBSTITUTES, convolve, is_safe
+from hires.parallel.convolution import convolve, is_safe
 from hires.parallel.image_kernels import Bind, Operator, Values
+from hires.parallel.substitutes import SUBSTITUTES
 from hires.parallel.wide_convolution import (
     Size,
     by_plain_onednn,

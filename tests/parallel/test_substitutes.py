@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import hires.parallel  # noqa: F401, it registers the substitutes
-from hires.parallel.convolution import SUBSTITUTES
+from hires.parallel.substitutes import SUBSTITUTES
 
 
 def defined(x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
