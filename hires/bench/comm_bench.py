@@ -41,7 +41,7 @@ from hires.bench.messages import (
 from hires.bench.peers.mpi4py_calls import RawMpi
 from hires.bench.start_ranks import TORCHRUN, join_world, stream_ranks
 from hires.comm.backends import rendezvous
-from hires.comm.backends.known_backends import BACKENDS
+from hires.comm.backends.backend import BACKENDS
 from hires.comm.backends.mpi_backend import MpiBackend
 from hires.comm.transport import transport
 from hires.core.config.mpi_dialects import DIALECTS

@@ -29,7 +29,7 @@ def compare_starts(*facts: str) -> None:
     own = "; ".join(facts)
     digest = torch.tensor([*hashlib.sha256(own.encode()).digest()], dtype=torch.uint8)
     digests = digest.repeat(transport.world.size, 1)
-    gather = functools.partial(transport.backend.all_gather_into_tensor, digests, digest)
+    gather = functools.partial(transport.backend.all_gather, [*digests], digest)
     waiting(gather, "a comparison of how ranks begin", backend=transport.default)
     if bool((digests == digests[0]).all()):
         return
@@ -45,7 +45,8 @@ def compare_starts(*facts: str) -> None:
 def patient_group() -> Any:
     """Returns the group of all ranks with a timeout long enough for slow disks."""
     patience = datetime.timedelta(seconds=max(transport.timeout_s, PATIENCE_S))
-    return waiting(lambda: transport.backend.new_group(timeout=patience), "the group of all ranks")
+    create = functools.partial(transport.backend.new_group, transport.world.ranks, patience)
+    return waiting(create, "the group of all ranks")
 
 
 def gather_texts(

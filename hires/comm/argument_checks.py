@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hires.comm.backends.backend_protocol import RESERVED_TAGS, TAGS
+from hires.comm.backends.backend import RESERVED_TAGS, TAGS
 from hires.comm.transport import Group, transport
 from hires.core.errors import CommError
 from hires.plan.routes import Route

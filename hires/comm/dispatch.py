@@ -18,8 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hires.comm import message_log as logs
 from hires.comm.argument_checks import wrong_argument
-from hires.comm.backends.backend_protocol import Members
-from hires.comm.backends.composed import Alone, Messages
+from hires.comm.backends.backend import Alone, Members, Messages
 from hires.comm.operation_routes import Choice, route_of
 from hires.comm.plain_reductions import REDUCED
 from hires.comm.rehearsal import SilentBackend
@@ -32,8 +31,14 @@ from hires.plan.routes import DIRECT, MESSAGE, OWN, SEGMENTED, Route
 from hires.plan.table_rules import CARRIES
 from hires.plan.traffic import CALLED
 
-_MESSAGES = ("isend", "irecv")
-_REDUCES = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+_METHODS = {
+    **dict(enumerate(CALLED)),
+    logs.SEND: "isend",
+    logs.RECV: "irecv",
+    **dict.fromkeys((logs.ALL_TO_ALL, logs.GATHER, logs.SCATTER), "exchange"),
+}
+"""Operation -> the method of a backend that carries it out."""
+_REDUCES = (logs.ALL_REDUCE, logs.REDUCE, logs.REDUCE_SCATTER)
 
 
 @dataclass(eq=False, slots=True)
@@ -61,7 +66,6 @@ class Dispatch:
 
 def call_of(
     operation: int,
-    method: str,
     group: Group | None,
     choice: Choice,
     tensor: Tensor,
@@ -71,12 +75,12 @@ def call_of(
     """Returns how an operation is carried out; CommError: this rank is not in the group."""
     among = transport.world if group is None else group
     device = tensor.is_cpu or tensor.device.type
-    key = (method, choice, tensor.dtype, num_bytes, device, peer)
+    key = (operation, choice, tensor.dtype, num_bytes, device, peer)
     try:
         call: Dispatch | None = among.calls.get(key)
     except (AttributeError, TypeError):
         raise wrong_argument(among, choice, peer) from None
-    return call if call is not None else _new_call(operation, among, tensor, key)
+    return call if call is not None else _new_call(among, tensor, key)
 
 
 def plan_message(
@@ -105,15 +109,16 @@ def _no_method(*_: Any) -> None:
     raise AssertionError("a plan's message is begun by the memory or the channels of its ranks")
 
 
-def _new_call(operation: int, group: Group, tensor: Tensor, key: tuple[Any, ...]) -> Dispatch:
-    method, choice, dtype, num_bytes, _, peer = key
-    _require_usable(group, method in _MESSAGES, peer)
+def _new_call(group: Group, tensor: Tensor, key: tuple[Any, ...]) -> Dispatch:
+    operation, choice, dtype, num_bytes, _, peer = key
+    method, is_message = _METHODS[operation], operation in (logs.SEND, logs.RECV)
+    _require_usable(group, is_message, peer)
     device = tensor.device.type
-    if method in _REDUCES and dtype not in REDUCED:
+    if operation in _REDUCES and dtype not in REDUCED:
         raise CommError(f"{dtype} has no sums; convert the tensor, as by tensor.to(torch.int64)")
     if device == "meta" and not isinstance(tensor, FakeTensor):  # a rehearsal's are
         raise CommError("a tensor on meta has no memory; give one on cpu or on a GPU")
-    if group.size == 1 and method not in _MESSAGES:
+    if group.size == 1 and not is_message:
         route, handle = Route(transport.default), Members(group.ranks, 0, transport.timeout_s)
         function = getattr(Alone(), method)
     else:
@@ -139,12 +144,12 @@ def _new_call(operation: int, group: Group, tensor: Tensor, key: tuple[Any, ...]
         group,
     )
     backend = transport.backends.get(route.backend)
-    made.keeps_terms = route.algorithm == OWN and getattr(backend, "keeps_terms", False)
+    made.keeps_terms = route.algorithm == OWN and backend is not None and backend.keeps_terms
     if peer >= 0:
         made.complete = getattr(backend, method.removeprefix("i"), None)
     if transport.check is not None and group.size > 1:
-        name = method if peer < 0 else CALLED[operation]
-        made.facts = CallFacts(name, num_bytes, str(dtype).removeprefix("torch."), str(route))
+        kind = str(dtype).removeprefix("torch.")
+        made.facts = CallFacts(CALLED[operation], num_bytes, kind, str(route))
         if peer < 0:
             channel = f"{group.name} over {route.backend}"
             made.channel = transport.check.ring.channel(channel, group.ranks)
@@ -179,7 +184,7 @@ def _function_of(route: Route, group: Group, operation: int, method: str) -> Any
     # In a rehearsal segments would do no more.
     if isinstance(backend, SilentBackend) or not route.segment_bytes:
         return getattr(backend, method)
-    return in_segments(backend, method, group.size, route.segment_bytes)
+    return in_segments(backend, method, route.segment_bytes)
 
 
 def _words_of(operation: int, group: Group, peer: int) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hires.comm.agreements import broadcast_text, compare_starts, gather_texts, patient_group
 from hires.comm.backends import rendezvous
-from hires.comm.backends.known_backends import BACKENDS
+from hires.comm.backends.backend import BACKENDS
 from hires.comm.guarded_waits import waiting
 from hires.comm.sequence_check import join_check
 from hires.comm.staging import Allocate, plain_empty
@@ -62,10 +62,11 @@ def init(
     transport.stagings = {}
     try:
         for name in backends:
-            join = functools.partial(BACKENDS[name], world, timeout_s)
-            what = f"the rendezvous at {world.address}:{world.port}"
-            transport.backends[name] = waiting(join, what)
-        transport.rank, ranks = transport.backend.get_rank(), [*range(world.size)]
+            backend = BACKENDS[name]()
+            join = functools.partial(backend.join, world, timeout_s)
+            waiting(join, f"the rendezvous at {world.address}:{world.port}")
+            transport.backends[name] = backend
+        transport.rank, ranks = world.rank, [*range(world.size)]
         place = transport.rank if transport.rank in ranks else -1
         transport.world = Group(ranks, place, dict.fromkeys(transport.backends))
         # Streams have their own way between GPUs of one machine, and one order for all messages.
@@ -134,7 +135,7 @@ def _leave(failed: bool = False) -> None:
             check.close()
     finally:
         for backend in reversed(left.values()):
-            if failed and hasattr(backend, "abort"):
+            if failed:
                 backend.abort()
             elif backend.is_initialized():
                 backend.destroy_process_group()

@@ -9,14 +9,14 @@ import datetime
 import functools
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hires.comm.agreements import gather_texts
 from hires.comm.backends import counters, host_memory, rank_cores, rendezvous, shared
 from hires.comm.backends.shared import SharedMemory
 from hires.comm.guarded_waits import guard, waiting
 from hires.comm.rehearsal import SilentBackend, SilentMemory
-from hires.comm.transport import NOT_JOINED, Group, transport
+from hires.comm.transport import NOT_JOINED, Group, has_streams, transport
 from hires.core.errors import CommError
 from hires.core.ranks import mailbox_limits, memory_files
 
@@ -27,12 +27,10 @@ if TYPE_CHECKING:
 def new_group(
     ranks: Sequence[int] | DeviceMesh | None = None,
     timeout: float | datetime.timedelta | None = None,
-    *,
-    members_only: bool = False,
 ) -> Group:
-    """Makes a group on every backend; all ranks of the world call it in one order.
+    """Makes a group on every backend; its members call it, those of two groups in one order.
 
-    With ``members_only`` its members call it, those of two groups in one order.
+    Other ranks may call it, too, and wait for none; over nccl all ranks of the world must.
 
     ``ranks``: of the world, by default all; or a device mesh or a slice of one, whose ranks are
     those of this rank's part. ``timeout``: longest wait in it, in seconds. The order of ranks in a
@@ -41,9 +39,10 @@ def new_group(
     if ranks is not None and hasattr(ranks, "mesh"):
         own = sorted(ranks.mesh.flatten().tolist())
         groups: dict[str, Group] = {}
-        for text in sorted({*gather_texts(json.dumps(own))}):  # every rank makes all of them
+        # Over nccl every rank makes all of them.
+        for text in sorted({*gather_texts(json.dumps(own))}) if has_streams() else ():
             groups[text] = new_group(json.loads(text), timeout)
-        return groups[json.dumps(own)]
+        return groups[json.dumps(own)] if groups else new_group(own, timeout)
     if ranks is None and not transport.backends:
         raise CommError(NOT_JOINED)
     members = sorted(ranks) if ranks is not None else [*transport.world.ranks]
@@ -58,10 +57,9 @@ def new_group(
     if timeout is not None and not isinstance(timeout, datetime.timedelta):
         timeout = datetime.timedelta(seconds=timeout)
     handles = dict.fromkeys(transport.backends)
-    if len(members) > 1:  # collective over the world: members and others call it
+    if len(members) > 1:
         for name, backend in transport.backends.items():
-            alone: Any = {"members_only": True} if members_only else {}
-            create = functools.partial(backend.new_group, members, timeout, **alone)
+            create = functools.partial(backend.new_group, members, timeout)
             handles[name] = waiting(create, f"group {members} over {name}")
     transport.num_groups[tuple(members)] += 1
     place = members.index(transport.rank) if transport.rank in members else -1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from hires.comm import message_log as logs
-from hires.comm.backends.composed import Composed
 from hires.comm.transport import Group, transport
 from hires.core.errors import CommError
 from hires.core.ranks.mailbox_limits import GATHER_BYTES
@@ -17,8 +16,6 @@ Choice = str | Route | None
 """A backend or a whole route; None: the tuning table chooses."""
 DIRECT_BYTES = GATHER_BYTES
 """Up to this size a gather goes point to point: a third of the latency of gloo's collective."""
-QUICK = ("mpi", "shm")
-"""Backends whose own gather takes less time than messages."""
 
 
 def route_of(
@@ -48,8 +45,8 @@ def route_of(
             route = Route(route.backend)
     else:
         small = operation == logs.ALL_GATHER and num_bytes <= DIRECT_BYTES
-        composes = isinstance(transport.backend, Composed) and transport.default not in QUICK
-        route = Route(transport.default, DIRECT if small and composes else OWN)
+        direct = small and not transport.backend.gathers_quickly
+        route = Route(transport.default, DIRECT if direct else OWN)
     if route.backend not in transport.backends:
         in_use = ", ".join(transport.backends)
         raise CommError(f"backend {route.backend!r} is not in use; begin with it, or use {in_use}")

@@ -13,6 +13,7 @@ Source:
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from time import perf_counter as clock
 from typing import Any
@@ -29,7 +30,7 @@ from hires.comm.argument_checks import (
     require_rows,
     require_size,
 )
-from hires.comm.backends.composed import row_counts
+from hires.comm.backends.backend import Inputs, at
 from hires.comm.calls import start
 from hires.comm.carriers import (
     Carriers,
@@ -44,6 +45,7 @@ from hires.comm.handles import Handle
 from hires.comm.operation_routes import Choice
 from hires.comm.plain_reductions import SUM, is_plain, plain, words_of
 from hires.comm.transport import Group, transport
+from hires.core.errors import CommError
 
 UNEVEN = 0
 """The size that decides where ranks may not share one: a route must be the same for all (R1)."""
@@ -61,7 +63,7 @@ def all_reduce(
 ) -> Handle | None:
     """Reduces a tensor over a group, in place; all ranks get the same bits."""
     issued, size = clock(), bytes_of(tensor)
-    call = call_of(logs.ALL_REDUCE, "all_reduce", group, backend, tensor, size)
+    call = call_of(logs.ALL_REDUCE, group, backend, tensor, size)
     is_plain_sum = is_plain(tensor.dtype, op) and not tensor.requires_grad
     if call.reaches_cpu and tensor.is_cpu and is_plain_sum and is_dense(tensor):
         return start(call, (tensor, op), (), async_op, issued, size, (tensor,), op)
@@ -92,7 +94,7 @@ def reduce(
 ) -> Handle | None:
     """Reduces a tensor over a group into that of rank ``dst``; the others keep theirs."""
     issued, size = clock(), bytes_of(tensor)
-    call = call_of(logs.REDUCE, "reduce", group, backend, tensor, size)
+    call = call_of(logs.REDUCE, group, backend, tensor, size)
     require_members(call.ranks, dst)
     require_own_memory(tensor)
     is_root, is_sum = transport.rank == dst, is_plain(tensor.dtype, op)
@@ -126,7 +128,7 @@ def broadcast(
 ) -> Handle | None:
     """Fills a tensor with that of rank ``src``."""
     issued, size = clock(), bytes_of(tensor)
-    call = call_of(logs.BROADCAST, "broadcast", group, backend, tensor, size)
+    call = call_of(logs.BROADCAST, group, backend, tensor, size)
     require_members(call.ranks, src)
     require_own_memory(tensor)  # on the root, too: all ranks refuse the same
     carriers = Carriers(call)
@@ -148,7 +150,7 @@ def all_gather(
     issued, among = clock(), transport.world if group is None else group
     require_one_each(tensor_list, among, tensor)
     even = sum(part.nbytes for part in tensor_list) // among.size
-    call = call_of(logs.ALL_GATHER, "all_gather", among, backend, tensor, even)
+    call = call_of(logs.ALL_GATHER, among, backend, tensor, even)
     carriers = Carriers(call)
     targets = [*map(carriers.target, tensor_list)]
     args = (targets, *apart([carriers.source(tensor)], targets))
@@ -166,12 +168,12 @@ def all_gather_into_tensor(
 ) -> Handle | None:
     """Fills a tensor with those of all ranks, stacked or one after the other."""
     issued, size = clock(), bytes_of(input_tensor)
-    method = "all_gather_into_tensor"
-    call = call_of(logs.ALL_GATHER, method, group, backend, input_tensor, size)
+    call = call_of(logs.ALL_GATHER, group, backend, input_tensor, size)
     require_size(output_tensor, size * len(call.ranks), input_tensor)
     carriers = Carriers(call)
     target = carriers.target(output_tensor)
-    args = (target, *apart([carriers.source(input_tensor)], [target]))
+    [source] = apart([carriers.source(input_tensor)], [target])
+    args = _parts(target, len(call.ranks)), source
     return start(call, args, carriers.after, async_op, issued, size, (output_tensor,))
 
 
@@ -189,7 +191,7 @@ def reduce_scatter(
     issued, among = clock(), transport.world if group is None else group
     require_one_each(input_list, among, output)
     size = sum(part.nbytes for part in input_list)
-    call = call_of(logs.REDUCE_SCATTER, "reduce_scatter", among, backend, output, size)
+    call = call_of(logs.REDUCE_SCATTER, among, backend, output, size)
     carriers = Carriers(call)
     target = carriers.target(output)
     sources = apart([*map(carriers.source, input_list)], [target])
@@ -210,18 +212,19 @@ def reduce_scatter_tensor(
 ) -> Handle | None:
     """Reduces a tensor, and leaves on each rank its equal part, in the order of ranks."""
     issued, size = clock(), bytes_of(input)
-    method = "reduce_scatter_tensor"
     bytes_of(output)
-    call = call_of(logs.REDUCE_SCATTER, method, group, backend, output, size)
-    require_size(input, output.nbytes * len(call.ranks), output)
+    call = call_of(logs.REDUCE_SCATTER, group, backend, output, size)
+    num_ranks = len(call.ranks)
+    require_size(input, output.nbytes * num_ranks, output)
     is_quick = is_plain(output.dtype, op) and needs_none(call, input) and needs_none(call, output)
     if is_quick and input.untyped_storage()._cdata != output.untyped_storage()._cdata:
-        return start(call, (output, input, op), (), async_op, issued, size, (output,), op)
+        args = output, _parts(input, num_ranks), op
+        return start(call, args, (), async_op, issued, size, (output,), op)
     carriers = Carriers(call)
     target = carriers.target(output)
     sources = apart([carriers.source(input)], [target])
-    terms, carried, plain_op, after = plain(sources, target, op, len(call.ranks))
-    args, after = (carried, terms[0], plain_op), [*after, *carriers.after]
+    terms, carried, plain_op, after = plain(sources, target, op, num_ranks)
+    args, after = (carried, _parts(terms[0], num_ranks), plain_op), [*after, *carriers.after]
     return start(call, args, after, async_op, issued, size, (output,), words_of(op))
 
 
@@ -239,10 +242,10 @@ def all_to_all(
     require_one_each(input_tensor_list, among)
     require_one_each(output_tensor_list, among, input_tensor_list[among.index])
     size = sum(part.nbytes for part in input_tensor_list)
-    call = call_of(logs.ALL_TO_ALL, "all_to_all", among, backend, input_tensor_list[0], UNEVEN)
+    call = call_of(logs.ALL_TO_ALL, among, backend, input_tensor_list[0], UNEVEN)
     carriers = Carriers(call)
     targets = [*map(carriers.target, output_tensor_list)]
-    args = (targets, apart([*map(carriers.source, input_tensor_list)], targets))
+    args = targets, apart([*map(carriers.source, input_tensor_list)], targets)
     return start(call, args, carriers.after, async_op, issued, size, output_tensor_list)
 
 
@@ -262,18 +265,19 @@ def all_to_all_single(
     A rank whose parts are equal may leave the sizes out where another one gives them.
     """
     issued, size = clock(), bytes_of(input)
-    sizes = output_split_sizes or None, input_split_sizes or None
-    method = "all_to_all_single"
-    call = call_of(logs.ALL_TO_ALL, method, group, backend, input, UNEVEN)
-    if any(sizes):
+    call = call_of(logs.ALL_TO_ALL, group, backend, input, UNEVEN)
+    if output_split_sizes or input_split_sizes:
         require_rows(output, input)
     else:
         require_size(output, size, input)
-    for tensor, parts in ((output, sizes[0]), (input, sizes[1])):
-        row_counts(tensor, parts, len(call.ranks))
+    counts = [
+        _row_counts(tensor, sizes, len(call.ranks))
+        for tensor, sizes in ((output, output_split_sizes), (input, input_split_sizes))
+    ]
     carriers = Carriers(call)
     target = carriers.target(output)
-    args = (target, *apart([carriers.source(input)], [target]), *sizes)
+    [source] = apart([carriers.source(input)], [target])
+    args = tuple(_rows(tensor, own) for tensor, own in zip((target, source), counts, strict=True))
     return start(call, args, carriers.after, async_op, issued, size, (output,))
 
 
@@ -290,20 +294,18 @@ def gather(
     """Fills one tensor for each rank, on rank ``dst``; sizes may differ."""
     issued, among = clock(), transport.world if group is None else group
     bytes_of(tensor)
-    call = call_of(logs.GATHER, "gather", among, backend, tensor, UNEVEN)
+    call = call_of(logs.GATHER, among, backend, tensor, UNEVEN)
     require_members(call.ranks, dst)
-    carriers = Carriers(call)
-    source, targets = carriers.source(tensor), None
+    carriers, results, none = Carriers(call), gather_list or (), [None] * among.size
+    source, filled = carriers.source(tensor), list[Tensor]()
     if transport.rank == dst:
-        require_one_each(gather_list or (), among, tensor)
-        targets = [*map(carriers.target, gather_list or ())]
-        [source] = apart([source], targets)
+        require_one_each(results, among, tensor)
+        filled = [*map(carriers.target, results)]
+        [source] = apart([source], filled)
     else:
         require_none(gather_list, dst)
-    args = (source, targets, dst)
-    return start(
-        call, args, carriers.after, async_op, issued, tensor.nbytes, gather_list or (), dst
-    )
+    args = filled or none, at(call.ranks.index(dst), source, none)
+    return start(call, args, carriers.after, async_op, issued, tensor.nbytes, results, dst)
 
 
 @in_normal_mode
@@ -319,16 +321,17 @@ def scatter(
     """Fills the tensor of each rank with its one of rank ``src``; sizes may differ."""
     issued, among = clock(), transport.world if group is None else group
     bytes_of(tensor)
-    call = call_of(logs.SCATTER, "scatter", among, backend, tensor, UNEVEN)
+    call = call_of(logs.SCATTER, among, backend, tensor, UNEVEN)
     require_members(call.ranks, src)
-    carriers = Carriers(call)
-    sources, target = None, carriers.target(tensor)
+    carriers, none = Carriers(call), [None] * among.size
+    sources: Inputs = none
+    target = carriers.target(tensor)
     if transport.rank == src:
         require_one_each(scatter_list or (), among, tensor)
         sources = apart([*map(carriers.source, scatter_list or ())], [target])
     else:
         require_none(scatter_list, src)
-    args = (target, sources, src)
+    args = at(call.ranks.index(src), target, none), sources
     return start(call, args, carriers.after, async_op, issued, tensor.nbytes, (tensor,), src)
 
 
@@ -337,5 +340,27 @@ def barrier(
 ) -> Handle | None:
     """Waits for all ranks of a group, or of the world."""
     issued = clock()
-    call = call_of(logs.BARRIER_CALL, "barrier", group, backend, _NOTHING, 0)
+    call = call_of(logs.BARRIER_CALL, group, backend, _NOTHING, 0)
     return start(call, (), (), async_op, issued, 0, ())
+
+
+def _parts(tensor: Tensor, num_ranks: int) -> list[Tensor]:
+    # One part of a contiguous tensor for each rank, as views.
+    return [*tensor.view(num_ranks, tensor.numel() // num_ranks).unbind(0)]
+
+
+def _rows(tensor: Tensor, counts: Sequence[int]) -> list[Tensor]:
+    ends = [0, *itertools.accumulate(counts)]
+    return [tensor[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def _row_counts(tensor: Tensor, sizes: Sequence[int] | None, num_ranks: int) -> Sequence[int]:
+    # Of each rank; CommError: the rows do not divide so.
+    rows = len(tensor) if tensor.dim() else 1
+    if not sizes:
+        if rows % num_ranks:
+            raise CommError(f"{rows} rows cannot be divided among {num_ranks} ranks; give sizes")
+        return [rows // num_ranks] * num_ranks
+    if len(sizes) != num_ranks or sum(sizes) != rows:
+        raise CommError(f"split sizes {sizes} do not divide {rows} rows among {num_ranks} ranks")
+    return sizes

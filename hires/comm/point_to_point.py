@@ -39,7 +39,7 @@ def isend(
     Messages of one group, tag and backend between two ranks keep their order.
     """
     issued = clock()
-    call = call_of(logs.SEND, "isend", group, backend, tensor, message_bytes(tensor, tag), dst)
+    call = call_of(logs.SEND, group, backend, tensor, message_bytes(tensor, tag), dst)
     return start_message(call, tensor, tag, issued)
 
 
@@ -54,7 +54,7 @@ def irecv(
 ) -> Handle:
     """Begins to fill a tensor with a message of its size; the sender is always named."""
     issued = clock()
-    call = call_of(logs.RECV, "irecv", group, backend, tensor, message_bytes(tensor, tag), src)
+    call = call_of(logs.RECV, group, backend, tensor, message_bytes(tensor, tag), src)
     return start_message(call, tensor, tag, issued)
 
 
@@ -69,7 +69,7 @@ def send(
 ) -> None:
     """Sends a tensor; returns when it may be changed."""
     issued = clock()
-    call = call_of(logs.SEND, "isend", group, backend, tensor, message_bytes(tensor, tag), dst)
+    call = call_of(logs.SEND, group, backend, tensor, message_bytes(tensor, tag), dst)
     carry_message(call, tensor, tag, issued)
 
 
@@ -84,7 +84,7 @@ def recv(
 ) -> int:
     """Fills a tensor with a message; returns its sender."""
     issued = clock()
-    call = call_of(logs.RECV, "irecv", group, backend, tensor, message_bytes(tensor, tag), src)
+    call = call_of(logs.RECV, group, backend, tensor, message_bytes(tensor, tag), src)
     carry_message(call, tensor, tag, issued)
     return src
 
@@ -113,7 +113,7 @@ def start_posts(p2p_op_list: Sequence[P2POp]) -> list[Handle]:
     issued = clock()
     posts = [(_call_of(one), one.tensor, one.tag) for one in p2p_op_list]
     handles: dict[int, Handle] = {}
-    backends = {name for name, one in transport.backends.items() if getattr(one, "has_streams", 0)}
+    backends = {name for name, one in transport.backends.items() if one.has_streams}
     together = [at for at, post in enumerate(posts) if post[0].backend in backends]
     handles.update(zip(together, start_batch([posts[at] for at in together], issued), strict=True))
     # Receives first: a backend may hold up a send until its receive is there.
@@ -125,6 +125,5 @@ def start_posts(p2p_op_list: Sequence[P2POp]) -> list[Handle]:
 
 
 def _call_of(one: P2POp) -> Dispatch:
-    operation, method = (logs.RECV, "irecv") if one.op is irecv else (logs.SEND, "isend")
-    given = one.backend, one.tensor, bytes_of(one.tensor), one.peer
-    return call_of(operation, method, one.group, *given)
+    operation = logs.RECV if one.op is irecv else logs.SEND
+    return call_of(operation, one.group, one.backend, one.tensor, bytes_of(one.tensor), one.peer)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from hires import comm
 from hires.comm.argument_checks import require_tag
-from hires.comm.backends.backend_protocol import BARRIER_TAG
+from hires.comm.backends.backend import BARRIER_TAG
 from hires.comm.point_to_point import start_posts
 from hires.comm.torch_work import HiresWork
 from hires.comm.transport import Group

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from hires.comm.backends.known_backends import HOST_ONLY, REACHES
+from hires.comm.backends.backend import BACKENDS, Backend
 from hires.comm.backends.null import NullBackend
 from hires.comm.staging import Staged, Staging
 from hires.comm.transport import Group, transport
@@ -116,8 +116,8 @@ def rehearsal(
     transport.backends = dict.fromkeys(names, silent)
     transport.channels = transport.streams = None
     transport.stagings = {
-        name: Staging(REACHES[name]) if name in REACHES and backends else host
-        for host in [staging or Staging(HOST_ONLY)]
+        name: Staging(BACKENDS[name].devices) if name in BACKENDS and backends else host
+        for host in [staging or Staging(Backend.devices)]
         for name in (*names, "shm")  # memory of groups is no backend that ranks join
     }
     transport.world, transport.table = Group([rank], 0, dict.fromkeys(names)), None

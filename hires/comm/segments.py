@@ -10,16 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from hires.comm.backends.backend_protocol import Backend, Work
+from hires.comm.backends.backend import Backend, Work
 from hires.comm.backends.joined_work import JoinedWork
 
 IN_PLACE = ("all_reduce", "reduce", "broadcast")
-GATHERS = ("all_gather", "all_gather_into_tensor")
 
 
-def in_segments(
-    backend: Backend, operation: str, num_ranks: int, segment_bytes: int
-) -> Callable[..., Work | None]:
+def in_segments(backend: Backend, operation: str, segment_bytes: int) -> Callable[..., Work | None]:
     """Returns what takes the arguments of a backend's method, and calls it for each segment."""
 
     def in_place(handle: Any, tensor: Tensor, *args: Any) -> list[Work]:
@@ -27,9 +24,7 @@ def in_segments(
         ends = segments(flat.numel(), flat.element_size(), segment_bytes)
         return [method(flat[a:b], *args, handle, async_op=True) for a, b in ends]
 
-    def gather(handle: Any, outputs: Tensor | Sequence[Tensor], tensor: Tensor) -> list[Work]:
-        if isinstance(outputs, Tensor):
-            outputs = [*outputs.view(num_ranks, -1)]
+    def gather(handle: Any, outputs: Sequence[Tensor], tensor: Tensor) -> list[Work]:
         rows, own = [output.view(-1) for output in outputs], tensor.view(-1)
         # Every rank has all sizes, and so the same segments; the last ones may be empty.
         longest = max(row.numel() for row in rows)

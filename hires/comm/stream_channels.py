@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 
-from hires.comm.backends.backend_protocol import StreamBackend
 from hires.comm.backends.group_calls import Channels
-from hires.comm.backends.known_backends import HOST_ONLY
 from hires.comm.backends.stream_waits import StreamWaits
 from hires.comm.guarded_waits import waiting
 from hires.comm.transport import Group, has_streams, transport
@@ -28,7 +25,7 @@ def open_channels(
     """
     if not has_streams():
         return
-    if device.type not in HOST_ONLY:
+    if device.type != "cpu":
         transport.streams = StreamWaits(device, transport.timeout_s)
     for number in sorted(groups):  # all ranks come to the groups in one order
         if groups[number].size > 1:
@@ -68,5 +65,5 @@ def finish_streams() -> None:
         try:
             waiting(streams.finish_oldest, first.what, ranks=first.ranks)
         except CommError:
-            cast(StreamBackend, transport.backend).abort()
+            transport.backend.abort()
             raise

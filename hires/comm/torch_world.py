@@ -48,7 +48,7 @@ def create(
     if ranks != sorted(ranks):
         raise ConfigError(f"ranks {ranks} of a group must ascend; leave sort_ranks out")
     if ranks:
-        group = comm.new_group(ranks, timeout_s, members_only=True)
+        group = comm.new_group(ranks, timeout_s)
         return HiresProcessGroup(group, route, functools.partial(comm.destroy_group, group))
     if comm.is_initialized():  # the world of a caller of hires.comm
         return HiresProcessGroup(transport.world, route)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hires.comm.backends.backend_protocol import Backend
+from hires.comm.backends.backend import BACKENDS, Backend
 from hires.comm.backends.group_calls import Channels
-from hires.comm.backends.known_backends import HOST_ONLY, REACHES
 from hires.comm.backends.shared import SharedMemory
 from hires.comm.backends.stream_waits import StreamWaits
 from hires.comm.message_log import MessageLog
@@ -120,9 +119,9 @@ class Transport:
 
     def staging(self, name: str, method: str = "", dtype: torch.dtype | None = None) -> Staging:
         """Returns the host's buffers beside a backend, for tensors of a type in an operation."""
-        reaches = REACHES.get(name, HOST_ONLY)
+        reaches = BACKENDS[name].devices if name in BACKENDS else Backend.devices
         backend = self.backends.get(name)
-        if backend is not None and hasattr(backend, "reaches") and backend.reaches(method, dtype):
+        if backend is not None and backend.reaches(method, dtype):
             name, reaches = f"{name} beside GPUs", (*reaches, "cuda")
         if name not in self.stagings:
             self.stagings[name] = Staging(reaches, self.host_empty)
@@ -150,7 +149,7 @@ activity = Activity()  # the communication that this rank waits in, for the hear
 
 def has_streams() -> bool:
     """Whether messages of the backend pass streams in the order of posting, without tags."""
-    return any(getattr(backend, "has_streams", False) for backend in transport.backends.values())
+    return any(backend.has_streams for backend in transport.backends.values())
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ Stand-ins have its names.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from hires import comm
-from hires.comm.backends import rendezvous, stream_waits
-from hires.comm.backends.known_backends import BACKENDS
+from hires.comm.backends import stream_waits
+from hires.comm.backends.backend import BACKENDS, Backend
 from hires.comm.backends.nccl import BOTH, NcclBackend
 from hires.comm.backends.stream_waits import StreamWaits
 from hires.comm.process_group import HiresProcessGroup
@@ -59,14 +60,8 @@ def verify_on_channels(
 ) -> tuple[Any, list[str]]:
     """Returns verify.json of rank 0, and the backends of all groups, in order."""
     library = Library()
-
-    def join(world: World, timeout_s: float) -> NcclBackend:
-        backend = NcclBackend(library)
-        store = rendezvous.store(world, timeout_s, "nccl")
-        backend.join(store, timeout_s, world.size, world.rank)
-        return backend
-
-    BACKENDS._items["nccl"] = join
+    BACKENDS._items["nccl"] = functools.partial(NcclBackend, library)  # type: ignore[assignment]
+    BACKENDS._items["nccl"].devices = NcclBackend.devices
     torch.set_num_threads(1)
     # Its routes are those of the plan for gloo; without them everything takes its backend.
     return verify(world, config, {**plan, "routes": []}, folder), library.backends
@@ -98,10 +93,12 @@ class Op:
     group: Any
 
 
-class Streams:
+class Streams(Backend):
     """A backend that keeps its group calls, and refuses a message by itself."""
 
-    has_streams, isend, irecv, P2POp = True, "send", "recv", Op
+    has_streams, P2POp = True, Op
+    isend: Any = "send"
+    irecv: Any = "recv"
 
     def __init__(self) -> None:
         self.texts: list[list[str]] = []

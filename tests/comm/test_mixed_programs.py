@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hires.comm.backends.known_backends import BACKENDS as KNOWN
+from hires.comm.backends.backend import BACKENDS as KNOWN
 from tests.helpers.mixed_programs import BATCH, BATCHES, run_programs
 from tests.helpers.ranks import run_ranks
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hires.comm.backends import fifo
-from hires.comm.backends.backend_protocol import RESERVED_TAGS, TAGS
+from hires.comm.backends.backend import RESERVED_TAGS, TAGS
 from hires.comm.backends.fifo import Fifo
 from hires.comm.backends.gloo_backend import slot_of
 from hires.comm.backends.joined_work import JoinedWork

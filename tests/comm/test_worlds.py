@@ -17,14 +17,15 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from hires import comm, worker
 from hires.comm import membership
-from hires.comm.backends import known_backends, rendezvous
-from hires.comm.backends.known_backends import BACKENDS
+from hires.comm.backends import rendezvous
+from hires.comm.backends.backend import BACKENDS
 from hires.comm.rehearsal import SilentBackend
 from hires.comm.transport import Transport, transport
 from hires.core.config.comm_config import CommConfig
 from hires.core.errors import CommError
 from hires.core.ranks.world import World
 from hires.core.store.file_names import SECRET, attempt_dir
+from hires.plan.traffic import CALLED
 from hires.plan.tuning_table import TuningTable
 from tests.helpers.patience import until
 from tests.helpers.ranks import error_of, run_ranks
@@ -65,7 +66,7 @@ def overlapping_groups(world: World) -> list[float]:
     """Returns the sums of this rank in groups that only their members make, each call compared."""
     comm.init(world=world, timeout_s=8, check="every")
     pairs = [ranks for ranks in ([0, 1], [0, 2], [0, 2]) if world.rank in ranks]
-    groups, sums = [comm.new_group(ranks, members_only=True) for ranks in pairs], []
+    groups, sums = [comm.new_group(ranks) for ranks in pairs], []
     for group in groups:
         tensor = torch.full((group.ranks[1] + 1,), 1.0 + world.rank)
         comm.all_reduce(tensor, group=group)
@@ -181,7 +182,7 @@ def through_a_table_of_plans(world: World) -> list[Any]:
     handle.wait()
     comm.all_gather_into_tensor(all_of_them, got)
     comm.all_reduce(total)
-    backends = {key[0]: call.backend for key, call in transport.world.calls.items()}
+    backends = {CALLED[key[0]]: call.backend for key, call in transport.world.calls.items()}
     comm.shutdown()
     return [refused, all_of_them.tolist(), float(total.sum()), backends]
 
@@ -191,7 +192,7 @@ def test_table_of_plans_has_the_same_meaning_outside_of_them():
     refused, gathered, total, backends = run_ranks(through_a_table_of_plans, 3)[0]
     assert refused.startswith("the tuning table names shm, and this world begins with gloo; add ")
     assert (gathered, total) == ([2.0, 0.0, 1.0], 6000)
-    calls = ("isend", "irecv", "all_gather_into_tensor", "all_reduce")
+    calls = ("send", "recv", "all_gather", "all_reduce")
     assert {name: backends[name] for name in calls} == dict.fromkeys(calls, "shm")
 
 
@@ -218,6 +219,9 @@ def test_patience_with_slow_disks_does_not_wait_an_hour_for_a_rank_that_does_not
 class Doubling(SilentBackend):
     """A world of equal ranks: a sum over two of them doubles."""
 
+    def __init__(self) -> None:
+        super().__init__(0, False)
+
     def all_reduce(
         self, tensor: Tensor, op: object = None, group: object = None, async_op: bool = False
     ) -> object:
@@ -235,7 +239,7 @@ def own_backends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_backend_that_was_registered_carries_messages_and_frees_its_groups(monkeypatch):
     freed: list[object] = []
     monkeypatch.setattr(Doubling, "destroy_group", lambda _, group: freed.append(group))
-    BACKENDS.register("doubling")(lambda world, timeout_s: Doubling(world.rank, False))
+    BACKENDS.register("doubling")(Doubling)
     comm.init(["doubling"], world=WORLD, timeout_s=1.0)
     group, tensor = comm.new_group([0, 1]), torch.ones(3)
     handle = group.handles["doubling"]
@@ -253,16 +257,17 @@ def test_backend_that_was_registered_carries_messages_and_frees_its_groups(monke
 def test_rank_whose_second_backend_fails_waits_for_no_other(monkeypatch):
     """The end of MPI waited without limit for ranks that had joined both."""
     ends = list[str]()
+
+    def fail(*_: object) -> None:
+        raise CommError("no room")
+
     joined = SimpleNamespace(
+        join=lambda *_: None,
         is_initialized=lambda: not ends,
         destroy_process_group=lambda: ends.append("together"),
         abort=lambda: ends.append("alone"),
     )
-
-    def fail(world: World, timeout_s: float) -> None:
-        raise CommError("no room")
-
-    backends = {"mpi": lambda world, timeout_s: joined, "shm": fail}
+    backends = {"mpi": lambda: joined, "shm": lambda: SimpleNamespace(join=fail)}
     monkeypatch.setattr(membership, "BACKENDS", backends)
     with pytest.raises(CommError, match="no room"):
         comm.init(["mpi", "shm"], world=WORLD, timeout_s=1.0)
@@ -287,10 +292,9 @@ def test_backends_of_the_config_are_there():
 def test_ranks_on_several_machines_talk_over_the_network_that_joins_them(
     local_size, address, named, interface, monkeypatch
 ):
-    monkeypatch.setattr(known_backends, "interface_towards", {"10.0.0.1": "eth7"}.get)
-    monkeypatch.setattr(known_backends.GlooBackend, "join", lambda *_: None)
+    monkeypatch.setattr(rendezvous, "interface_towards", {"10.0.0.1": "eth7"}.get)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     if named is not None:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
-    BACKENDS["gloo"](World(0, 4, 0, local_size, address, 29500, 0), 1.0)
+    rendezvous.choose_interface(World(0, 4, 0, local_size, address, 29500, 0))
     assert os.environ.get("GLOO_SOCKET_IFNAME") == interface

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from hires.bench.messages import MESSAGES, ROOT, BenchBuffers, Call, bind
-from hires.comm.backends.mpi_types import TYPES
+from hires.comm.backends.mpi_backend import TYPES
 from hires.core.ranks import mpi_library
 
 

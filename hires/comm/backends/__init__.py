@@ -1,1 +1,5 @@
-"""Holds the backends, one file each behind one protocol, and what they stand on."""
+"""Holds the backends; each file registers its own in ``BACKENDS`` of :mod:`.backend`."""
+
+from hires.comm.backends import gloo_backend, mpi_backend, nccl, null, shm_backend
+
+__all__ = ["gloo_backend", "mpi_backend", "nccl", "null", "shm_backend"]

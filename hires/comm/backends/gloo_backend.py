@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires.comm.backends import rendezvous
-from hires.comm.backends.backend_protocol import RESERVED_TAGS, SUM, TAGS, Members
-from hires.comm.backends.composed import Composed
+from hires.comm.backends.backend import (
+    BACKENDS,
+    RESERVED_TAGS,
+    SUM,
+    TAGS,
+    Backend,
+    Members,
+    finished,
+    row_of,
+)
 from hires.comm.backends.joined_work import JoinedWork
 from hires.comm.backends.waiting_threads import threads
 from hires.core.errors import PeerError
@@ -47,31 +56,20 @@ class GlooGroup(Members):
     library: Any  # ProcessGroupGloo; None where this rank is not a member
 
 
-class GlooBackend(Composed):
+@BACKENDS.register("gloo")
+class GlooBackend(Backend):
     """The functions of torch.distributed over gloo."""
 
     def __init__(self) -> None:
-        self._all: GlooGroup | None = None
         self._numbers = rendezvous.GroupNumbers()
 
     def join(self, world: World, timeout_s: float) -> None:
         """Joins the world; RuntimeError: a rank does not come within ``timeout_s``."""
+        rendezvous.choose_interface(world)
         self._store = rendezvous.store(world, timeout_s, "gloo")
-        self._rank, self._join_s = world.rank, timeout_s
+        self.rank, self._join_s = world.rank, timeout_s
         self._is_local = world.local_size == world.size
         self._all = self._group([*range(world.size)], timeout_s)
-
-    def is_initialized(self) -> bool:
-        """Whether this rank is part of the world."""
-        return self._all is not None
-
-    def destroy_process_group(self) -> None:
-        """Leaves the world."""
-        self._all = None
-
-    def get_rank(self) -> int:
-        """Returns this rank."""
-        return self._rank
 
     def members(self, group: GlooGroup | None) -> GlooGroup:
         """Returns a handle, or that of the world."""
@@ -80,26 +78,20 @@ class GlooBackend(Composed):
             raise ValueError("this rank is not a member of the group")
         return among
 
-    def new_group(
-        self,
-        ranks: list[int] | None = None,
-        timeout: datetime.timedelta | None = None,
-        members_only: bool = False,
-    ) -> GlooGroup:
+    def new_group(self, ranks: list[int], timeout: datetime.timedelta | None = None) -> GlooGroup:
         """Connects some ranks, which meet in the store without the others."""
-        assert self._all is not None
         timeout_s = self._all.timeout_s if timeout is None else timeout.total_seconds()
-        return self._group(self._all.ranks if ranks is None else sorted(ranks), timeout_s)
+        return self._group(ranks, timeout_s)
 
     def destroy_group(self, group: GlooGroup) -> None:
         """Closes the group's connections once nothing is under way on them."""
         group.library = None
 
     def _group(self, ranks: list[int], timeout_s: float) -> GlooGroup:
-        if self._rank not in ranks:
+        if self.rank not in ranks:
             return GlooGroup(ranks, -1, timeout_s, None)
         store = rendezvous.part(self._store, str(self._numbers.next(ranks)))
-        index = ranks.index(self._rank)
+        index = ranks.index(self.rank)
         # To connect may take no longer than to join, however patient the group is later.
         gloo: Any = dist.ProcessGroupGloo
         options: Any = datetime.timedelta(seconds=min(timeout_s, self._join_s))
@@ -135,12 +127,12 @@ class GlooBackend(Composed):
         """Reduces a tensor in place."""
         among = self.members(group)
         if tensor.dtype != torch.int16:
-            return _finish(among.library.allreduce(tensor, op), async_op)
+            return finished(among.library.allreduce(tensor, op), async_op)
         if len(among.ranks) < WIDENED_RANKS:
             return super().all_reduce(tensor, op, group, async_op)
         wide = tensor.int()
         work = JoinedWork([among.library.allreduce(wide, op)], lambda: tensor.copy_(wide))
-        return _finish(work, async_op)
+        return finished(work, async_op)
 
     def reduce(
         self,
@@ -154,82 +146,53 @@ class GlooBackend(Composed):
         if tensor.dtype == torch.int16:
             return super().reduce(tensor, dst, op, group, async_op)
         among = self.members(group)
-        return _finish(among.library.reduce(tensor, among.place(dst), op), async_op)
+        return finished(among.library.reduce(tensor, among.place(dst), op), async_op)
 
     def broadcast(
         self, tensor: Tensor, src: int, group: GlooGroup | None = None, async_op: bool = False
     ) -> Any:
         """Fills a tensor with that of a rank."""
         among = self.members(group)
-        return _finish(among.library.broadcast(as_bytes(tensor), among.place(src)), async_op)
+        return finished(among.library.broadcast(as_bytes(tensor), among.place(src)), async_op)
 
     def all_gather(
         self,
-        tensor_list: list[Tensor],
+        outputs: Sequence[Tensor],
         tensor: Tensor,
         group: GlooGroup | None = None,
         async_op: bool = False,
     ) -> Any:
         """Fills a tensor for each rank."""
         size = tensor.nbytes
-        if any(part.nbytes != size for part in tensor_list):
-            return super().all_gather(tensor_list, tensor, group, async_op)
-        parts = [as_bytes(part) for part in tensor_list]
-        return _finish(self.members(group).library.allgather(parts, as_bytes(tensor)), async_op)
-
-    def all_gather_into_tensor(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: GlooGroup | None = None,
-        async_op: bool = False,
-    ) -> Any:
-        """Fills a tensor with those of all ranks."""
-        size = len(self.members(group).ranks)
-        parts = [*as_bytes(output_tensor).view(size, -1).unbind(0)]
-        return self.all_gather(parts, as_bytes(input_tensor), group, async_op)
+        if any(part.nbytes != size for part in outputs):
+            return super().all_gather(outputs, tensor, group, async_op)
+        parts = [as_bytes(part) for part in outputs]
+        return finished(self.members(group).library.allgather(parts, as_bytes(tensor)), async_op)
 
     def reduce_scatter(
         self,
         output: Tensor,
-        input_list: list[Tensor],
+        inputs: Sequence[Tensor],
         op: Any = SUM,
         group: GlooGroup | None = None,
         async_op: bool = False,
     ) -> Any:
         """Reduces a tensor for each rank, and leaves on each its own."""
-        # By the input alone, whose sizes all ranks share: the shape of an output is its rank's own.
-        sizes = {part.numel() for part in input_list}
-        if output.dtype == torch.int16 or len(sizes) > 1:
-            return super().reduce_scatter(output, input_list, op, group, async_op)
+        # By the inputs alone, whose sizes all ranks share.
+        if output.dtype == torch.int16 or len({part.numel() for part in inputs}) > 1:
+            return super().reduce_scatter(output, inputs, op, group, async_op)
         options = dist.ReduceScatterOptions()
         options.reduceOp = op
+        # As rows of numbers: its own shapes would have to agree.
+        flat, row = row_of(inputs), output.view(-1)
+        flat = torch.cat([part.view(-1) for part in inputs]) if flat is None else flat
         library = self.members(group).library
-        inputs = [part.view(-1) for part in input_list]
-        work = GlooWork(library.reduce_scatter([output.view(-1)], [inputs], options), library)
-        return _finish(work, async_op)
-
-    def reduce_scatter_tensor(
-        self,
-        output: Tensor,
-        input: Tensor,
-        op: Any = SUM,
-        group: GlooGroup | None = None,
-        async_op: bool = False,
-    ) -> Any:
-        """Reduces a tensor, and leaves on each rank its part."""
-        if output.dtype == torch.int16:
-            return super().reduce_scatter_tensor(output, input, op, group, async_op)
-        options = dist.ReduceScatterOptions()
-        options.reduceOp = op
-        # As rows of numbers: its own shapes would have to agree, so that no stacked input fits.
-        flat, library = (output.view(-1), input.view(-1)), self.members(group).library
-        work = GlooWork(library._reduce_scatter_base(*flat, options), library)
-        return _finish(work, async_op)
+        work = GlooWork(library._reduce_scatter_base(row, flat, options), library, flat)
+        return finished(work, async_op)
 
     def barrier(self, group: GlooGroup | None = None, async_op: bool = False) -> Any:
         """Waits for all ranks of a group."""
-        return _finish(self.members(group).library.barrier(), async_op)
+        return finished(self.members(group).library.barrier(), async_op)
 
 
 class GlooWork:
@@ -239,8 +202,9 @@ class GlooWork:
     thread waits for it, one of :mod:`~hires.comm.backends.waiting_threads`.
     """
 
-    def __init__(self, work: Any, library: Any = None) -> None:
-        self._work, self._library = work, library  # which exit breaks while it is kept
+    def __init__(self, work: Any, library: Any, *tensors: Tensor) -> None:
+        self._work, self._tensors = work, tensors
+        self._library = library  # which exit breaks while it is kept
         self._ended: threading.Event | None = None
         self._error: Exception | None = None
 
@@ -319,10 +283,3 @@ def slot_of(tag: int, num_bytes: int) -> int:
 def as_bytes(tensor: Tensor) -> Tensor:
     """Returns the bytes of a contiguous tensor, as a view."""
     return tensor.view(-1).view(torch.uint8)
-
-
-def _finish(work: Any, async_op: bool) -> Any:
-    if async_op:
-        return work
-    work.wait()
-    return None

@@ -53,7 +53,7 @@ class Channels:
         self._channels = channels
         self._open: dict[int, GroupCall] = {}  # by channel: posts of the call that is not over
         self._groups = [backend.new_channel(list(channel.ranks)) for channel in channels]
-        rank = backend.get_rank()
+        rank = backend.rank
         for number, channel in enumerate(channels, start=1):
             if rank in channel.ranks:
                 self._connect(number, channel, rank)

@@ -6,9 +6,10 @@ import contextlib
 import datetime
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hires.comm.backends.backend_protocol import Work
+if TYPE_CHECKING:
+    from hires.comm.backends.backend import Work
 
 
 class JoinedWork:

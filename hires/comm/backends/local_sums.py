@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 HALVES = (torch.float16, torch.bfloat16)
-_BITS = (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR)
+BITS = (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR)
 _ORDER = (dist.ReduceOp.MIN, dist.ReduceOp.MAX)
 COMBINE: dict[Any, Callable[..., Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
@@ -47,6 +47,6 @@ def reduce_in_order(terms: Sequence[Tensor], op: Any, out: Tensor) -> None:
 
 def has_reduction(op: Any, dtype: torch.dtype) -> bool:
     """Whether numbers of a type can be reduced so."""
-    if op in _BITS:
+    if op in BITS:
         return not (dtype.is_floating_point or dtype.is_complex)
     return op in COMBINE and not (op in _ORDER and dtype.is_complex)

@@ -1,6 +1,6 @@
 """Carries messages with the MPI library whose launcher started the ranks, through mpi4py.
 
-It has the functions of ``torch.distributed`` (:mod:`~hires.comm.backends.backend_protocol`) for
+It has the functions of ``torch.distributed`` (:mod:`~hires.comm.backends.backend`) for
 tensors of the host's memory. Messages and gathers travel as bytes, whatever their type. MPI has no
 sums of fp16 and bf16, so these are ours: each addition is made in fp32 and rounded, as gloo does
 it. Operations whose sizes may differ are composed of messages: a call with counts (Alltoallv) takes
@@ -13,16 +13,19 @@ Source:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from hires.comm.backends.backend_protocol import SUM
+from hires.comm.backends.backend import BACKENDS, SUM, finished, row_of
+from hires.comm.backends.joined_work import JoinedWork
+from hires.comm.backends.local_sums import BITS, COMBINE, HALVES
 from hires.comm.backends.mpi_progress import EAGER_BYTES, LOOK_BYTES, MpiWork
-from hires.comm.backends.mpi_types import reduction
-from hires.comm.backends.mpi_world import MpiGroup, MpiWorld
+from hires.comm.backends.mpi_world import SMALL, MpiGroup, MpiWorld
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -35,10 +38,34 @@ REDUCE_BYTES = 2**18
 16 KiB, and begins the next at a poll."""
 
 
+TYPES = {
+    torch.float64: "DOUBLE",
+    torch.float32: "FLOAT",
+    torch.int64: "INT64_T",
+    torch.int32: "INT32_T",
+    torch.int16: "INT16_T",
+    torch.int8: "INT8_T",
+    torch.uint8: "UINT8_T",
+    torch.float16: "UINT16_T",
+    torch.bfloat16: "UINT16_T",
+}
+"""Halves have no counterpart: they travel as 16 bits, and the operation is ours."""
+REDUCTIONS: dict[Any, str] = {
+    dist.ReduceOp.SUM: "SUM",
+    dist.ReduceOp.MAX: "MAX",
+    dist.ReduceOp.MIN: "MIN",
+    dist.ReduceOp.PRODUCT: "PROD",
+    dist.ReduceOp.BAND: "BAND",
+    dist.ReduceOp.BOR: "BOR",
+    dist.ReduceOp.BXOR: "BXOR",
+}
+
+
+@BACKENDS.register("mpi")
 class MpiBackend(MpiWorld):
     """The functions of torch.distributed over one MPI library."""
 
-    keeps_terms = True
+    gathers_quickly = keeps_terms = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,39 +128,48 @@ class MpiBackend(MpiWorld):
 
     def all_gather(
         self,
-        tensor_list: list[Tensor],
+        outputs: Sequence[Tensor],
         tensor: Tensor,
         group: MpiGroup | None = None,
         async_op: bool = False,
-    ) -> MpiWork | None:
-        """Fills a tensor for each rank, by a broadcast of each."""
+    ) -> Any:
+        """Fills a tensor for each rank: those of one size as one call, others by broadcasts."""
         among, comm = self._members(group)
-        pieces = [self._pieces(part) for part in tensor_list]
-        own = tensor_list[among.index]
+        size = tensor.nbytes
+        is_even = all(one.nbytes == size for one in outputs)
+        if not is_even or size * len(outputs) > PIECE_BYTES:
+            return self._gather_by_broadcasts(outputs, tensor, among, comm, async_op)
+        row = row_of(outputs)
+        target = tensor.new_empty(tensor.numel() * len(outputs)) if row is None else row
+        [source], [whole], byte = self._pieces(tensor), self._pieces(target), self._mpi.BYTE
+        with self._progress.lock:
+            requests = [comm.Iallgather((source, size, byte), (whole, size, byte))]
+        if row is not None:
+            return self._end(requests, [tensor, target], among, "a gather", async_op)
+        work: Any = self._end(requests, [tensor, target], among, "a gather", True)
+
+        def split() -> None:
+            parts = target.view(len(outputs), -1) if target.numel() else ()
+            for one, part in zip(outputs, parts, strict=False):
+                one.view(-1).copy_(part)
+
+        return finished(JoinedWork([work], split), async_op)
+
+    def _gather_by_broadcasts(
+        self,
+        outputs: Sequence[Tensor],
+        tensor: Tensor,
+        among: MpiGroup,
+        comm: MPI.Intracomm,
+        async_op: bool,
+    ) -> MpiWork | None:
+        own = outputs[among.index]
         if own.data_ptr() != tensor.data_ptr():
             own.view(-1).copy_(tensor.view(-1))
+        pieces = [self._pieces(part) for part in outputs]
         with self._progress.lock:
             requests = [comm.Ibcast(one, i) for i, part in enumerate(pieces) for one in part]
-        return self._end(requests, tensor_list, among, "an all-gather", async_op)
-
-    def all_gather_into_tensor(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: MpiGroup | None = None,
-        async_op: bool = False,
-    ) -> MpiWork | None:
-        """Fills a tensor with those of all ranks."""
-        among, comm = self._members(group)
-        size = input_tensor.nbytes
-        if output_tensor.nbytes > PIECE_BYTES:
-            parts = [*output_tensor.view(len(among.ranks), -1).unbind(0)]
-            return self.all_gather(parts, input_tensor, group, async_op)
-        [given], [whole] = self._pieces(input_tensor), self._pieces(output_tensor)
-        byte = self._mpi.BYTE
-        with self._progress.lock:
-            requests = [comm.Iallgather((given, size, byte), (whole, size, byte))]
-        return self._end(requests, [input_tensor, output_tensor], among, "a gather", async_op)
+        return self._end(requests, outputs, among, "an all-gather", async_op)
 
     def broadcast(
         self, tensor: Tensor, src: int, group: MpiGroup | None = None, async_op: bool = False
@@ -145,24 +181,27 @@ class MpiBackend(MpiWorld):
             requests = [comm.Ibcast(piece, root) for piece in pieces]
         return self._end(requests, [tensor], among, "a broadcast", async_op)
 
-    def reduce_scatter_tensor(
+    def reduce_scatter(
         self,
         output: Tensor,
-        input: Tensor,
+        inputs: Sequence[Tensor],
         op: Any = SUM,
         group: MpiGroup | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Reduces a tensor, and leaves on each rank its part."""
-        if input.nbytes > PIECE_BYTES:
-            return super().reduce_scatter_tensor(output, input, op, group, async_op)
+        """Reduces a tensor for each rank, and leaves on each its own."""
+        sizes = {part.nbytes for part in inputs}
+        if len(sizes) > 1 or sum(sizes) * len(inputs) > PIECE_BYTES:
+            return super().reduce_scatter(output, inputs, op, group, async_op)
         among, comm = self._members(group)
         kind, operation = self._reduction(output.dtype, op)
-        [given], [taken], count = self._pieces(input), self._pieces(output), output.numel()
-        parts = (given, count, kind), (taken, count, kind)  # counts are those of one rank
+        row = row_of(inputs)
+        row = torch.cat([part.view(-1) for part in inputs]) if row is None else row
+        [source], [target], count = self._pieces(row), self._pieces(output), output.numel()
+        parts = (source, count, kind), (target, count, kind)  # counts are those of one rank
         with self._progress.lock:
             requests = [comm.Ireduce_scatter_block(*parts, operation)]
-        return self._end(requests, [input, output], among, "a reduce-scatter", async_op)
+        return self._end(requests, [row, output], among, "a reduce-scatter", async_op)
 
     def barrier(self, group: MpiGroup | None = None, async_op: bool = False) -> MpiWork | None:
         """Waits for all ranks of a group."""
@@ -246,3 +285,26 @@ class MpiBackend(MpiWorld):
 def _require_dense(tensor: Tensor) -> None:
     if not tensor.is_contiguous():
         raise ValueError("MPI sends memory as it lies, and a tensor is not contiguous")
+
+
+@functools.cache
+def reduction(mpi: Any, dtype: torch.dtype, op: Any) -> tuple[MPI.Datatype, MPI.Op]:
+    """Returns what MPI calls the type and the operation; ValueError: it has no such."""
+    if op not in REDUCTIONS or dtype not in TYPES:
+        raise ValueError(f"MPI has no reduction {op} of {dtype}")
+    is_ours = dtype in HALVES or (dtype in SMALL and op not in BITS)
+    operation = _our_operation(mpi, dtype, op) if is_ours else getattr(mpi, REDUCTIONS[op])
+    return getattr(mpi, TYPES[dtype]), operation
+
+
+@functools.cache
+def _our_operation(mpi: Any, dtype: torch.dtype, op: Any) -> MPI.Op:
+    combine = COMBINE[op]
+
+    def reduce(given: Any, result: Any, kind: Any) -> None:
+        # MPI may call it with any part of the tensors, in the main thread or that of the progress.
+        term, total = (torch.frombuffer(memory, dtype=dtype) for memory in (given, result))
+        combine(term, total, out=total)
+
+    created: MPI.Op = mpi.Op.Create(reduce, commute=True)
+    return created

@@ -11,18 +11,16 @@ from __future__ import annotations
 import datetime
 import functools
 import threading
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from hires.comm.backends import rendezvous
-from hires.comm.backends.backend_protocol import MEETING_TAG, RESERVED_TAGS, TAGS, Members
-from hires.comm.backends.composed import Composed
+from hires.comm.backends.backend import RESERVED_TAGS, TAGS, Backend, Members
+from hires.comm.backends.local_sums import HALVES
 from hires.comm.backends.mpi_progress import Progress
-from hires.comm.backends.mpi_types import HALVES, SMALL
 from hires.core.errors import CommError
 from hires.core.ranks import mpi_library
 from hires.core.ranks.world import World
@@ -30,12 +28,11 @@ from hires.core.ranks.world import World
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_OF_MESSAGES = (
-    *("isend", "irecv", "gather", "scatter", "reduce_scatter"),
-    *("all_to_all", "all_to_all_single"),
-)
-"""Operations that are sends and receives of the library."""
-_SUMS = ("all_reduce", "reduce", "reduce_scatter_tensor")
+_OF_MESSAGES = ("isend", "irecv", "exchange")
+"""Operations that are sends and receives of the library; a reduce-scatter may be, too."""
+_SUMS = ("all_reduce", "reduce", "reduce_scatter")
+SMALL = (torch.int16, torch.int8, torch.uint8)
+"""Types of which Open MPI's sums do not wrap, and MPICH 4.0 takes 255 for -1: these are ours."""
 
 
 @dataclass
@@ -45,16 +42,16 @@ class MpiGroup(Members):
     comm: MPI.Intracomm | None
 
 
-class MpiWorld(Composed):
+class MpiWorld(Backend):
     """The part of a backend that is no operation."""
 
     def __init__(self) -> None:
-        self._joined = False
+        self._numbers = rendezvous.GroupNumbers()
 
     def join(self, world: World, timeout_s: float) -> None:
         """Joins the world; CommError: mpi4py finds no library, or not that of the launcher."""
-        if world.local_size == world.size:  # all ranks have come: MPI waits without a limit
-            rendezvous.store(world, timeout_s, "mpi")
+        # All ranks have come then: MPI itself waits without a limit.
+        self._store = rendezvous.store(world, timeout_s, "mpi")
         self._mpi = mpi = mpi_library.load()
         self._buffer = mpi.buffer.fromaddress
         mpi_library.start(mpi)
@@ -67,7 +64,7 @@ class MpiWorld(Composed):
                 f"to {name} this is rank {every.rank} of {every.size}, and to its launcher rank "
                 f"{world.rank} of {world.size}: they do not belong together; see `hires doctor`"
             )
-        self._rank, self._joined = world.rank, True
+        self.rank = world.rank
         self._lower, self._upper = every.Dup(), every.Dup()
         self._num_tags = min((every.Get_attr(mpi.TAG_UB) or 32767) + 1, TAGS)
         # To look for a message that is never sent moves all requests on.
@@ -85,10 +82,6 @@ class MpiWorld(Composed):
         """One thread of this rank holds it while it calls MPI, past this backend too."""
         return self._progress.lock
 
-    def is_initialized(self) -> bool:
-        """Whether this rank is part of the world."""
-        return self._joined
-
     def destroy_process_group(self) -> None:
         """Leaves the world; all ranks do. One that fails calls :meth:`abort`."""
         self.abort()
@@ -96,8 +89,9 @@ class MpiWorld(Composed):
 
     def abort(self) -> None:
         """Leaves the world without the other ranks, for which the end of MPI would wait."""
-        self._joined = False
-        self._progress.close()
+        if self.is_initialized():
+            self._all = None
+            self._progress.close()
 
     def reaches(self, method: str, dtype: torch.dtype | None) -> bool:
         """Whether the library reads the memory of GPUs in an operation: never tried on a GPU.
@@ -107,78 +101,43 @@ class MpiWorld(Composed):
         if method in _OF_MESSAGES:
             return self._gpus.messages
         is_ours = method in _SUMS and dtype in (*HALVES, *SMALL)
-        return self._gpus.collectives and bool(method) and not is_ours
+        messages = self._gpus.messages or method != "reduce_scatter"
+        return self._gpus.collectives and messages and bool(method) and not is_ours
 
-    def get_rank(self) -> int:
-        """Returns this rank."""
-        return self._rank
+    def _meet(self, ranks: list[int]) -> None:
+        store = rendezvous.part(self._store, str(self._numbers.next(ranks)))
+        with rendezvous.named_absence(store, ranks, ranks.index(self.rank)):
+            store.wait([f"at {rank}" for rank in ranks])
 
-    def new_group(
-        self,
-        ranks: list[int] | None = None,
-        timeout: datetime.timedelta | None = None,
-        members_only: bool = False,
-    ) -> MpiGroup:
-        """Makes a communicator; all ranks of the world call it in one order, or its members.
+    def new_group(self, ranks: list[int], timeout: datetime.timedelta | None = None) -> MpiGroup:
+        """Makes a communicator of members that have met in the store; PeerError: one is late.
 
-        They wait for each other for as long as the world does, or the group, if that is longer.
-        CommError: a rank did not come, or makes another group at this place. Only a rank that ends
-        within the MPI's own call, right after all have met, leaves the others there.
+        Only a rank that ends within the MPI's own call leaves the others there: it has no limit.
         """
-        ranks = self._all.ranks if ranks is None else sorted(ranks)
         timeout_s = self._all.timeout_s if timeout is None else timeout.total_seconds()
-        # The MPI call has no time limit, so all ranks meet under one before it.
-        limit = datetime.timedelta(seconds=max(timeout_s, self._all.timeout_s))
-        self._meet(ranks if members_only else self._all.ranks, ranks, limit)
-        if self._rank not in ranks:
+        if self.rank not in ranks:
             return MpiGroup(ranks, -1, timeout_s, None)
+        self._meet(ranks)
         with self._progress.lock:
             group = self._mpi.COMM_WORLD.Get_group().Incl(ranks)
             comm = self._mpi.COMM_WORLD.Create_group(group)
-        return MpiGroup(ranks, ranks.index(self._rank), timeout_s, comm)
+        return MpiGroup(ranks, ranks.index(self.rank), timeout_s, comm)
 
     def destroy_group(self, group: MpiGroup) -> None:
         """Frees a communicator; all its members do, and MPI ends what is under way there first."""
         comm, group.comm = group.comm, None
-        if comm is not None and self._joined:
+        if comm is not None and self.is_initialized():
             with self._progress.lock:
                 comm.Free()
-
-    def _meet(self, among: list[int], ranks: list[int], limit: datetime.timedelta) -> None:
-        # Returns once all ranks of ``among``, which may have no communicator yet, make a group of
-        # the same ``ranks``. Each passes on the least and largest (group, rank) that it has seen:
-        #     0 -> 1 -> 2 -> 3 -> 4 -> 0,   then each to the second behind it,   then to the fourth
-        own = zlib.crc32(str(ranks).encode()) * TAGS + self._rank
-        seen, place, step = [own, own], among.index(self._rank), 1
-        while step < len(among):
-            after, before = (among[(place + by) % len(among)] for by in (step, -step))
-            given, taken = torch.tensor(seen), torch.tensor(seen)
-            works = [self.irecv(taken, before, None, MEETING_TAG)]
-            works.append(self.isend(given, after, None, MEETING_TAG))
-            for work in works:
-                work.wait(limit)
-            least, largest = taken.tolist()
-            seen = [min(seen[0], least), max(seen[1], largest)]
-            step *= 2
-        (one, first), (other, second) = (divmod(number, TAGS) for number in seen)
-        if one != other:
-            raise CommError(
-                f"ranks {first} and {second} make different groups at the same time, and this rank "
-                f"one of ranks {ranks}; all ranks make the same groups in one order"
-            )
 
     def members(self, group: MpiGroup | None) -> MpiGroup:
         """Returns a handle, or that of the world."""
         return self._all if group is None else group
 
-    def barrier(self, group: MpiGroup | None = None, async_op: bool = False) -> Any:
-        """Waits for all ranks of a group, or of the world."""
-        raise NotImplementedError
-
     def _members(self, group: MpiGroup | None) -> tuple[MpiGroup, MPI.Intracomm]:
         among = self._all if group is None else group
         if among.comm is None:
-            raise ValueError(f"rank {self._rank} is not among ranks {among.ranks}")
+            raise ValueError(f"rank {self.rank} is not among ranks {among.ranks}")
         return among, among.comm
 
     def _channel(
@@ -199,4 +158,4 @@ class MpiWorld(Composed):
             return self._lower, rank, tag
         elif 0 <= upper < self._num_tags:
             return self._upper, rank, upper
-        raise ValueError(f"tag {tag} is beyond the {self._num_tags} of this MPI; use fewer stages")
+        raise ValueError(f"this MPI has tags 0 to {self._num_tags - 1}, got {tag}")

@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import datetime
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hires.comm.backends.backend_protocol import SUM
+from hires.comm.backends import rendezvous
+from hires.comm.backends.backend import (
+    BACKENDS,
+    SUM,
+    Backend,
+    Inputs,
+    Members,
+    finished,
+    row_of,
+)
+from hires.comm.backends.joined_work import JoinedWork
 from hires.core.errors import CommError
+from hires.core.ranks.world import World
 
 _ABORT_S = 10.0
 """How long NCCL may take to end what is under way."""
@@ -23,38 +35,50 @@ BOTH = "cpu:gloo,cuda:nccl"
 """Backends of a group by the kind of a tensor's device, as torch names them."""
 
 
-class NcclBackend:
+@BACKENDS.register("nccl")
+class NcclBackend(Backend):
     """torch.distributed with groups that have both backends."""
 
-    has_streams = True
+    has_streams = gathers_quickly = True
+    devices = ("cpu", "cuda")
 
     def __init__(self, library: Any = dist) -> None:
         self._library = library
+        # Functions of torch.distributed with the arguments of a backend's.
+        same = ("isend", "irecv", "all_reduce", "reduce", "broadcast", "P2POp", "batch_isend_irecv")
+        for name in same:
+            setattr(self, name, getattr(library, name))
 
-    def __getattr__(self, name: str) -> Any:
-        """Returns what torch.distributed has under a name."""
-        return getattr(self._library, name)
-
-    def join(self, store: Any, timeout_s: float, size: int, rank: int) -> None:
+    def join(self, world: World, timeout_s: float) -> None:
         """Joins the world; CommError: this torch or this machine has no NCCL."""
         if not self._library.is_nccl_available():
             raise CommError("this torch has no NCCL; use comm.backend=gloo, or a torch with CUDA")
-        self._patience = datetime.timedelta(seconds=timeout_s)
-        self._library.init_process_group(BOTH, None, self._patience, size, rank, store)
+        rendezvous.choose_interface(world)
+        store = rendezvous.store(world, timeout_s, "nccl")
+        self.rank, self._patience = world.rank, datetime.timedelta(seconds=timeout_s)
+        place = world.size, world.rank, store
+        self._library.init_process_group(BOTH, None, self._patience, *place)
         self._double_nccl(self._library.group.WORLD)
+        self._all = Members([*range(world.size)], world.rank, timeout_s)
 
-    def new_group(
-        self,
-        ranks: Any = None,
-        timeout: datetime.timedelta | None = None,
-        members_only: bool = False,
-    ) -> Any:
+    def destroy_process_group(self) -> None:
+        """Leaves the world."""
+        self._all = None
+        self._library.destroy_process_group()
+
+    def new_group(self, ranks: list[int], timeout: datetime.timedelta | None = None) -> Any:
         """Makes a group for sums and gathers; all ranks of the world call it in one order."""
-        local = {"use_local_synchronization": True} if members_only else {}
-        group = self._library.new_group(ranks, timeout or self._patience, BOTH, **local)
-        if timeout is None and group is not dist.GroupMember.NON_GROUP_MEMBER:
+        group = self._library.new_group(ranks, timeout or self._patience, BOTH)
+        if timeout is None and self.rank in ranks:
             self._double_nccl(group)
         return group
+
+    def members(self, group: Any) -> Members:
+        """Returns the ranks of a group, or of the world."""
+        if group is None:
+            return self._all  # type: ignore[no-any-return]
+        ranks = self._library.get_process_group_ranks(group)
+        return Members(ranks, ranks.index(self.rank), self._all.timeout_s)
 
     def destroy_group(self, group: Any) -> None:
         """Ends the communicators of a group."""
@@ -77,27 +101,51 @@ class NcclBackend:
         thread.start()
         thread.join(_ABORT_S)
 
-    def all_gather_into_tensor(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False
+    def all_gather(
+        self, outputs: Sequence[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False
     ) -> Any:
-        """Fills a tensor with those of all ranks."""
-        function = self._renamed("all_gather_single", "all_gather_into_tensor")
-        return function(output_tensor.view(-1), input_tensor.view(-1), group, async_op)
+        """Fills a tensor for each rank."""
+        row = row_of(outputs)
+        if row is None:
+            return self._library.all_gather([*outputs], tensor, group, async_op)
+        return self._library.all_gather_single(row, tensor.view(-1), group, async_op)
 
-    def reduce_scatter_tensor(
+    def reduce_scatter(
         self,
         output: Tensor,
-        input: Tensor,
+        inputs: Sequence[Tensor],
         op: Any = SUM,
         group: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """Reduces a tensor, and leaves on each rank its part."""
-        function = self._renamed("reduce_scatter_single", "reduce_scatter_tensor")
-        return function(output.view(-1), input.view(-1), op, group, async_op)
+        """Reduces a tensor for each rank, and leaves on each its own."""
+        row = row_of(inputs)
+        if row is None:
+            return self._library.reduce_scatter(output, [*inputs], op, group, async_op)
+        return self._library.reduce_scatter_single(output.view(-1), row, op, group, async_op)
 
-    def _renamed(self, name: str, older: str) -> Any:
-        return getattr(self._library, name, None) or getattr(self._library, older)
+    def exchange(
+        self,
+        outputs: Inputs,
+        inputs: Inputs,
+        group: Any = None,
+        async_op: bool = False,
+        then: Callable[[], Any] | None = None,
+    ) -> Any:
+        """Sends a tensor to each rank and fills one from each, as one group call."""
+        among = self.members(group)
+        pairs = [(self.irecv, outputs), (self.isend, inputs)]
+        ops = [
+            self._library.P2POp(post, tensor, among.ranks[place], group)
+            for post, tensors in pairs
+            for place, tensor in enumerate(tensors)
+            if tensor is not None and place != among.index
+        ]
+        into, out_of = outputs[among.index], inputs[among.index]
+        if into is not None and out_of is not None and into is not out_of:
+            into.view(-1).copy_(out_of.view(-1))
+        works = self._library.batch_isend_irecv(ops) if ops else []
+        return finished(JoinedWork(works, then), async_op)
 
     def barrier(self, group: Any = None, async_op: bool = False) -> Any:
         """Brings the ranks together through the host: NCCL's own barrier would need a GPU."""

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hires.comm.backends.backend_protocol import SUM, Members
-from hires.comm.backends.composed import Composed
+from hires.comm.backends.backend import BACKENDS, SUM, Backend, Inputs, Members
+from hires.core.ranks.world import World
 
 SEGMENT_BYTES = 2**20
 """Largest piece in which gloo's ring all-reduce passes a tensor on; it keeps two of them."""
@@ -38,10 +38,13 @@ class NullWork:
         return True
 
 
-class NullBackend(Composed):
-    """The functions of torch.distributed, for a rank whose messages go nowhere."""
+@BACKENDS.register("null")
+class NullBackend(Backend):
+    """A backend whose messages go nowhere."""
 
-    def __init__(self, rank: int) -> None:
+    devices: tuple[str, ...] = ("cpu", "cuda", "meta")
+
+    def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         self.counts: collections.Counter[str] = collections.Counter()
         """Operation -> how often it was called."""
@@ -50,42 +53,27 @@ class NullBackend(Composed):
         self.on_receive: Callable[[Tensor], None] | None = None
         """Called with every tensor that a receive would fill."""
 
-    def get_rank(self) -> int:
-        """Returns the rank."""
-        return self.rank
+    def join(self, world: World, timeout_s: float) -> None:
+        """Needs no other rank."""
+        self.rank = world.rank
 
-    def is_initialized(self) -> bool:
-        """There is no world to leave."""
-        return False
-
-    def destroy_process_group(self) -> None:
-        """Leaves nothing."""
-
-    def new_group(
-        self,
-        ranks: list[int] | None = None,
-        timeout: datetime.timedelta | None = None,
-        members_only: bool = False,
-    ) -> Members:
+    def new_group(self, ranks: list[int], timeout: datetime.timedelta | None = None) -> Members:
         """Makes nothing."""
-        members = ranks or [self.rank]
-        return Members(members, members.index(self.rank) if self.rank in members else -1, 0.0)
+        return Members(ranks, ranks.index(self.rank) if self.rank in ranks else -1, 0.0)
 
     def members(self, group: Any) -> Members:
         """Returns a handle, or this rank."""
-        return group or self.new_group()
+        return group or self.new_group([self.rank])
 
-    def isend(self, tensor: Tensor, dst: int, group: Any = None, tag: int = 0) -> NullWork:
+    def isend(self, tensor: Tensor, dst: int, group: Any = None, tag: int = 0) -> Any:
         """Sends nothing."""
-        self._count("send", tensor)
-        return NullWork([tensor])
+        return self._end("send", [tensor], True)
 
-    def irecv(self, tensor: Tensor, src: int, group: Any = None, tag: int = 0) -> NullWork:
+    def irecv(self, tensor: Tensor, src: int, group: Any = None, tag: int = 0) -> Any:
         """Leaves the tensor as it is."""
-        self._count("recv", tensor)
         if self.on_receive is not None:
             self.on_receive(tensor)
-        return NullWork([tensor])
+        return self._end("recv", [tensor], True)
 
     def all_reduce(
         self, tensor: Tensor, op: Any = SUM, group: Any = None, async_op: bool = False
@@ -108,94 +96,41 @@ class NullBackend(Composed):
         return self._end("broadcast", [tensor], async_op)
 
     def all_gather(
-        self, tensor_list: list[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False
+        self, outputs: Sequence[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False
     ) -> NullWork | None:
-        """Leaves the parts as they are; gloo gathers them in one piece first."""
-        tensor.new_empty(sum(part.nbytes for part in tensor_list), dtype=torch.uint8)
-        return self._end("all_gather", [tensor, *tensor_list], async_op)
-
-    def all_gather_into_tensor(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: Any = None, async_op: bool = False
-    ) -> NullWork | None:
-        """Leaves the output as it is."""
-        parts = [output_tensor]
-        return self.all_gather(parts, input_tensor, group, async_op)
+        """Leaves the outputs as they are; gloo gathers them in one piece first."""
+        tensor.new_empty(sum(part.nbytes for part in outputs), dtype=torch.uint8)
+        return self._end("all_gather", [tensor, *outputs], async_op)
 
     def reduce_scatter(
         self,
         output: Tensor,
-        input_list: list[Tensor],
+        inputs: Sequence[Tensor],
         op: Any = SUM,
         group: Any = None,
         async_op: bool = False,
     ) -> NullWork | None:
-        """Leaves the output as it is."""
-        return self._end("reduce_scatter", [*input_list, output], async_op)
+        """Leaves the output as it is; gloo sums a copy of the inputs."""
+        output.new_empty(sum(part.nbytes for part in inputs), dtype=torch.uint8)
+        return self._end("reduce_scatter", [*inputs, output], async_op)
 
-    def reduce_scatter_tensor(
+    def exchange(
         self,
-        output: Tensor,
-        input: Tensor,
-        op: Any = SUM,
+        outputs: Inputs,
+        inputs: Inputs,
         group: Any = None,
         async_op: bool = False,
-    ) -> NullWork | None:
-        """Leaves the output as it is; gloo sums a copy of the input."""
-        return self._end("reduce_scatter", [torch.empty_like(input), output], async_op)
-
-    def all_to_all(
-        self,
-        output_tensor_list: list[Tensor],
-        input_tensor_list: list[Tensor],
-        group: Any = None,
-        async_op: bool = False,
+        then: Callable[[], Any] | None = None,
     ) -> NullWork | None:
         """Leaves the outputs as they are."""
-        return self._end("all_to_all", [*input_tensor_list, *output_tensor_list], async_op)
-
-    def all_to_all_single(
-        self,
-        output: Tensor,
-        input: Tensor,
-        output_split_sizes: list[int] | None = None,
-        input_split_sizes: list[int] | None = None,
-        group: Any = None,
-        async_op: bool = False,
-    ) -> NullWork | None:
-        """Leaves the output as it is."""
-        return self._end("all_to_all", [input, output], async_op)
-
-    def gather(
-        self,
-        tensor: Tensor,
-        gather_list: list[Tensor] | None = None,
-        dst: int = 0,
-        group: Any = None,
-        async_op: bool = False,
-    ) -> NullWork | None:
-        """Leaves the parts as they are."""
-        return self._end("gather", [tensor, *(gather_list or ())], async_op)
-
-    def scatter(
-        self,
-        tensor: Tensor,
-        scatter_list: list[Tensor] | None = None,
-        src: int = 0,
-        group: Any = None,
-        async_op: bool = False,
-    ) -> NullWork | None:
-        """Leaves the tensor as it is."""
-        return self._end("scatter", [tensor, *(scatter_list or ())], async_op)
+        tensors = [one for one in (*inputs, *outputs) if one is not None]
+        return self._end("exchange", tensors, async_op)
 
     def barrier(self, group: Any = None, async_op: bool = False) -> NullWork | None:
         """Returns at once."""
-        self.counts["barrier"] += 1
-        return NullWork(()) if async_op else None
+        return self._end("barrier", (), async_op)
 
-    def _count(self, operation: str, tensor: Tensor) -> None:
+    def _end(self, operation: str, tensors: Sequence[Tensor], async_op: bool) -> NullWork | None:
         self.counts[operation] += 1
-        self.bytes[operation] += tensor.nbytes
-
-    def _end(self, operation: str, tensors: list[Tensor], async_op: bool) -> NullWork | None:
-        self._count(operation, tensors[0])
+        self.bytes[operation] += tensors[0].nbytes if tensors else 0
         return NullWork(tensors) if async_op else None

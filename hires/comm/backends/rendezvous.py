@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from hires.core.errors import CommError, PeerError
 from hires.core.ranks import meeting
+from hires.core.ranks.network import interface_towards
 from hires.core.ranks.world import World
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,19 @@ _meetings: dict[World, _Meeting] = {}
 _given: dict[World, tuple[Any, str]] = {}
 _served: list[Any] = []  # the last one, as long as no other is served: another rank may be early
 _worlds: collections.Counter[tuple[str, int, int]] = collections.Counter()  # at one address
+_GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _POLL_S, _SPARE_S, _LOOK_S = 0.01, 1.0, 0.5
+
+
+def choose_interface(world: World) -> None:
+    """Makes gloo and NCCL use the network that leads to the other machines, if there are any.
+
+    Else gloo would take that of this host's own name, which is often the loopback, and NCCL any.
+    """
+    apart = world.local_size < world.size
+    if apart and _GLOO_INTERFACE not in os.environ and (own := interface_towards(world.address)):
+        os.environ[_GLOO_INTERFACE] = own
+        os.environ.setdefault(_NCCL_INTERFACE, f"={own}")  # without = also ib0 means ib0.1
 
 
 class GroupNumbers:

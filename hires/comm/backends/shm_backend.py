@@ -17,8 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from hires.comm.backends import counters, host_memory, rank_cores, rendezvous, rings, rounds
-from hires.comm.backends.backend_protocol import SUM, Members
-from hires.comm.backends.composed import rows_of
+from hires.comm.backends.backend import BACKENDS, SUM, Backend, Inputs, Members
 from hires.comm.backends.fifo import Fifo, FifoWork
 from hires.comm.backends.peer_messages import PeerMessage, PeerMessages
 from hires.comm.backends.rings import Rings
@@ -43,13 +42,14 @@ class ShmGroup(Members):
         return self.rounds
 
 
-class ShmBackend:
+@BACKENDS.register("shm")
+class ShmBackend(Backend):
     """The functions of torch.distributed in the memory of one machine."""
 
+    gathers_quickly = True
     name = "shm"
 
     def __init__(self) -> None:
-        self._all: ShmGroup | None = None
         self._groups: list[ShmGroup] = []
         self._numbers = rendezvous.GroupNumbers()
 
@@ -59,15 +59,11 @@ class ShmBackend:
         self._store = rendezvous.store(world, timeout_s, self.name)
         meeting = rendezvous.part(self._store, "cores")
         cores = rank_cores.of_ranks(rendezvous.texts(meeting, world.size, world.rank))
-        self._rank, self._spins = world.rank, counters.spins_for(cores)
+        self.rank, self._spins = world.rank, counters.spins_for(cores)
         self._all = self._group([*range(world.size)], timeout_s)
         memory = self._share(self._all, "messages", rings.num_bytes(world.size))
         places = Rings(memory, world.size, world.rank, timeout_s, self._spins)
         self._messages = PeerMessages(places)
-
-    def is_initialized(self) -> bool:
-        """Whether this rank is part of the world."""
-        return self._all is not None
 
     def destroy_process_group(self) -> None:
         """Leaves the world."""
@@ -76,20 +72,10 @@ class ShmBackend:
             group.fifo.close()
         self._groups, self._all = [], None
 
-    def get_rank(self) -> int:
-        """Returns this rank."""
-        return self._rank
-
-    def new_group(
-        self,
-        ranks: list[int] | None = None,
-        timeout: datetime.timedelta | None = None,
-        members_only: bool = False,
-    ) -> ShmGroup:
+    def new_group(self, ranks: list[int], timeout: datetime.timedelta | None = None) -> ShmGroup:
         """Makes the memory of some ranks, which meet in the store without the others."""
-        every = self.members(None)
-        timeout_s = every.timeout_s if timeout is None else timeout.total_seconds()
-        return self._group(every.ranks if ranks is None else sorted(ranks), timeout_s)
+        timeout_s = self._all.timeout_s if timeout is None else timeout.total_seconds()
+        return self._group(ranks, timeout_s)
 
     def destroy_group(self, group: ShmGroup) -> None:
         """Gives the memory of a group back."""
@@ -101,7 +87,7 @@ class ShmBackend:
         """Returns a handle, or that of the world; ValueError: this rank is not a member."""
         among = self._all if group is None else group
         if among is None or among.index < 0:
-            raise ValueError(f"rank {self._rank} is not a member of the group")
+            raise ValueError(f"rank {self.rank} is not a member of the group")
         return among
 
     def isend(
@@ -145,113 +131,47 @@ class ShmBackend:
     ) -> FifoWork | None:
         """Fills a tensor with that of a rank."""
         among = self.members(group)
-        root, taken = among.place(src), _none(among)
+        root, taken = among.place(src), list[Tensor | None]([None] * len(among.ranks))
         given = tensor if among.index == root else None
         taken[root] = None if among.index == root else tensor
         return self._begin(among, async_op, [tensor], Rounds.share, given, taken)
 
     def all_gather(
         self,
-        tensor_list: Sequence[Tensor],
+        outputs: Sequence[Tensor],
         tensor: Tensor,
         group: ShmGroup | None = None,
         async_op: bool = False,
     ) -> FifoWork | None:
         """Fills a tensor for each rank."""
         among = self.members(group)
-        return self._begin(among, async_op, tensor_list, Rounds.share, tensor, tensor_list)
-
-    def all_gather_into_tensor(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: ShmGroup | None = None,
-        async_op: bool = False,
-    ) -> FifoWork | None:
-        """Fills a tensor with those of all ranks."""
-        among = self.members(group)
-        parts = [*output_tensor.view(len(among.ranks), -1).unbind(0)]
-        return self._begin(among, async_op, [output_tensor], Rounds.share, input_tensor, parts)
+        return self._begin(among, async_op, outputs, Rounds.share, tensor, outputs)
 
     def reduce_scatter(
         self,
         output: Tensor,
-        input_list: Sequence[Tensor],
+        inputs: Sequence[Tensor],
         op: Any = SUM,
         group: ShmGroup | None = None,
         async_op: bool = False,
     ) -> FifoWork | None:
         """Reduces one tensor for each rank."""
         among = self.members(group)
-        return self._begin(among, async_op, [output], Rounds.reduce_scatter, output, input_list, op)
+        return self._begin(among, async_op, [output], Rounds.reduce_scatter, output, inputs, op)
 
-    def reduce_scatter_tensor(
+    def exchange(
         self,
-        output: Tensor,
-        input: Tensor,
-        op: Any = SUM,
+        outputs: Inputs,
+        inputs: Inputs,
         group: ShmGroup | None = None,
         async_op: bool = False,
+        then: Callable[[], Any] | None = None,
     ) -> FifoWork | None:
-        """Reduces a tensor, and leaves on each rank its part."""
-        parts = [*input.view(len(self.members(group).ranks), -1).unbind(0)]
-        return self.reduce_scatter(output, parts, op, group, async_op)
-
-    def all_to_all(
-        self,
-        output_tensor_list: Sequence[Tensor],
-        input_tensor_list: Sequence[Tensor],
-        group: ShmGroup | None = None,
-        async_op: bool = False,
-    ) -> FifoWork | None:
-        """Sends one tensor to each rank, and fills one from each."""
-        among, taken = self.members(group), output_tensor_list
-        return self._begin(among, async_op, taken, Rounds.deal, input_tensor_list, taken)
-
-    def all_to_all_single(
-        self,
-        output: Tensor,
-        input: Tensor,
-        output_split_sizes: list[int] | None = None,
-        input_split_sizes: list[int] | None = None,
-        group: ShmGroup | None = None,
-        async_op: bool = False,
-    ) -> FifoWork | None:
-        """Sends each rank its rows."""
-        size = len(self.members(group).ranks)
-        taken, given = (
-            rows_of(output, output_split_sizes, size),
-            rows_of(input, input_split_sizes, size),
-        )
-        return self.all_to_all(taken, given, group, async_op)
-
-    def gather(
-        self,
-        tensor: Tensor,
-        gather_list: Sequence[Tensor] | None = None,
-        dst: int = 0,
-        group: ShmGroup | None = None,
-        async_op: bool = False,
-    ) -> FifoWork | None:
-        """Fills one tensor for each rank, on one rank."""
+        """Sends a tensor to each rank, and fills one from each."""
+        assert then is None  # reductions have rounds of their own
         among = self.members(group)
-        taken = (gather_list or ()) if among.place(dst) == among.index else _none(among)
-        return self._begin(among, async_op, gather_list or [tensor], Rounds.share, tensor, taken)
-
-    def scatter(
-        self,
-        tensor: Tensor,
-        scatter_list: Sequence[Tensor] | None = None,
-        src: int = 0,
-        group: ShmGroup | None = None,
-        async_op: bool = False,
-    ) -> FifoWork | None:
-        """Sends each rank its tensor of one rank."""
-        among, taken = self.members(group), _none(self.members(group))
-        root = among.place(src)
-        taken[root] = tensor
-        given = (scatter_list or ()) if root == among.index else _none(among)
-        return self._begin(among, async_op, [tensor], Rounds.deal, given, taken)
+        tensors = [one for one in (*outputs, *inputs) if one is not None]
+        return self._begin(among, async_op, tensors, Rounds.deal, inputs, outputs)
 
     def barrier(self, group: ShmGroup | None = None, async_op: bool = False) -> FifoWork | None:
         """Waits for all ranks of a group."""
@@ -277,7 +197,7 @@ class ShmBackend:
     def _group(self, ranks: list[int], timeout_s: float) -> ShmGroup:
         number = self._numbers.next(ranks)
         fifo = Fifo(f"{self.name}-{number}")
-        index = ranks.index(self._rank) if self._rank in ranks else -1
+        index = ranks.index(self.rank) if self.rank in ranks else -1
         group = ShmGroup(ranks, index, timeout_s, number, None, fifo)
         if index >= 0:
             memory = self._share(group, "collectives", rounds.num_bytes(len(ranks)))
@@ -307,7 +227,3 @@ def _run(among: ShmGroup, kind: int, call: Callable[..., None], args: Sequence[A
     memory = among.require_rounds()
     memory.kind = kind
     call(memory, *args)
-
-
-def _none(among: ShmGroup) -> list[Tensor | None]:
-    return [None] * len(among.ranks)
