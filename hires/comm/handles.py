@@ -13,8 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from hires.comm.backends.waiting_threads import threads
-from hires.comm.caller_streams import CallerStreams
+from hires.comm.backends.fifo import run_in_thread
 from hires.comm.dispatch import Dispatch
 from hires.comm.guarded_waits import FAILURES, failure
 from hires.comm.message_log import MessageLog
@@ -36,7 +35,6 @@ class Handle:
         "_log",
         "_number",
         "_results",
-        "_streams",
         "_tag",
         "_then",
         "_work",
@@ -77,9 +75,6 @@ class Handle:
         """
         if self._work is not None:
             self._wait(timeout, kind)
-        if self._ended is not None and self._streams.devices:
-            self._ended.wait()  # in which the library is done
-            self._streams.follow()
         if self._error is not None:
             raise self._error
         return True
@@ -141,18 +136,23 @@ class Handle:
     def get_future(self) -> torch.futures.Future[Any]:
         """Returns a future of its tensors, in a list, as the works of torch have.
 
-        A thread of no other operation waits for it, so that what a user adds to the future holds up
-        none.
+        A thread of its own waits for it, so that what a user adds to the future holds up no other
+        operation; for tensors of a device, whose streams are those of this thread, this one does.
         """
         if self._future is None:
-            self._streams = CallerStreams(self._results)
-            self._future = torch.futures.Future(devices=self._streams.gpus)
+            devices = [*dict.fromkeys(one.device for one in self._results if not one.is_cpu)]
+            gpus: list[int | str | torch.device]
+            gpus = [one for one in devices if one.type == "cuda"]
+            self._future = torch.futures.Future(devices=gpus)
+            if devices:
+                with contextlib.suppress(CommError):  # the future raises it
+                    self.wait()
             if self.is_completed():
                 self._settle()
             else:
                 self._ended = threading.Event()
                 try:
-                    threads.run(self._run)
+                    run_in_thread(self._run)
                 except RuntimeError as error:  # no more threads; the operation itself continues
                     self._ended = self._future = None
                     assert self.call is not None
@@ -162,20 +162,12 @@ class Handle:
     def _run(self) -> None:
         assert self._ended is not None
         started = clock()
-        with contextlib.ExitStack() as stack:
-            try:
-                with contextlib.suppress(CommError), self._streams.used():
-                    self._end(self._work)
-                if self._log is not None:
-                    self._log.note_later(self._issue, started)
-                # Callbacks of the future wait for what these streams hold at set_result.
-                stack.enter_context(self._streams.used())
-            except Exception as error:
-                with contextlib.suppress(CommError):
-                    self._fail(error)
-            finally:
-                self._ended.set()
-                self._settle()
+        with contextlib.suppress(CommError):  # the future raises it
+            self._end(self._work)
+        if self._log is not None:
+            self._log.note_later(self._issue, started)
+        self._ended.set()
+        self._settle()
 
     def _settle(self) -> None:
         assert self._future is not None

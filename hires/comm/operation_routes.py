@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hires.comm import message_log as logs
+from hires.comm.backends.backend import BACKENDS
 from hires.comm.transport import Group, transport
 from hires.core.errors import CommError
 from hires.core.ranks.mailbox_limits import GATHER_BYTES
@@ -45,7 +46,7 @@ def route_of(
             route = Route(route.backend)
     else:
         small = operation == logs.ALL_GATHER and num_bytes <= DIRECT_BYTES
-        direct = small and not transport.backend.gathers_quickly
+        direct = small and not BACKENDS[transport.default].gathers_quickly
         route = Route(transport.default, DIRECT if direct else OWN)
     if route.backend not in transport.backends:
         in_use = ", ".join(transport.backends)

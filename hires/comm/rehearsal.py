@@ -116,7 +116,9 @@ def rehearsal(
     transport.backends = dict.fromkeys(names, silent)
     transport.channels = transport.streams = None
     transport.stagings = {
-        name: Staging(BACKENDS[name].devices) if name in BACKENDS and backends else host
+        name: Staging(BACKENDS[name].devices)
+        if len(BACKENDS[name].devices) > 1 and backends
+        else host
         for host in [staging or Staging(Backend.devices)]
         for name in (*names, "shm")  # memory of groups is no backend that ranks join
     }

@@ -55,7 +55,7 @@ def test_group_that_was_destroyed_gives_its_memory_back_and_has_its_own_timeout(
     def job(rank: int) -> None:
         one = backends[rank]
         for _ in range(5):
-            group, tensor = one.new_group(), torch.ones(3000)
+            group, tensor = one.new_group([*range(RANKS)]), torch.ones(3000)
             one.all_reduce(tensor, group=group, async_op=True).wait()
             assert (tensor == RANKS).all()
             one.destroy_group(group)
@@ -71,7 +71,7 @@ def test_group_that_was_destroyed_gives_its_memory_back_and_has_its_own_timeout(
     run_threads(job, RANKS)
     assert num_mappings() == before > 0
     short = datetime.timedelta(seconds=0.05)
-    group = run_threads(lambda rank: backends[rank].new_group(timeout=short), RANKS)[0]
+    group = run_threads(lambda rank: backends[rank].new_group([*range(RANKS)], short), RANKS)[0]
     for post in (backends[0].irecv, backends[0].isend):  # too long for a send to end alone
         with pytest.raises(CommError, match=r"took over 0\.05 s"):
             post(torch.zeros(100_000), 1, group=group, tag=4).wait()

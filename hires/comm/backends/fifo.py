@@ -25,6 +25,31 @@ CLOSE_S = 2.0
 """How long the end of a queue waits for an operation that is under way."""
 
 
+busy_threads = set[threading.Thread]()
+"""Those of :func:`run_in_thread` whose calls have not returned."""
+
+
+def run_in_thread(call: Callable[[], None]) -> None:
+    """Runs a call, which raises nothing, in a thread of its own; returns at once.
+
+    RuntimeError: the system has no more threads; the call does not run.
+    """
+
+    def run() -> None:
+        try:
+            call()
+        finally:
+            busy_threads.discard(thread)
+
+    thread = threading.Thread(target=run, name="comm-wait", daemon=True)
+    busy_threads.add(thread)
+    try:
+        thread.start()
+    except RuntimeError:
+        busy_threads.discard(thread)
+        raise
+
+
 class FifoWork:
     """An operation under way; ``tensors`` belong to it until it is complete."""
 

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import datetime
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ from hires.comm.backends.backend import (
     finished,
     row_of,
 )
+from hires.comm.backends.fifo import busy_threads, run_in_thread
 from hires.comm.backends.joined_work import JoinedWork
-from hires.comm.backends.waiting_threads import threads
 from hires.core.errors import PeerError
 from hires.core.ranks.world import World
 
@@ -199,7 +200,7 @@ class GlooWork:
     """A message or reduce-scatter, which gloo can only wait for.
 
     A wait that is late breaks its connections, so to look at it, or to wait for a shorter time, a
-    thread waits for it, one of :mod:`~hires.comm.backends.waiting_threads`.
+    thread waits for it.
     """
 
     def __init__(self, work: Any, library: Any, *tensors: Tensor) -> None:
@@ -236,7 +237,7 @@ class GlooWork:
                     ended.set()
 
             try:
-                threads.run(watch)
+                run_in_thread(watch)
             except RuntimeError:
                 self._ended = None
                 raise
@@ -247,7 +248,7 @@ class GlooWork:
 def _end_waits() -> None:
     # A thread that comes back from the C++ of a wait after Python has ended, ends the process with
     # SIGABRT. Nothing ends a wait but a failure of its connections, as one that is late.
-    if not threads.num_busy:
+    if not busy_threads:
         return
     for library in _libraries:
         if library.size() > 1:
@@ -255,7 +256,9 @@ def _end_waits() -> None:
                 peer = (library.rank() + 1) % library.size()
                 late = library.recv([torch.empty(1)], peer, _NEVER_SENT)
                 late.wait(datetime.timedelta(milliseconds=1))
-    threads.drain(_EXIT_S if len(_libraries) else 0.0)
+    until = time.monotonic() + _EXIT_S
+    for thread in [*busy_threads] if len(_libraries) else ():
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 def slot_of(tag: int, num_bytes: int) -> int:
