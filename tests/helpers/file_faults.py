@@ -123,11 +123,3 @@ def with_value(values: Any, place: tuple[object, ...], odd: Any) -> Any:
         inner = inner[key]
     inner[place[-1]] = odd
     return made
-
-
-def files_of(results: Path, run: Path) -> list[Path]:
-    """Returns every file and folder of a run, of its campaign and of the results."""
-    every = list(run.rglob("*"))
-    every += [path for path in run.parent.iterdir() if path != run and not path.is_dir()]
-    every += [path for path in results.iterdir() if not path.is_dir()]
-    return sorted(every)
