@@ -38,7 +38,6 @@ from hires.bench.messages import BARRIER, BENCHED, MESSAGES, Row, noise_of
 from hires.core.errors import ConfigError
 from hires.plan.route_choice import TUNED_FILE
 from hires.plan.routes import MESSAGE, OWN, Route, parse_route
-from hires.plan.table_gains import verdict
 from hires.plan.table_rules import ONE_ROUTE, Case, Interval, TuningRule, dtype_class
 from hires.plan.tuning_table import DISTURBED, Point, TuningTable
 
@@ -61,7 +60,7 @@ class Series(NamedTuple):
 
 
 def measure(task: Mapping[str, Any]) -> Iterator[Result]:
-    """Yields all rows after each cell, then the table with what it gains, or why it is refused."""
+    """Yields all rows after each cell, then the table, or why it is refused."""
     options = options_of(task)
     for route in {TABLE, *BASELINES} & {*options.routes}:
         raise ConfigError(f"{route} is no route of hires.comm; leave it out")
@@ -91,7 +90,7 @@ def judged_table(rows: list[Row], alone: str, limit: float, force: bool, write: 
     text = f"a tenth of all medians of rounds differ by {100 * tenth:.0f} % or more"
     disturbed = text if tenth > MOST_OF_A_TENTH else ""
     state = {"ok": not refused, "refused": refused, "noise": noise, "limit": limit, "rows": rows}
-    state |= {"write": write, "disturbed": disturbed, "verdict": verdict(table)}
+    state |= {"write": write, "disturbed": disturbed}
     return {**state, "table": table.to_dict()}
 
 
@@ -112,21 +111,15 @@ def finish(folder: Path, result: Result) -> str:
     if result["disturbed"]:
         remedy = "end other programs and measure again"
         lines.append(f"warning: {result['disturbed']}; the table is marked: {remedy}")
-    lines += [f"warning: {words}; measure them with --sizes" for words in table.unmeasured]
-    if lacks := table.unruled:
-        lines.append(
-            f"warning: no rule has {', '.join(lacks)}, which {table.default} carries; "
-            f"measure all operations (without --only) for rules of them"
-        )
     return "\n".join(lines)
 
 
 def tables(result: Result) -> list[BenchTable]:
-    """Returns the rules, and what they gain."""
+    """Returns the rules."""
     names = ("operation", "ranks", "dtype", "bytes", "route")
     rules = result["table"]["rules"] if "table" in result else []
     cells = [{key: str(rule.get(key, "any")) for key in names} for rule in rules]
-    return [BenchTable("Rules", cells, result.get("verdict", ""))]
+    return [BenchTable("Rules", cells, "")]
 
 
 def facts(result: Result) -> list[str]:

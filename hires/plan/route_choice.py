@@ -3,7 +3,7 @@
 ``comm.table`` names the table: ``default`` ships with hires, ``tuned`` is what ``hires tune comm``
 has written for this machine (before that, one that ships), anything else is a file. With
 ``comm.granularity=coarse`` one backend carries all sizes of an operation
-(:func:`hires.plan.table_gains.coarse`).
+(:func:`hires.plan.point_times.coarse`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from hires.core.ranks.mailbox_limits import GATHER_BYTES, mail_bytes
 from hires.core.registry import offer
 from hires.plan.hardware import CUDA, GLOO, MPI, NCCL, backend_of, device_of, mpi_lacks
 from hires.plan.plan import Finding
+from hires.plan.point_times import coarse
 from hires.plan.routes import (
     BACKENDS,
     CHANNEL,
@@ -36,7 +37,6 @@ from hires.plan.routes import (
     Route,
     is_possible,
 )
-from hires.plan.table_gains import coarse, verdict
 from hires.plan.table_rules import CARRIES, dtype_class
 from hires.plan.tuning_table import DISTURBED, MADE, TuningTable
 
@@ -164,7 +164,7 @@ def table_path(config: RunConfig) -> Path:
 
 
 def check_table(config: RunConfig) -> Iterator[Finding]:
-    """Yields which backends of its table a run lacks, and whether the table mixes."""
+    """Yields which backends of its table a run lacks, and how it was disturbed when measured."""
     comm = config.comm
     if comm.table == DEFAULT:
         return
@@ -184,17 +184,9 @@ def check_table(config: RunConfig) -> Iterator[Finding]:
         why = mpi_lacks(config) if MPI in left_out else None
         text += f"; for mpi: {why}" if why else ""
         yield Finding("note", "comm.table", text)
-    if table.rules and (unruled := table.unruled) and table_path(config).parent != _SHIPPED:
-        text = f"no rule of the tuning table has {', '.join(unruled)}: {table.default} carries them"
-        yield Finding("note", "comm.table", text)
-    if table_path(config).parent != _SHIPPED:
-        for text in table.unmeasured:
-            yield Finding("note", "comm.table", text)
     if why := table.made.get(DISTURBED):
         text = f"the tuning table was measured on a busy machine: {why!s:.200}"
         yield Finding("note", "comm.table", text)
-    if words := verdict(table):
-        yield Finding("note", "comm.table", f"{comm.granularity} table: {words}")
 
 
 def facts_of_table(config: RunConfig) -> dict[str, Any]:

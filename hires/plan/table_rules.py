@@ -1,4 +1,4 @@
-"""Reads the rules of a tuning table, matches messages to them, and finds rules that are mistakes.
+"""Reads the rules of a tuning table, and matches messages to them.
 
 A rule is a box: an interval of ranks, of ranks per node and of bytes, and sets of operations,
 devices and classes of types. Of several that hold a message the first one decides.
@@ -7,7 +7,7 @@ devices and classes of types. Of several that hold a message the first one decid
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hires.core.errors import ConfigError
@@ -108,22 +108,6 @@ class TuningRule(NamedTuple):
             and self.num_bytes[0] <= case.num_bytes <= self.num_bytes[1]
         )
 
-    def contains(self, other: TuningRule) -> bool:
-        """Whether it holds all that another rule holds, whatever the bytes."""
-        near, its = self.ranks_per_node, other.ranks_per_node
-        if near is None or its is None:
-            fits = near is its or near == ANY
-        else:
-            fits = near[0] <= its[0] and its[1] <= near[1]
-        return (
-            fits
-            and self.ranks[0] <= other.ranks[0]
-            and other.ranks[1] <= self.ranks[1]
-            and _within(other.operations, self.operations)
-            and _within(other.devices, self.devices)
-            and _within(other.dtypes, self.dtypes)
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """Returns the values that :func:`parse_rule` reads."""
         values: dict[str, Any] = {}
@@ -187,42 +171,6 @@ def parse_table_route(text: Any, base: str) -> Route:
         raise ConfigError(f"route {text!r:.60} is no text; write it as mpi:segmented:4MiB")
     first, colon, rest = text.strip().partition(":")
     return parse_route(base + colon + rest if first == "default" else text)
-
-
-def problems_of(rules: Sequence[TuningRule], base: str) -> Iterator[tuple[int, str]]:
-    """Yields the number of each rule that never decides or leaves a gap, from 1 on, and why.
-
-    A rule behind one of another backend decides where that is missing; ``base`` never is.
-    """
-    for at, rule in enumerate(rules):
-        sure = base, rule.route.backend
-        hiding = (r for r in rules[:at] if r.route.backend in sure and r.contains(rule))
-        before = [other.num_bytes for other in hiding]
-        if _covered(rule.num_bytes, before):
-            yield at + 1, "it never decides: earlier rules hold all its messages; remove or move it"
-    for at, rule in enumerate(rules):
-        alike = [r.num_bytes for r in rules if r[1:6] == rule[1:6]]
-        after = [low for low, _ in alike if low > rule.num_bytes[1]]
-        hole = rule.num_bytes[1] + 1, min(after, default=math.inf) - 1
-        others = [other.num_bytes for other in rules if other.contains(rule)]
-        if after and hole[0] <= hole[1] and not _covered(hole, others):
-            text = _interval_text(hole, exact_size)
-            yield at + 1, f"no rule holds the bytes {text} behind it; close the gap"
-
-
-def _covered(wanted: Interval, intervals: Sequence[Interval]) -> bool:
-    low = wanted[0]
-    for first, last in sorted(intervals):
-        if first > low:
-            return False
-        if last >= wanted[1]:
-            return True
-        low = max(low, last + 1)
-    return False
-
-
-def _within(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    return not others or (bool(some) and set(some) <= set(others))
 
 
 def _names(value: Any, key: str, known: tuple[str, ...]) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,15 +26,12 @@ from typing import Any, NamedTuple
 from hires.core.errors import ConfigError
 from hires.core.store import reading
 from hires.core.store.files import write_atomically
-from hires.core.units import size
 from hires.plan.routes import Route
 from hires.plan.table_rules import (
-    RULED,
     Case,
     TuningRule,
     parse_rule,
     parse_table_route,
-    problems_of,
 )
 
 FORMAT = 1
@@ -44,8 +40,6 @@ MADE = ("machine", "date", "commit", "command", "noise")
 """Keys of ``made`` that a measured table has: where, when and how; the noise as a share of 1."""
 DISTURBED = "disturbed"
 """Key of ``made``: why the medians cannot be trusted, in words."""
-FULL_SIZES = (1024, 32 * 2**20)
-"""Bytes beyond which, on both sides, routes hardly change any more."""
 _KEYS = ("format", "made", "rules", "default", "points")
 _SHOWN = 5
 
@@ -103,29 +97,6 @@ class TuningTable:
         return [*dict.fromkeys(route.backend for route in self.routes)]
 
     @property
-    def unruled(self) -> list[str]:
-        """Returns the operations of which there is no rule: the default carries them."""
-        ruled = {name for rule in self.rules for name in rule.operations or RULED}
-        return [name for name in RULED if name not in ruled]
-
-    @property
-    def unmeasured(self) -> list[str]:
-        """Returns, in words, the operations whose rules carry sizes far from those measured."""
-        held: dict[str, list[int]] = defaultdict(list)
-        for case in (point.case for point in self.points):
-            if case.operation != "barrier":
-                held[case.operation].append(case.num_bytes)
-        names: dict[tuple[int, int], list[str]] = defaultdict(list)
-        for operation, sizes in held.items():
-            if min(sizes) > FULL_SIZES[0] or max(sizes) < FULL_SIZES[1]:
-                names[min(sizes), max(sizes)].append(operation)
-        return [
-            f"{', '.join(operations)}: only {size(low)} to {size(high)} were measured, and the "
-            f"rules of these carry other sizes, too"
-            for (low, high), operations in names.items()
-        ]
-
-    @property
     def digest(self) -> str:
         """Returns a digest of the rules and the default."""
         values = [rule._replace(note="").to_dict() for rule in self.rules], str(self.default)
@@ -165,8 +136,6 @@ class TuningTable:
             problems.append(f'default: {error}; it has the messages of no rule, as "gloo"')
         if not isinstance(made, Mapping):
             problems.append(f"made {made!r:.40} holds no keys and values")
-        if not problems:
-            problems += [f"rule {number}: {why}" for number, why in problems_of(rules, base)]
         if problems:
             more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
             raise ConfigError("; ".join(problems[:_SHOWN]) + more)

@@ -20,8 +20,8 @@ from hires.plan.groups import gradient_group, groups, held_stages, num_holders
 from hires.plan.message_routes import near_most
 from hires.plan.ownership import owned_numbers, publications, shares_of_holders
 from hires.plan.plan import Finding, Plan
+from hires.plan.point_times import MeasuredSeconds
 from hires.plan.route_choice import BUCKETS, HOLDERS, RouteChoice
-from hires.plan.table_gains import MeasuredSeconds
 from hires.plan.table_rules import Case, dtype_class
 
 AUTO, BROADCAST, SCATTER = "auto", "broadcast", "scatter"

@@ -114,15 +114,12 @@ def test_table_of_a_quiet_machine_is_written_with_its_use(tmp_path):
     assert result["ok"]
     text, path = finish(tmp_path, result), tmp_path / "table.json"
     assert f"hires run comm=mix comm.table={path}" in text
-    assert "warning: no rule has send, all_gather, reduce_scatter, all_to_all, " in text
-    assert "all_reduce: only 64 B to 1.0 MiB were measured" in text
     table = TuningTable.read(path)
     assert table.default.backend == "gloo"
     assert table.made["noise"] == pytest.approx(0.02)
     assert table.made["machine"] == "a CPU, 2 cores"
     assert not {"forced", "disturbed"} & table.made.keys()
     assert len(table.points) == 4
-    assert "mixing gains 25.0% over mpi alone" in tune_comm.tables(result)[0].note
 
 
 def test_noisy_machine_is_refused_unless_forced_and_its_table_is_marked(tmp_path):

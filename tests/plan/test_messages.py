@@ -194,17 +194,14 @@ def test_default_table_uses_common_memory_where_there_is_some():
 
 
 def test_limits_of_a_table_are_findings(table):
-    points = [f"all_reduce 2 2 cpu float {size} gloo 0.1" for size in (64, 2**18)]
-    busy = {"points": points, "made": {"disturbed": "9 other programs"}}
+    busy = {"made": {"disturbed": "9 other programs"}}
     plan = routed_plan({"table": table([{"route": "gloo"}], "gloo", **busy)})
-    texts = [one.text for one in plan.findings if one.key == "comm.table"]
-    assert "all_reduce: only 64 B to 256.0 KiB were measured" in texts[0]
-    assert texts[1] == "the tuning table was measured on a busy machine: 9 other programs"
+    [text] = [one.text for one in plan.findings if one.key == "comm.table"]
+    assert text == "the tuning table was measured on a busy machine: 9 other programs"
     plan = routed_plan({"table": table([{"operation": "send", "route": "mpi"}])})
     assert backends_of_plan(plan) == ["gloo"]
-    texts = [one.text for one in plan.findings if one.key == "comm.table"]
-    assert "mpi of the tuning table cannot carry messages here" in texts[0]
-    assert texts[1].startswith("no rule of the tuning table has all_reduce, all_gather, ")
+    [text] = [one.text for one in plan.findings if one.key == "comm.table"]
+    assert "mpi of the tuning table cannot carry messages here" in text
     for keys, error in (
         ({"table": "nowhere.json"}, "there is no such file; `hires tune comm` writes one"),
         ({"backends": ["glo"]}, "unknown 'glo'; did you mean gloo"),

@@ -13,12 +13,12 @@ from hires.core.ranks.timeline import COLLECTIVE, GRADIENTS, HALO, OPTIMISER, WA
 from hires.plan.event import Event
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
+from hires.plan.point_times import MeasuredSeconds
 from hires.plan.routes import parse_route
 from hires.plan.simulation.costs import ADD_TOUCHES, Device, Roofline
 from hires.plan.simulation.crowding import crowded_step_s
 from hires.plan.simulation.measured_network import MeasuredNetwork
 from hires.plan.simulation.simulate import Link, Network, Simulation, simulate
-from hires.plan.table_gains import MeasuredSeconds
 from hires.plan.tuning_table import TuningTable
 from tests.helpers.graphs import chain
 from tests.helpers.simulated import EqualCosts

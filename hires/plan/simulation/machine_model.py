@@ -19,6 +19,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.plan.hardware import CUDA, device_of, gpus_of_node
 from hires.plan.plan import Plan
+from hires.plan.point_times import MeasuredSeconds
 from hires.plan.route_choice import table_of
 from hires.plan.simulation.calibrated_device import CalibratedDevice
 from hires.plan.simulation.costs import Device, DeviceSpeed, Roofline
@@ -27,7 +28,6 @@ from hires.plan.simulation.machine_calibration import COMMAND, Calibration
 from hires.plan.simulation.measured_network import MeasuredNetwork
 from hires.plan.simulation.node_work import NodeWork
 from hires.plan.simulation.simulate import Link, Network, Simulation, simulate
-from hires.plan.table_gains import MeasuredSeconds
 
 LAUNCH_S = 10e-6
 """Of one operator of PyTorch in eager mode."""

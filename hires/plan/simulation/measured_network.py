@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from hires.plan.event import Event
 from hires.plan.message_routes import RouteCase
+from hires.plan.point_times import MeasuredSeconds
 from hires.plan.routes import Route
 from hires.plan.simulation.simulate import Network, PassingTime
-from hires.plan.table_gains import MeasuredSeconds
 from hires.plan.table_rules import Case, dtype_class
 from hires.plan.traffic import Operation
 
