@@ -10,8 +10,9 @@ from hires.plan.event import Event
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import events
-from hires.plan.proof.machine import Proof
-from hires.plan.proof.prove import creation, run_machine
+from hires.plan.proof.explain import prove_each
+from hires.plan.proof.order import Proof
+from hires.plan.proof.prove import creation
 from hires.plan.routes import Route
 from tests.helpers.threaded import Programs
 
@@ -47,11 +48,11 @@ def through(program: Iterable[Event], backend: str) -> list[Event]:
 
 
 def prove(plan: Plan, backend: str = "") -> Proof:
-    """Runs one step of the first replica on the abstract machine, through one backend."""
+    """Proves one step of the first replica, each rank for itself, through one backend."""
     ranks = range(plan.ranks_per_replica)
     members = [[rank for rank in group if rank in ranks] for group in groups(plan)]
     programs = [[*creation(members, rank), *through(events(plan, rank), backend)] for rank in ranks]
-    return run_machine(programs, members)
+    return prove_each(programs, members)
 
 
 def damage(rng: random.Random, programs: Programs, members: list[list[int]]) -> Damage | None:

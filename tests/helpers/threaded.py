@@ -1,6 +1,6 @@
 """Programs of events executed for real: a thread for each rank, blocking on conditions.
 
-It shares no code with the abstract machine. A thread that blocks says what it waits for, and
+It shares no code with the proof. A thread that blocks says what it waits for, and
 whoever changes something wakes those whose wait is over, so when all threads block nobody is left
 to wake them: a deadlock is reported at once.
 """

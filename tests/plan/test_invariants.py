@@ -24,7 +24,7 @@ from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.program import events
-from hires.plan.proof.prove import run_machine
+from hires.plan.proof.explain import prove_each
 from hires.plan.rules import TILED
 from hires.plan.schedule import started
 from hires.plan.simulation.costs import timed_program
@@ -84,7 +84,7 @@ def programs_of(plan: Plan) -> list[list[Event]]:
 @layouts
 def test_world_is_deadlock_free_and_its_messages_are_counted(name, monkeypatch):
     for plan in plans_of(name):
-        proof = run_machine(programs_of(plan), groups(plan))
+        proof = prove_each(programs_of(plan), groups(plan))
         assert not proof.problems
         # The verdict is that on the first replica, which stands for the others.
         assert plan.verdict == (
@@ -92,7 +92,7 @@ def test_world_is_deadlock_free_and_its_messages_are_counted(name, monkeypatch):
             f"collectives a step"
         )
     plan = planned(name)
-    proof = run_machine(programs_of(plan), groups(plan))
+    proof = prove_each(programs_of(plan), groups(plan))
     counts = proof.num_messages, proof.num_collectives, plan.totals["bytes"]
     assert counts == COUNTS[name]
     for task, backend in itertools.product(("train", "infer"), ("gloo", "nccl")):
@@ -121,7 +121,7 @@ def test_layout_is_proved_where_backends_are_mixed(name, tmp_path):
     plan = make_plan(config, forked(BATCH // config.parallel.pieces, True))
     assert plan.verdict.startswith("deadlock-free"), plan.findings
     assert set(backends_of_plan(plan)) == {"gloo", "mpi"}
-    # The plan's verdict may come from a common order; the machine comes to the same.
+    # The plan's verdict comes from kinds of ranks; each rank for itself gives the same.
     assert not prove(plan).problems
 
 

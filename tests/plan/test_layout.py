@@ -147,7 +147,7 @@ def test_figure_3_3_of_the_thesis_4_tiles_and_2_model_parts_in_both_directions()
     ]
     # Model 1:  0 1 / 2 3  >  4;  model 2:  4 3 / 2 1  >  0
     assert grids == [[[0, 1, 2, 3], [4]], [[4, 3, 2, 1], [0]]]
-    # The thesis forbids it: ranks 1 to 3 have tiles of both. One common order lets it run.
+    # The thesis forbids it: ranks 1 to 3 have tiles of both. They have an order, so it runs.
     assert plan.verdict.startswith("deadlock-free")
     [note] = [finding for finding in plan.findings if "both directions" in finding.text]
     assert note.severity == "note"

@@ -10,9 +10,10 @@ import pytest
 
 from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import Event
-from hires.plan.proof import explain, machine, prove
-from hires.plan.proof.machine import AbstractMachine, Proof
-from hires.plan.proof.prove import run_machine, verify
+from hires.plan.proof import explain, order
+from hires.plan.proof.explain import prove_each
+from hires.plan.proof.order import Proof
+from hires.plan.proof.prove import verify
 from hires.plan.routes import parse_route
 from tests.helpers.damage import WAYS, Damage, at_once, damage, valid_programs
 from tests.helpers.random_plans import random_plan
@@ -60,9 +61,9 @@ def tried(seed: int, backend: str) -> tuple[str, str]:
     programs, members = valid_programs(random_plan(rng), backend)
     if not backend and rng.random() < 0.5:
         programs = partly_mailed(rng, programs)
-    before = run_machine(programs, members)
+    before = prove_each(programs, members)
     done = damage(rng, programs, members) if rng.random() < 0.85 else None
-    proof = run_machine(programs, members)
+    proof = prove_each(programs, members)
     wrong = disagreement(proof, execute(programs, members))
     harmed = done and proof.problems and not before.problems
     if not wrong and harmed and not names(proof.problems, done):
@@ -81,38 +82,21 @@ def test_verdict_is_what_threads_do(backend):
     assert len({how.split(":")[0] for how in seen} & {*WAYS}) > 6
 
 
-class Buffered(AbstractMachine):
-    """A machine that is wrong on purpose: a send ends as soon as it is posted."""
-
-    def post(self, rank: int, event: Event) -> int:
-        steps = super().post(rank, event)
-        if event.kind == "send":
-            self.open_sends[rank].pop((rank, event.peer, self.tag_of(event)), None)
-        return steps
-
-    def end_send(self, channel: tuple[int, int, object]) -> None:
-        self.open_sends[channel[0]].pop(channel, None)
-
-
 def blocking_programs(seed: int) -> tuple[Programs, list[list[int]]]:
     """A random plan whose ranks wait for every send at once."""
     programs, members = valid_programs(random_plan(random.Random(seed)), "gloo")
     return [at_once(program) for program in programs], members
 
 
-def test_wrong_machines_are_caught_by_the_threads(monkeypatch):
-    found = {}
-    for kind in (AbstractMachine, Buffered):
-        monkeypatch.setattr(prove, "AbstractMachine", kind)
-        found[kind] = [
-            disagreement(run_machine(*made), execute(*made))
-            for made in map(blocking_programs, range(8))
-        ]
-    assert not any(found[AbstractMachine])
-    assert any("were to hang" in text for text in found[Buffered])
-    monkeypatch.setattr(prove, "AbstractMachine", AbstractMachine)
-    for module in (machine, explain):  # streams that hold nothing up
-        monkeypatch.setattr(module, "on_stream", lambda event: False)
+def test_wrong_orders_are_caught_by_the_threads(monkeypatch):
+    programs = [*map(blocking_programs, range(8))]
+    assert not any(disagreement(prove_each(*one), execute(*one)) for one in programs)
+    with monkeypatch.context() as patch:  # a send ends as soon as it is posted
+        patch.setattr(order._Reader, "_wait_sends", lambda self, event, wait: [])
+        wrong = [disagreement(prove_each(*one), execute(*one)) for one in programs]
+    assert any("were to hang" in text for text in wrong)
+    for module in (order, explain):  # streams that hold nothing up
+        monkeypatch.setattr(module, "STREAMED", ())
     assert any(wrong for _, wrong in (tried(seed, "nccl") for seed in range(40)))
 
 
@@ -121,8 +105,8 @@ def test_wrong_number_of_places_is_caught_by_the_threads(monkeypatch, slots):
     made = [crowded_programs(seed) for seed in range(60)]
     found = {}
     for number in (SLOTS, slots):
-        monkeypatch.setattr(machine, "SLOTS", number)
-        found[number] = [disagreement(run_machine(*one), execute(*one)) for one in made]
+        monkeypatch.setattr(order, "SLOTS", number)
+        found[number] = [disagreement(prove_each(*one), execute(*one)) for one in made]
     assert not any(found[SLOTS])
     assert any("were to hang" in text for text in found[slots])
 
@@ -145,9 +129,9 @@ def test_schedules_and_sends_that_wait_for_each_other_are_errors_with_the_cycle(
     plan = plan_of(**LAYOUTS["pp 1f1b"])
     # What the receives posted one action ahead are for: each side sends first, and waits.
     programs, members = valid_programs(plan)
-    assert not run_machine(programs, members).problems
+    assert not prove_each(programs, members).problems
     blocking = [at_once(program) for program in programs]
-    assert run_machine(blocking, members).problems[0].startswith("deadlock: rank ")
+    assert prove_each(blocking, members).problems[0].startswith("deadlock: rank ")
     plan.schedule[1] = ["B0", *[action for action in plan.schedule[1] if action != "B0"]]
     [*findings] = verify(plan)
     assert findings[0].severity == "error"

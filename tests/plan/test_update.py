@@ -21,7 +21,7 @@ from hires.plan.ownership import (
 )
 from hires.plan.plan import Plan
 from hires.plan.program import events
-from hires.plan.proof.prove import run_machine
+from hires.plan.proof.explain import prove_each
 from hires.plan.route_choice import choice_of
 from hires.plan.traffic import operations
 from hires.plan.update_exchange import exchange_bytes, holders_messages, scatters_gradients
@@ -85,9 +85,9 @@ def test_holders_scatter_before_the_update_and_gather_behind_it():
         assert sent == 8 * numbers
         assert all(one.route is not None for one in calls)
     programs = [[*events(plan, rank)] for rank in range(plan.world)]
-    assert not run_machine(programs, groups(plan)).problems
+    assert not prove_each(programs, groups(plan)).problems
     del programs[-1][-1]
-    [problem] = run_machine(programs, groups(plan)).problems
+    [problem] = prove_each(programs, groups(plan)).problems
     assert "parameters of stage" in problem
 
 

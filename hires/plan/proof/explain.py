@@ -1,181 +1,254 @@
-"""Explains why ranks do not come to their end: which rank waits for which, in words."""
+"""Explains why the ranks of a step do not come to their end: which waits for which, in words."""
 
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Hashable, Iterable
+import itertools
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any
 
-from hires.plan.event import MEETINGS, POSTS, Event
-from hires.plan.proof.machine import OTHER, AbstractMachine, Waiter, on_stream
+from hires.plan.event import JOINT, MEETINGS, WORLD, Event
+from hires.plan.proof.order import (
+    OTHER,
+    Node,
+    Proof,
+    StepGraph,
+    Wait,
+    reached,
+    tag_of,
+)
+from hires.plan.routes import STREAMED
 
-GATHERED = (*MEETINGS, "wait_issued")
-"""Events that end when all members of a group have come."""
+
+def prove_each(programs: Sequence[Sequence[Event]], members: Sequence[Sequence[int]]) -> Proof:
+    """Returns the proof of one list of events per rank; takes time in proportion to their number.
+
+    The proof has no ``problems`` if every rank reaches its end with every message received.
+    """
+    return _Steps(programs, members).proof
 
 
-class Explanation:
-    """What keeps ranks from their end in a machine that has got as far as it gets."""
+class _Steps:
+    """All events of all ranks as nodes of their own, and those that are reached."""
 
-    def __init__(self, machine: AbstractMachine) -> None:
-        self.machine = machine
-        # The events that stuck ranks have not passed, by (kind, rank, peer or group), in order.
-        self.coming: dict[tuple[str, int, int], list[Event]] = {}
-        for rank in machine.proof.stuck:
-            for event in machine.programs[rank][machine.at[rank] :]:
-                self.coming.setdefault((event.kind, rank, event.peer), []).append(event)
+    def __init__(
+        self, programs: Sequence[Sequence[Event]], members: Sequence[Sequence[int]]
+    ) -> None:
+        self.groups = {index: [*dict.fromkeys(ranks)] for index, ranks in enumerate(members)}
+        self.groups[WORLD] = [*range(len(programs))]
+        self.programs, self.proof, self.step = programs, Proof(), StepGraph()
+        self.read = [self.step.read(rank, self._own(rank)) for rank in range(len(programs))]
+        for meeting, came in self.step.came.items():
+            absent = [rank for rank in self._members(meeting) if rank not in came]
+            self.step.graph[meeting] += [("absent", rank, meeting) for rank in absent]
+        self.reached = reached(self.step.graph)
+        self.standing: dict[int, Wait] = {}
+        for rank, program in enumerate(self.read):
+            wait = next((one for one in program.waits if one.node not in self.reached), None)
+            if wait is not None:
+                self.standing[rank] = wait
+        self.proof.stuck = [*self.standing]
+        self._compare()
+        is_open = 2 * self.proof.num_messages < len(self.step.events)
+        if self.standing or is_open or any(program.unread for program in self.read):
+            self._explain()
 
-    def problems(self) -> list[str]:
-        """Returns a sentence for each thing that is wrong."""
-        machine, stuck = self.machine, self.machine.proof.stuck
-        path, is_circle = self._followed()
-        chain = "; ".join(map(self._sentence, path))
-        problems = [f"deadlock: {chain}"] if is_circle else []
-        if stuck or machine.num_open:
-            problems += self._one_sided()
-        for (source, target, _), arrived in machine.arrived.items():
-            waits = self.coming.get(("wait_recv", target, source), ())
-            if arrived and all(
-                machine.tag_of(wait) != machine.tag_of(arrived[0]) for wait in waits
-            ):
-                text = (
-                    f"rank {target} never waits for {machine.words(arrived[0])} from rank {source}"
+    def _own(self, rank: int) -> Iterator[Event]:
+        """Yields the events of a rank but the collectives of groups that it is no member of."""
+        for event in self.programs[rank]:
+            group = self.groups.get(event.peer, [])
+            if (event.kind in MEETINGS or event.kind == "issue") and rank not in group:
+                self.proof.problems.append(
+                    f"rank {rank} is no member of the group {group} of {event.words}"
                 )
-                problems.append(text)
-        for present in machine.meeting.values():
-            rank, event = next(iter(present.items()))
-            members = machine.members[event.peer]
-            if absent := [m for m in members if m not in present and not self._meets(m, event)]:
+            else:
+                yield event
+
+    def _members(self, meeting: Node) -> list[int]:
+        return self.groups[meeting[1]]
+
+    def _compare(self) -> None:
+        """Counts messages and collectives whose sides have met, and compares what they say."""
+        problems = self.proof.problems
+        for program in self.read:
+            for post, event, first in program.disordered:
+                if self._has_met(post, event):
+                    problems.append(
+                        f"rank {self.step.events[post][0]} waits for {event.words} from rank "
+                        f"{event.peer} before {first.words}, which lies first in its mailbox"
+                    )
+        for post, (source, send) in self.step.events.items():
+            if send.kind != "send" or not self._has_met(post, send):
+                continue
+            self.proof.num_messages += 1
+            target, receive = self.step.events[_other(post)]
+            if send[2:6] != receive[2:6] or send.route != receive.route:
+                problems.append(
+                    f"rank {source} sends {send.words} as {list(send.shape)} {send.dtype}"
+                    f"{_by(send, receive)} where rank {target} expects {receive.words} as "
+                    f"{list(receive.shape)} {receive.dtype}{_by(receive, send)}"
+                )
+        for meeting in self.step.came:
+            if meeting not in self.reached:
+                continue
+            (first_rank, first), *others = self._present(meeting)
+            self.proof.num_collectives += first.kind in JOINT
+            for rank, event in others:
+                if event != first:
+                    problems.append(
+                        f"rank {first_rank} calls {first.words} {list(first.shape)}"
+                        f"{_by(first, event)} where rank {rank} of the same group calls "
+                        f"{event.words} {list(event.shape)}{_by(event, first)}"
+                    )
+
+    def _has_met(self, post: Node, event: Event) -> bool:
+        """Whether both sides of a message are under way."""
+        sides = [post, _other(post)]
+        if event.backend in STREAMED:
+            sides = [("head", side) for side in sides]
+        return self.reached.issuperset(sides)
+
+    def _present(self, meeting: Node) -> list[tuple[int, Event]]:
+        """Returns the ranks that have come to a collective, and what each calls there."""
+        _, group, backend, number = meeting
+        return [
+            (rank, self.read[rank].meetings[group, backend][number])
+            for rank, before in self.step.came[meeting].items()
+            if before is None or before in self.reached
+        ]
+
+    def _explain(self) -> None:
+        """Adds a sentence for each thing that is wrong."""
+        self.backends: dict[Hashable, set[str]] = defaultdict(set)
+        for event in itertools.chain.from_iterable(self.programs):
+            self.backends[_likeness(event)].add(event.backend)
+        problems = self.proof.problems
+        compared = len(problems)
+        path, is_cycle = self._followed()
+        chain = "; ".join(map(self._sentence, path))
+        if is_cycle:
+            problems.append(f"deadlock: {chain}")
+        problems += self._one_sided()
+        for program in self.read:
+            for post, event in program.unread:
+                if self._has_met(post, event):
+                    rank = self.step.events[post][0]
+                    words = f"{self._words(event)} from rank {event.peer}"
+                    problems.append(f"rank {rank} never waits for {words}")
+        for meeting, came in self.step.came.items():
+            present = self._present(meeting)
+            absent = [rank for rank in self._members(meeting) if rank not in came]
+            if present and absent:
+                rank, event = present[0]
                 missing = f"rank {_listed(absent)} of its group never does"
-                problems.append(f"rank {rank} calls {machine.words(event)}, but {missing}")
-        if stuck and not problems and not machine.proof.problems:
+                problems.append(f"rank {rank} calls {self._words(event)}, but {missing}")
+        if self.standing and len(problems) == compared and not compared:
             problems.append(f"no end: {chain}")
-        return problems
 
-    def _followed(self) -> tuple[list[Waiter], bool]:
-        """Returns waiters that each wait for the next, and whether the last waits for the first.
+    def _followed(self) -> tuple[list[Node], bool]:
+        """Returns nodes that each wait for the next, and whether the last waits for the first.
 
-        Every waiter needs all that it waits for, so any circle is a deadlock. Without one it is
-        the way from the first waiter.
+        Every node needs all that it waits for, so any cycle is a deadlock. Without one it is the
+        way from the first rank. Nodes are ranks and, on streams, ends of units that have begun.
         """
-        stuck = [Waiter(rank) for rank in self.machine.proof.stuck]
-        blockers: dict[Waiter, list[Waiter]] = {}
-        todo = stuck[::-1]
+        blockers: dict[Node, list[Node]] = {}
+        todo: list[Node] = [*self.standing][::-1]
         while todo:
-            waiter = todo.pop()
-            if waiter not in blockers:
-                blockers[waiter] = self._blockers(waiter)
-                todo += reversed(blockers[waiter])
+            node = todo.pop()
+            if node not in blockers:
+                blockers[node] = self._blockers(node)
+                todo += reversed(blockers[node])
         try:
             graphlib.TopologicalSorter(blockers).prepare()
         except graphlib.CycleError as error:
-            circle: list[Waiter] = error.args[1][:0:-1]  # its first one stands at both ends
-            first = circle.index(min(circle, key=lambda one: (one.rank, one.peer is not None)))
-            return circle[first:] + circle[:first], True
-        path = stuck[:1]
+            cycle: list[Node] = error.args[1][:0:-1]  # its first one stands at both ends
+            first = cycle.index(
+                min(cycle, key=lambda node: (self._rank_of(node), not isinstance(node, int)))
+            )
+            return cycle[first:] + cycle[:first], True
+        path: list[Node] = [*self.standing][:1]
         while path and blockers[path[-1]]:
             path.append(blockers[path[-1]][0])
         return path, False
 
-    def _blockers(self, waiter: Waiter) -> list[Waiter]:
-        """Returns what holds a waiter up and cannot go on itself."""
-        machine, rank = self.machine, waiter.rank
-        if waiter.peer is not None:
-            return self._stream_blockers(waiter)
-        event = machine.next_of(rank)
-        assert event is not None
-        if event.kind in GATHERED:
-            absent = machine.absent(rank, event)
-            return [Waiter(other) for other in absent if self._meets(other, event)]
-        if self._is_too_early(rank, event):
-            receives = self.coming.get(("recv", rank, event.peer), ())
-            return [waiter] if any(receive.tag == event.tag for receive in receives) else []
-        posts, kind, needed = [event], "recv", "send"
-        if event.kind == "send":  # to a mailbox that is full
-            kind, needed = "send", "wait_recv"
-        elif event.kind != "wait_recv":
-            posts, kind, needed = machine.unmet(rank, event), "send", "recv"
-        held = [p for p in posts if on_stream(p)]
-        # A stream of one tag waits for nothing but the messages that the rank waits for.
-        comes = [p for p in posts if p not in held and self._comes(needed, p.peer, rank, p)]
-        streams = [machine.stream_of(rank, post.peer, post, kind) for post in held]
-        return streams + [Waiter(post.peer) for post in comes if rank not in machine.halted]
+    def _blockers(self, waiter: Node) -> list[Node]:
+        """Returns the ranks and units that a rank or unit waits for."""
+        node = self.standing[waiter].node if isinstance(waiter, int) else waiter
+        if node in self.step.came:
+            return self._waiters(node)
+        behind = (self._waiters(other) for other in self.step.graph[node])
+        return [*dict.fromkeys(one for waiters in behind for one in waiters)]
 
-    def _stream_blockers(self, stream: Waiter) -> list[Waiter]:
-        machine, rank = self.machine, stream.rank
-        holders = []
-        for post in machine.streams[stream][0].open:
-            # The other side stands on its stream behind another unit, or was not posted yet.
-            kind = OTHER[post.kind]
-            facing = machine.stream_of(post.peer, rank, post, kind)
-            behind = [*machine.streams.get(facing, ())][1:]
-            if any(other.kind == kind for unit in behind for other in unit.posts):
-                holders.append(facing)
-            elif self._comes(kind, post.peer, rank, post):
-                holders.append(Waiter(post.peer))
-        return holders
+    def _waiters(self, node: Node) -> list[Node]:
+        """Returns the ranks and units that hold up a node; none if it is reached or never comes."""
+        step, is_open = self.step, node not in self.reached and isinstance(node, tuple)
+        while is_open:
+            if node in step.units:
+                unit = step.units[node]
+                if ("head", unit.posts[0][0]) in self.reached:
+                    return [node]
+                node = ("head", unit.posts[0][0])
+            elif node[0] == "head":
+                unmet = [other for other in step.graph.get(node, ()) if other not in self.reached]
+                if not unmet:  # a post that no rank has
+                    return []
+                node = unmet[0]
+            elif node in step.events:
+                return [step.events[node][0]]
+            elif node[0] == "read":
+                return [node[1][1]] if node in step.graph else []
+            elif node in step.came:
+                came = step.came[node].items()
+                return [rank for rank, before in came if not self._is_past(before)]
+            else:
+                return [node[0]] if isinstance(node[0], int) else []
+        return []
 
-    def _comes(self, kind: str, rank: int, peer: int, message: Event) -> bool:
-        """Whether a stuck rank would come to such an event for a message, if it went on."""
-        way = self.machine.way
-        return any(way(one) == way(message) for one in self.coming.get((kind, rank, peer), ()))
+    def _is_past(self, node: Node | None) -> bool:
+        return node is None or node in self.reached
 
-    def _meets(self, rank: int, event: Event) -> bool:
-        """Whether a stuck rank would come to a collective where others are, or begin a sum."""
-        machine = self.machine
-        return any(
-            machine.communicator(other) == machine.communicator(event)
-            for kind in (*MEETINGS, "issue")
-            for other in self.coming.get((kind, rank, event.peer), ())
-        )
+    def _rank_of(self, waiter: Node) -> int:
+        return waiter if isinstance(waiter, int) else self.step.units[waiter].rank
 
-    def _is_too_early(self, rank: int, event: Event) -> bool:
-        """Whether a rank waits for a message that it has not begun to receive."""
-        past = self.machine.programs[rank][: self.machine.at[rank]]
-        own = [other.kind for other in past if other[1:3] == event[1:3]]
-        return event.kind == "wait_recv" and own.count("recv") <= own.count("wait_recv")
-
-    def _sentence(self, waiter: Waiter) -> str:
-        machine, rank = self.machine, waiter.rank
-        if waiter.peer is not None:
-            post = machine.streams[waiter][0].open[0]
-            verb = (
-                f"send {machine.words(post)} to"
-                if post.kind == "send"
-                else f"receive {machine.words(post)} from"
+    def _sentence(self, waiter: Node) -> str:
+        if not isinstance(waiter, int):
+            unit = self.step.units[waiter]
+            post = next(event for post, event in unit.posts if not self._has_met(post, event))
+            verb, side = ("send", "to") if post.kind == "send" else ("receive", "from")
+            return (
+                f"the stream of rank {unit.rank} must first {verb} {self._words(post)} {side} "
+                f"rank {post.peer}"
             )
-            return f"the stream of rank {rank} must first {verb} rank {post.peer}"
-        event = machine.next_of(rank)
-        assert event is not None
-        waits = f"rank {rank} waits for"
-        if event.kind in GATHERED:
-            absent = machine.absent(rank, event)
-            if not absent:
-                return f"{waits} {machine.words(event)}, which it has not begun"
-            return f"{waits} rank {_listed(absent)} to join {machine.words(event)}"
+        wait = self.standing[waiter]
+        event, waits = wait.event, f"rank {waiter} waits for"
+        words = self._words(event)
+        if wait.meeting is not None:
+            if wait.meeting not in self.step.came:
+                return f"{waits} {words}, which it has not begun"
+            came = {rank for rank, _ in self._present(wait.meeting)}
+            absent = _listed(rank for rank in self._members(wait.meeting) if rank not in came)
+            return f"{waits} rank {absent} to join {words}"
         if event.kind == "wait_recv":
-            early = self._is_too_early(rank, event)
-            tail = ", which it has not begun to receive" if early else ""
-            return f"{waits} {machine.words(event)} from rank {event.peer}{tail}"
+            tail = ", which it has not begun to receive" if wait.is_early else ""
+            return f"{waits} {words} from rank {event.peer}{tail}"
         if event.kind == "send":
-            room = f"to make room for {machine.words(event)}"
-            return f"{waits} rank {event.peer} to read older messages, {room}"
-        sends = machine.unmet(rank, event)
+            return f"{waits} rank {event.peer} to read older messages, to make room for {words}"
+        unmet = [send for end, send in wait.messages if end not in self.reached]
+        first = {(send.peer, tag_of(send)): send for send in reversed(unmet)}
+        sends = [send for send in unmet if first[send.peer, tag_of(send)] is send]
         others = _listed(dict.fromkeys(send.peer for send in sends))
-        words = " and ".join(map(machine.words, sends))
-        return f"{waits} rank {others} to receive {words}"
+        return f"{waits} rank {others} to receive {' and '.join(map(self._words, sends))}"
 
     def _one_sided(self) -> list[str]:
         """Returns the messages that one side posts more often than the other in its whole program.
 
         Of several the first that the other side does not name at all is the one that is named.
         """
-        sides: dict[tuple[int, int, Hashable], tuple[list[Event], list[Event]]] = {}
-        for rank, program in enumerate(self.machine.programs):
-            for event in program:
-                if event.kind in POSTS:
-                    sending = event.kind == "send"
-                    ends = (rank, event.peer) if sending else (event.peer, rank)
-                    way = self.machine.way(event)
-                    sides.setdefault((*ends, way), ([], []))[not sending].append(event)
+        sides: dict[tuple[Any, ...], tuple[list[Event], list[Event]]] = {}
+        for post, (_, event) in self.step.events.items():
+            _, (*ends, _) = post
+            sides.setdefault(tuple(ends), ([], []))[event.kind == "recv"].append(event)
         problems = []
         for (source, target, _), (sends, receives) in sides.items():
             more, fewer = (sends, receives) if len(sends) > len(receives) else (receives, sends)
@@ -183,13 +256,32 @@ class Explanation:
                 continue
             named = {event.what for event in fewer}
             event = next((event for event in more if event.what not in named), more[len(fewer)])
-            words = self.machine.words(event)
+            words = self._words(event)
             problems.append(
                 f"rank {source} sends {words} to rank {target}, which never receives it"
                 if more is sends
                 else f"rank {target} expects {words} from rank {source}, which never sends it"
             )
         return problems
+
+    def _words(self, event: Event) -> str:
+        """Returns the words of an event, with its backend where another one carries the like."""
+        several = len(self.backends[_likeness(event)]) > 1
+        return f"{event.words} through {event.backend}" if several else event.words
+
+
+def _other(post: Node) -> Node:
+    return OTHER[post[0]], post[1]
+
+
+def _likeness(event: Event) -> Hashable:
+    # A message and its waits, or all that a group does.
+    of_message = event.kind.endswith(("send", "recv", "sends"))
+    return (event.tag, event.what) if of_message else event.peer
+
+
+def _by(event: Event, other: Event) -> str:
+    return f" by {event.route}" if event.route != other.route else ""
 
 
 def _listed(ranks: Iterable[int]) -> str:

@@ -1,4 +1,4 @@
-"""Proves a plan: its programs run on the abstract machine before any rank starts."""
+"""Proves a plan before any rank starts: the events of a step have an order in which all end."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from hires.plan.message_routes import backends_of_plan
 from hires.plan.ownership import publications
 from hires.plan.plan import Finding, Plan
 from hires.plan.program import events
-from hires.plan.proof.common_order import prove_in_order
-from hires.plan.proof.explain import Explanation
-from hires.plan.proof.machine import AbstractMachine, Proof
+from hires.plan.proof.explain import prove_each
+from hires.plan.proof.order import Proof, prove_merged
 from hires.plan.rank_kinds import translated_kinds
 from hires.plan.routes import MEMORY, Route
 
@@ -89,8 +88,8 @@ def judged(plan: Plan) -> Iterator[Verdict]:
     for apart in (False, True) if {*backends} & {*MEMORY} else (False,):
         began = time.perf_counter()
         with _without_cycles():
-            proof = prove_in_order(begun(apart), members, translated_kinds(plan))
-            proof = proof or run_machine([[*program] for program in begun(apart)], members)
+            proof = prove_merged(begun(apart), members, translated_kinds(plan))
+            proof = proof or prove_each([[*program] for program in begun(apart)], members)
         took = time.perf_counter() - began
         collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
         messages = proof.num_messages * plan.num_replicas
@@ -116,17 +115,6 @@ def _without_cycles() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def run_machine(programs: list[list[Event]], members: list[list[int]]) -> Proof:
-    """Runs one list of events per rank; takes time in proportion to their number.
-
-    The proof has no ``problems`` if every rank reaches its end with every message received.
-    """
-    machine = AbstractMachine(programs, members)
-    machine.run()
-    machine.proof.problems += Explanation(machine).problems()
-    return machine.proof
 
 
 def verify(plan: Plan) -> list[Finding]:

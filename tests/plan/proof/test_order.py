@@ -1,4 +1,4 @@
-"""The abstract machine: programs of a few events, and what it says about them."""
+"""Programs of a few events, and what the proof says about them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from hires.core.ranks import mailbox_limits
 from hires.plan.event import Event
 from hires.plan.plan import Finding, Plan
 from hires.plan.program import events
-from hires.plan.proof.common_order import prove_in_order
-from hires.plan.proof.prove import judged, run_machine, verify
+from hires.plan.proof.explain import prove_each
+from hires.plan.proof.order import prove_merged
+from hires.plan.proof.prove import judged, verify
 from hires.plan.routes import parse_route
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
@@ -92,7 +93,7 @@ CASES: dict[str, tuple[list[str], list[list[int]], list[str]]] = {
     "collectives of one group in other orders": (
         ["join 0 a, join 0 b", "join 0 b, join 0 a"], PAIR,
         ["rank 0 calls a [8] where rank 1 of the same group calls b [8]",
-         "rank 1 calls a [8] where rank 0 of the same group calls b [8]"],
+         "rank 0 calls b [8] where rank 1 of the same group calls a [8]"],
     ),
     "skipped collective": (
         ["join 0 sum", "", ""], [[0, 1, 2]],
@@ -261,19 +262,19 @@ CASES: dict[str, tuple[list[str], list[list[int]], list[str]]] = {
 def test_verdict_of_a_program(name):
     texts, groups, problems = CASES[name]
     programs = [*map(program, texts)]
-    assert run_machine(programs, groups).problems == problems
-    # A proof by a common order does not contradict the machine.
-    in_order = prove_in_order([*map(iter, programs)], groups)
+    assert prove_each(programs, groups).problems == problems
+    # A proof of merged events contradicts none of each rank.
+    in_order = prove_merged([*map(iter, programs)], groups)
     assert in_order is None or not problems
 
 
 def test_messages_and_collectives_are_counted_and_compared():
     first = program("send 1 a, sent, join 0 sum")
     receive, *rest = program("recv 0 a, got 0 a, join 0 sum")
-    proof = run_machine([first, [receive, *rest]], PAIR)
+    proof = prove_each([first, [receive, *rest]], PAIR)
     assert (proof.num_messages, proof.num_collectives, proof.problems) == (1, 1, [])
     for change, words in (({"shape": (5,)}, "[5] float32"), ({"dtype": "int8"}, "[4] int8")):
-        assert run_machine([first, [receive._replace(**change), *rest]], PAIR).problems == [
+        assert prove_each([first, [receive._replace(**change), *rest]], PAIR).problems == [
             f"rank 0 sends a as [4] float32 where rank 1 expects a as {words}"
         ]
 
@@ -303,7 +304,7 @@ def test_messages_of_memory_must_be_right_where_there_is_none(monkeypatch):
         return program(f"shm: send {peer} a 1, sent {peer} a 1, recv {peer} a 1, got {peer} a 1")
 
     # A mailbox holds them meanwhile.
-    assert not run_machine([crossed(None, rank) for rank in range(2)], []).problems
+    assert not prove_each([crossed(None, rank) for rank in range(2)], []).problems
     monkeypatch.setattr("hires.plan.proof.prove.events", crossed)
     assert [finding.text for finding in verify(plan_of(tiles=[2, 1]))] == [
         "deadlock: rank 0 waits for rank 1 to receive a; rank 1 waits for rank 0 to receive a"
