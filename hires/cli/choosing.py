@@ -12,7 +12,6 @@ import functools
 import math
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,8 +35,8 @@ from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Finding
 from hires.plan.route_choice import resolve, table_digest
 from hires.plan.search.advice import ranks_offered
-from hires.plan.search.candidates import GivenKeys
-from hires.plan.search.choice import DECIDED, Choice, NoRoomError
+from hires.plan.search.candidates import DECIDED, GivenKeys
+from hires.plan.search.choice import Choice, NoRoomError
 from hires.plan.search.choose import MEMORY, Chooser
 from hires.plan.simulation.machine_calibration import calibration_or_defaults
 from hires.plan.simulation.machine_model import MachineModel, machine_of
@@ -48,10 +47,8 @@ STEP = 32
 MOST_SIDE = 1 << 17
 """Of an image whose size is looked for."""
 IMAGE = OBJECTIVES[2]
-SIZE_S = 2.0
-"""Seconds of trials for one size of an image."""
-ENOUGH_PLANNED = 6
-"""Planned layouts from which on a search that had too little time is kept for the next one."""
+OF_A_SIZE = 0.25
+"""The share of the work of a search that one size of an image may take."""
 CACHE, NO_ROOM = "choice", "no_room"
 """Kind of the entries that keep choices, and what one holds where nothing fits: the reason."""
 
@@ -121,21 +118,20 @@ class LayoutSearch:
     """The overrides that the user typed."""
 
     def choose(
-        self, config: RunConfig, objective: str | None = None, budget_s: float | None = None
+        self, config: RunConfig, objective: str | None = None, effort: float = 1.0
     ) -> Choice:
-        """Returns the layouts of ``ranks`` ranks, the best first, after so many seconds of trials.
+        """Returns the layouts of ``ranks`` ranks, the best first, after a share of the usual work.
 
         PlanError: none has so many, none fits, or the launcher does not offer so many.
         ConfigError: the network cannot be traced, or the cluster has no numbers to predict with.
         """
-        began_s = time.monotonic()
         objective = objective or config.parallel.objective
         machine, ranks = self.machine(config), ranks_of(config)
         for problem in ranks_offered(config, ranks):
             raise PlanError(f"{problem.text} [{problem.key}]")
         with tempfile.TemporaryDirectory(prefix="hires-choose-") as folder:
             scaled, _ = with_assumed_scales(config, self.planner, self.words, folder)
-            return self._choose(config, scaled, ranks, objective, machine, budget_s, began_s)
+            return self._choose(config, scaled, ranks, objective, machine, effort)
 
     def _choose(
         self,
@@ -144,12 +140,11 @@ class LayoutSearch:
         ranks: int,
         objective: str,
         machine: MachineModel,
-        budget_s: float | None,
-        began_s: float,
+        effort: float,
     ) -> Choice:
         """Returns the kept choice of the same question, or searches; ``scaled`` has scales."""
         facts = [deciding(config), ranks, given_values(config, self.words).values]
-        facts += [objective, budget_s]
+        facts += [objective, effort]
         facts += [config.memory.limit, machine_bytes(), plain(machine.network)]
         facts += [machine.cores, plain(machine.device)]
         facts += [machine.calibration.changed if machine.calibration else "", table_digest(config)]
@@ -165,18 +160,13 @@ class LayoutSearch:
             if NO_ROOM in held:
                 raise NoRoomError(str(held[NO_ROOM]))
             return dataclasses.replace(Choice.from_dict(held, config), kept=True)
-        chooser = self._chooser(scaled, objective, machine, budget_s)
-        chooser.began_s = began_s
+        chooser = self._chooser(scaled, objective, machine, effort)
         try:
             choice = chooser.choose(ranks)
         except NoRoomError as error:
-            if error.is_sure:
-                keep(CACHE, key, {NO_ROOM: str(error)})
+            keep(CACHE, key, {NO_ROOM: str(error)})
             raise
-        if (
-            not choice.ended_early or choice.planned >= ENOUGH_PLANNED
-        ):  # else another search sees more
-            keep(CACHE, key, choice.to_dict())
+        keep(CACHE, key, choice.to_dict())
         return choice
 
     def chosen(self, config: RunConfig) -> tuple[RunConfig, Choice | None]:
@@ -221,7 +211,7 @@ class LayoutSearch:
             sized = _with_short_side(config, side * STEP)
             print_activity(f"trying image={sized.height}x{sized.width} ...")
             try:
-                fits[side] = self.choose(sized, MEMORY, SIZE_S)
+                fits[side] = self.choose(sized, MEMORY, OF_A_SIZE)
             except NoRoomError:
                 return False
             except (ConfigError, PlanError) as error:  # the network may refuse some sizes
@@ -263,7 +253,7 @@ class LayoutSearch:
         config: RunConfig,
         objective: str,
         machine: MachineModel,
-        budget_s: float | None,
+        effort: float,
     ) -> Chooser:
         graphs = self._graphs(config)
         return Chooser(
@@ -274,7 +264,7 @@ class LayoutSearch:
             given_values(config, self.words),
             objective,
             print_activity,
-            budget_s,
+            effort,
         )
 
     def machine(self, config: RunConfig) -> MachineModel:
@@ -322,7 +312,7 @@ def explicit(argv: Sequence[str], config: RunConfig, choice: Choice) -> list[str
         chosen = (*chosen, "image")
     kept = [word for word in argv if word.lstrip("+").partition("=")[0] not in chosen]
     size = [f"image=[{config.height},{config.width}]"] if choice.objective == IMAGE else []
-    return [*kept, *size, *choice.best.overrides.split()]
+    return [*kept, *size, *choice.best.candidate.overrides.split()]
 
 
 def choice_note(choice: Choice) -> Finding:
@@ -330,14 +320,14 @@ def choice_note(choice: Choice) -> Finding:
     best = choice.best
     second = choice.options[1] if len(choice.options) > 1 else None
     text = (
-        f"parallel=auto chose {best.overrides} among {choice.considered} layouts of "
+        f"parallel=auto chose {best.candidate.overrides} among {choice.considered} layouts of "
         f"{choice.ranks} ranks (parallel.objective={choice.objective}): predicted "
         f"{seconds(best.time.step_s)} a step, {size(best.peak_bytes)} on the fullest rank, limited "
         f"by {best.limit}"
     )
     if second is not None:
         text += (
-            f"; next {second.overrides} with {seconds(second.time.step_s)} and "
+            f"; next {second.candidate.overrides} with {seconds(second.time.step_s)} and "
             f"{size(second.peak_bytes)}"
         )
     return Finding("note", "parallel", f"{text}; step times: {choice.source}")

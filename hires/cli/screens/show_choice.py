@@ -39,7 +39,7 @@ def choice_lines(choice: Choice) -> list[str]:
     named = dict.fromkeys(one.limit for one in options if one.limit in MEANING)
     text += [f"{name}: {MEANING[name]}" for name in named]
     text += [*_others(choice), f"step times: {choice.source}"]
-    first, config = choice.best.overrides, choice.best.config
+    first, config = choice.best.candidate.overrides, choice.best.config
     if config.launcher.has_jobs:  # `hires plan --nodes` has set them, perhaps
         first = f"launcher.nodes={config.launcher.nodes} {first}"
     if choice.objective == OBJECTIVES[2]:
@@ -67,26 +67,21 @@ def _row(number: int, option: Option) -> list[str]:
         f"{option.time.bubble:.0%}",
         size(option.sent_bytes),
         option.limit,
-        option.overrides,
+        option.candidate.overrides,
     ]
 
 
 def _others(choice: Choice) -> Iterable[str]:
     planned = f"{choice.planned} of {choice.considered} layouts were planned"
-    early = ", when its time was used" if choice.ended_early else ""
-    early += "; this is an earlier search (HIRES_CACHE=off searches anew)" if choice.kept else ""
-    yield f"{planned} in {seconds(choice.seconds)}{early}"
+    earlier = "; this is an earlier search (HIRES_CACHE=off searches anew)" if choice.kept else ""
+    yield f"{planned} in {seconds(choice.seconds)}{earlier}"
     if choice.left:
-        late = ", or there was no time for them" if choice.ended_early else ""
-        yield (
-            f"{choice.left} were not: they are slower by their estimate, or resemble a faster one"
-            f"{late}"
-        )
+        yield f"{choice.left} were not: they are slower by their estimate, or resemble a faster one"
     more = len(choice.options) - min(SHOWN, len(best_of_shapes(choice.options)))
     if more > 0:
         yield f"{more} more that fit, most with other orders or cuts of the same ranks: --json"
     for one in choice.out[:SHOWN_REASONS]:
         needs = f"needs {size(one.peak_bytes)} on its fullest rank"
-        yield f"out: {one.overrides} ({needs if one.limit in MEANING else one.limit})"
+        yield f"out: {one.candidate.overrides} ({needs if one.limit in MEANING else one.limit})"
     for reason, count in choice.reasons.most_common(SHOWN_REASONS):
         yield f"out: {count} layout{'s' if count > 1 else ''}: {reason}"

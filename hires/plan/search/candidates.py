@@ -35,6 +35,29 @@ the user gave their grid or no layout would be left."""
 MANY = 64
 
 
+SHAPE_KEYS = {
+    "replicas": "parallel.replicas",
+    "stages": "parallel.stages",
+    "grid": "parallel.tiles",
+    "spatial_stages": "parallel.spatial_stages",
+    "local_dp": "parallel.local_dp",
+    "directions": "parallel.directions",
+}
+"""Field of a shape -> the key that it decides."""
+ORDER_KEYS = {
+    "microbatches": "parallel.microbatches",
+    "pairs": "parallel.pairs",
+    "schedule": "parallel.schedule",
+    "balance": "parallel.balance",
+    "fuse": "parallel.halo.fuse",
+    "checkpoint": "memory.checkpoint",
+    "shards_optimizer": "optimizer.shard",
+}
+"""The same of what a layout does with its ranks."""
+DECIDED = frozenset((*SHAPE_KEYS.values(), *ORDER_KEYS.values()))
+"""Keys that a search decides; those that the user gave keep their values."""
+
+
 @dataclass(frozen=True)
 class LayoutShape:
     """Which ranks a layout has, whatever they do in which order."""
@@ -60,15 +83,7 @@ class LayoutShape:
     @property
     def keys(self) -> dict[str, Any]:
         """The keys that it sets."""
-        return {
-            "parallel.name": "single",
-            "parallel.replicas": self.replicas,
-            "parallel.stages": self.stages,
-            "parallel.tiles": list(self.grid),
-            "parallel.spatial_stages": self.spatial_stages,
-            "parallel.local_dp": self.local_dp,
-            "parallel.directions": self.directions,
-        }
+        return {"parallel.name": "single", **_values(self, SHAPE_KEYS)}
 
 
 @dataclass(frozen=True)
@@ -93,40 +108,30 @@ class Candidate:
     @property
     def change(self) -> Change:
         """What it sets of a config."""
-        keys = self.shape.keys | {
-            "parallel.microbatches": self.microbatches,
-            "parallel.pairs": self.pairs,
-            "parallel.schedule": self.schedule,
-            "parallel.balance": None if self.balance is None else list(self.balance),
-            "parallel.halo.fuse": self.fuse,
-            "memory.checkpoint": self.checkpoint,
-            "optimizer.shard": self.shards_optimizer,
-        }
-        return Change(keys)
+        return Change(self.shape.keys | _values(self, ORDER_KEYS))
+
+    @property
+    def overrides(self) -> str:
+        """The keys that differ from their defaults, as one types them."""
+        single = Candidate(LayoutShape(1, 1, min(1, self.shape.spatial_stages), (1, 1), 1, 1))
+        usual = single.change.keys
+        keys = {key: value for key, value in self.change.keys.items() if value != usual[key]}
+        return Change(keys).text or "parallel=single"
 
 
 def candidate_of(keys: Mapping[str, Any]) -> Candidate:
     """Returns the layout whose :attr:`Candidate.change` has some keys; KeyError: one is missing."""
-    rows, cols = keys["parallel.tiles"]
-    shape = LayoutShape(
-        keys["parallel.replicas"],
-        keys["parallel.stages"],
-        keys["parallel.spatial_stages"],
-        (rows, cols),
-        keys["parallel.local_dp"],
-        keys["parallel.directions"],
-    )
-    balance = keys["parallel.balance"]
-    return Candidate(
-        shape,
-        keys["parallel.microbatches"],
-        keys["parallel.pairs"],
-        keys["parallel.schedule"],
-        keys["memory.checkpoint"],
-        keys["optimizer.shard"],
-        keys["parallel.halo.fuse"],
-        None if balance is None else tuple(balance),
-    )
+
+    def fields(names: Mapping[str, str]) -> dict[str, Any]:
+        values = ((name, keys[key]) for name, key in names.items())
+        return {name: tuple(v) if isinstance(v, list) else v for name, v in values}
+
+    return Candidate(LayoutShape(**fields(SHAPE_KEYS)), **fields(ORDER_KEYS))
+
+
+def _values(layout: LayoutShape | Candidate, names: Mapping[str, str]) -> dict[str, Any]:
+    values = ((key, getattr(layout, name)) for name, key in names.items())
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values}
 
 
 @dataclass(frozen=True)

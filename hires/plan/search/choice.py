@@ -13,24 +13,9 @@ from hires.plan.route_choice import resolve
 from hires.plan.search.candidates import Candidate, candidate_of
 from hires.plan.simulation.machine_model import StepTime
 
-DECIDED = frozenset(
-    (
-        "parallel.replicas", "parallel.stages", "parallel.tiles", "parallel.spatial_stages",
-        "parallel.local_dp", "parallel.directions", "parallel.microbatches", "parallel.pairs",
-        "parallel.schedule", "parallel.balance", "parallel.halo.fuse", "memory.checkpoint",
-        "optimizer.shard",
-    )
-)  # fmt: skip
-"""Keys that a search decides; those that the user gave keep their values."""
-
 
 class NoRoomError(PlanError):
     """There are layouts, and none fits the memory."""
-
-    def __init__(self, text: str, is_sure: bool = True) -> None:
-        super().__init__(text)
-        self.is_sure = is_sure
-        """Whether more time, or predictions that failed, would not change it."""
 
 
 @dataclass
@@ -57,31 +42,11 @@ class Option:
         """Images of a step by its seconds."""
         return self.config.batch / self.time.step_s
 
-    @property
-    def overrides(self) -> str:
-        """The keys that make it, as one types them."""
-        parallel, words = self.config.parallel, []
-        given = {
-            "replicas": 1, "stages": 1, "tiles": [1, 1], "local_dp": 1, "microbatches": 1,
-            "directions": 1, "pairs": 1, "schedule": "gpipe", "balance": None,
-        }  # fmt: skip
-        for key, usual in given.items():
-            value = getattr(parallel, key)
-            if value != usual:
-                words.append(f"parallel.{key}={str(value).replace(' ', '')}")
-        if parallel.spatial_stages > 1:
-            words.append(f"parallel.spatial_stages={parallel.spatial_stages}")
-        words += [f"parallel.halo.fuse={parallel.halo.fuse}"] if parallel.halo.fuse > 1 else []
-        kind = self.config.memory.checkpoint
-        words += [f"memory.checkpoint={kind}"] if kind != "none" else []
-        words += ["optimizer.shard=true"] if self.config.optimizer.shard else []
-        return " ".join(words) or "parallel=single"
-
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
         return {
             "layout": self.config.parallel.label,
-            "overrides": self.overrides,
+            "overrides": self.candidate.overrides,
             "keys": self.candidate.change.keys,
             "step_s": self.time.step_s,
             "images_per_s": self.images_per_s,
@@ -132,9 +97,7 @@ class Choice:
     considered: int = 0
     planned: int = 0
     left: int = 0
-    """Layouts that fit by their estimate and were not planned: slower by it, or for lack of time.
-    """
-    ended_early: bool = False
+    """Layouts that fit by their estimate and were not planned: slower by it, or too many."""
     seconds: float = 0.0
     kept: bool = False
     """Whether it is that of an earlier search."""
@@ -155,7 +118,6 @@ class Choice:
         names = ("ranks", "objective", "source", "considered", "planned", "left", "seconds")
         return {
             **{name: getattr(self, name) for name in names},
-            "ended_early": self.ended_early,
             "kept": self.kept,
             "options": [option.to_dict() for option in self.options],
             "out": [option.to_dict() for option in self.out],
@@ -166,7 +128,7 @@ class Choice:
     def from_dict(values: Mapping[str, Any], config: RunConfig) -> Choice:
         """Returns the choice that :meth:`to_dict` described; errors are those of an option."""
         names = ("ranks", "objective", "source", "considered", "planned", "left", "seconds")
-        facts = {name: values[name] for name in (*names, "ended_early", "kept")}
+        facts = {name: values[name] for name in (*names, "kept")}
         options, out = (
             [Option.from_dict(one, config) for one in values[name]] for name in ("options", "out")
         )

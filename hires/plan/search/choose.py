@@ -6,8 +6,9 @@
           -> ranked                  by step time or memory
 
 The layouts that were rehearsed show how far the estimates of memory are off, and correct the
-others. Where none of the planned ones fits, those that fit by the corrected estimates are next. A
-search ends when its time is used; it then states how many layouts it left.
+others. Where none of the planned ones fits, those that fit by the corrected estimates are next.
+How many are looked at follows from counts of their work, never from a clock: the same question has
+the same answer on a busy machine.
 """
 
 from __future__ import annotations
@@ -17,18 +18,21 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from hires.core.config.parallel_config import OBJECTIVES, ParallelConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import PlanError
+from hires.core.errors import ConfigError, PlanError
 from hires.core.precisions import PRECISIONS
 from hires.core.units import size
+from hires.plan.checks import check_numbers
 from hires.plan.graph import Graph, Node
 from hires.plan.memory import Room, rooms_of
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Plan
+from hires.plan.planner import make_plan
+from hires.plan.route_choice import resolve
 from hires.plan.search.advice import fewer_on_a_node
 from hires.plan.search.candidates import (
     FUSED,
@@ -50,23 +54,22 @@ from hires.plan.search.no_layout import (
     none_of,
     nothing_fits,
 )
-from hires.plan.search.trials import Trials, num_actions
 from hires.plan.simulation.machine_model import MachineModel
 from hires.plan.simulation.node_work import NodeWork, node_work
 
-FEW_RANKS_S, MANY_RANKS_S = 8.0, 45.0
-"""Seconds of a search for a few ranks, and for many."""
-MANY_RANKS = 16
-LEAST_S = 3.0
-"""Seconds that are left for trials, however long the traces of the network took."""
-ESTIMATING, FITTING, PLANNING, FUSING = 0.2, 0.3, 0.5, 0.6
-"""Shares of the time after which no more layouts are estimated, made to fit, planned, and planned
-with fused halos; the rest is for predictions of memory. Where there are more layouts than can be
-estimated, those whose ranks have the least to do come first."""
+ESTIMATED_ACTIONS = 2_000_000
+"""Actions of the schedules that are estimated, about 5 s. Where there are more, those whose ranks
+have the least to do come first."""
+VARIED = 2000
+"""Layouts above the memory whose variants are estimated, the nearest to it first."""
+PLANNED_WORK, FUSED_WORK = 240_000, 60_000
+"""Node passes of the layouts that are planned, about 20 s, and of those with fused halos."""
+TRIAL = 6000
+"""Node passes that take as long as a trial without any, so that few are planned for few ranks."""
 FUSED_WITHIN = 1.3
 """Of the best planned cost: layouts in tiles that are so near it are tried with fused halos."""
-MOST_ROUNDS = 3
-"""Of planning and predicting memory where nothing fits; more only while there is time."""
+MOST_ROUNDS = 6
+"""Of planning and predicting memory where nothing fits."""
 GOOD_LAYOUTS, FAR_BEHIND = 10, 1.5
 """Once so many layouts are planned, one that is so far behind the best so many is not."""
 PER_SHAPE = 3
@@ -93,42 +96,37 @@ class Chooser:
     objective: str = OBJECTIVES[0]
     report: Callable[[str], None] = lambda text: None
     """Shows what the search does."""
-    budget_s: float | None = None
-    began_s: float | None = None
-    """When the search began, on the monotonic clock; unset: with :meth:`choose`. Traces count."""
+    effort: float = 1.0
+    """The share of the usual work that a search may take."""
+    impossible: dict[Candidate, str] = field(default_factory=dict)
+    """Layouts that make no plan, with the whole error."""
 
     def choose(self, ranks: int) -> Choice:
         """Returns the layouts of exactly so many ranks.
 
         PlanError: no layout has so many ranks, or none fits; it states what would.
         """
-        now_s = time.monotonic()
-        began_s = now_s if self.began_s is None else self.began_s
-        allowed_s = self.budget_s or (FEW_RANKS_S if ranks <= MANY_RANKS else MANY_RANKS_S)
-        end_s = max(began_s + allowed_s, now_s + min(LEAST_S, allowed_s))
+        began_s = time.monotonic()
         choice = Choice(ranks, self.objective, self._source())
         estimator = self._estimator(ranks)
-        estimates = self._estimated(estimator, choice, _between(now_s, end_s, ESTIMATING))
+        estimates = self._estimated(estimator, choice)
         if not estimates:
             raise PlanError(none_of(self.config, len(estimator.layers), ranks, self.given))
         rooms = self._rooms(ranks)
         limit, planned = limit_bytes(rooms[0], ranks), list[PlannedOption]()
         rehearsal = Rehearsal(planned, rooms, limit, self.rehearse, self._cost)
-        bound, until_s = MARGIN * limit, _between(now_s, end_s, FITTING)
-        for number in itertools.count(1):
-            fitting, short = self._fitting(estimator, estimates, bound, choice, until_s)
-            tried = self._trials.impossible | {option.candidate for option, _ in planned}
+        bound = MARGIN * limit
+        for _ in range(MOST_ROUNDS):
+            fitting, short = self._fitting(estimator, estimates, bound, choice)
+            tried = {*self.impossible, *(option.candidate for option, _ in planned)}
             fitting = [pair for pair in fitting if pair[1] not in tried]
-            if not fitting or (number > MOST_ROUNDS and self._trials.now_s() > end_s):
+            if not fitting:
                 break
-            self._plan_more(planned, fitting, bound, estimator, end_s, choice)
-            correction = rehearsal.run(end_s + self._trials.tracing_s, self.report)
+            self._plan_more(planned, fitting, bound, estimator, choice)
+            correction = rehearsal.run(self.report)
             if rehearsal.is_vain or any(option.fits for option, _ in planned):
                 break
-            bound, until_s = (
-                OUT_ABOVE * limit / correction,
-                _between(self._trials.now_s(), end_s, FITTING),
-            )
+            bound = OUT_ABOVE * limit / correction
         choice.reasons += short
         options = [option for option, _ in planned]
         choice.options = sorted((o for o in options if o.fits), key=self._cost)
@@ -137,7 +135,7 @@ class Chooser:
         choice.left = max(0, choice.considered - choice.planned - choice.reasons.total())
         choice.seconds = time.monotonic() - began_s
         if choice.reasons.total() > short.total() and not planned:
-            raise PlanError(no_plan(choice, self._trials.remedies))
+            raise PlanError(no_plan(choice, self.impossible.values()))
         if not choice.options:
             raise self._none_fits(estimator, choice, rehearsal)
         return choice
@@ -148,22 +146,17 @@ class Chooser:
         if failures and not rehearsal.ratios:
             every = "; ".join([*dict.fromkeys(failures)][:MOST_REASONS])
             return PlanError(f"no layout of ranks={choice.ranks} can run: {every}")
-        is_sure = not (choice.ended_early or failures or rehearsal.is_over)
         if rehearsal.beside:
             config = rehearsal.planned[0][0].config
             text = f"{rehearsal.beside}; {fewer_on_a_node(config)}"
-            return NoRoomError(f"no layout of ranks={choice.ranks} fits: {text}", is_sure)
+            return NoRoomError(f"no layout of ranks={choice.ranks} fits: {text}")
         facts = rehearsal.rooms[0], choice, self.given, rehearsal.correction
-        return NoRoomError(nothing_fits(estimator, *facts), is_sure)
+        return NoRoomError(nothing_fits(estimator, *facts))
 
     def _rooms(self, ranks: int) -> list[Room]:
         """Returns how much memory so many ranks may need; the layout itself is still open."""
         parallel = ParallelConfig(replicas=ranks)
         return rooms_of(dataclasses.replace(self.config, parallel=parallel))
-
-    @cached_property
-    def _trials(self) -> Trials:
-        return Trials(self.config, self.graph_of, self.machine, self.report)
 
     def _cost(self, option: Option) -> float:
         return option.peak_bytes if self.objective == MEMORY else option.time.step_s
@@ -200,9 +193,7 @@ class Chooser:
         rate = 1 / max(device.update_s(1e9) / 1e9, 1e-15)
         return Estimator(config, graph, seconds, network, rate, self.machine.cores)
 
-    def _estimated(
-        self, estimator: Estimator, choice: Choice, deadline_s: float
-    ) -> list[Estimated]:
+    def _estimated(self, estimator: Estimator, choice: Choice) -> list[Estimated]:
         """Returns the estimates of all layouts of so many ranks that the user's keys allow."""
         self.report("looking at the layouts ...")
         estimates: list[Estimated] = []
@@ -210,17 +201,18 @@ class Chooser:
         every = [*shapes(self.config, choice.ranks, len(estimator.layers), self.given)]
         every.sort(key=lambda shape: self._promise(estimator, shape, limit))
         counts: dict[tuple[int, ...], int] = {}
+        left = self.effort * ESTIMATED_ACTIONS
         for shape in every:
-            if estimates and time.monotonic() > deadline_s:  # those left are counted
+            if left < 0:  # those left are counted
                 key = shape.replicas, shape.stages, shape.local_dp, shape.directions
                 if key not in counts:
                     counts[key] = sum(1 for _ in orders(self.config, shape, self.given))
                 choice.considered += counts[key]
-                choice.ended_early = True
                 continue
             for order in orders(self.config, shape, self.given):
                 choice.considered += 1
                 estimates.append((estimator.estimate(order), order))
+                left -= _num_actions(order)
         return estimates
 
     def _promise(
@@ -240,24 +232,23 @@ class Chooser:
         estimates: Sequence[Estimated],
         limit: float,
         choice: Choice,
-        until_s: float,
     ) -> tuple[list[Estimated], Counter[str]]:
         """Returns what may fit, with what makes others fit, in the order in which it is planned.
 
-        Also why others do not. What makes them fit is looked for until a time, the nearest to the
-        ``limit`` first.
+        Also why others do not. What makes them fit is looked for in the nearest to the ``limit``.
         """
         fitting: list[Estimated] = []
+        num_varied = 0
         short: Counter[str] = Counter()
         choice.least_bytes = min(estimate.peak_bytes for estimate, _ in estimates)
         for estimate, candidate in sorted(estimates, key=lambda pair: pair[0].peak_bytes):
-            late = bool(fitting) and self._trials.now_s() > until_s
-            if estimate.peak_bytes <= limit and (late or self.objective != MEMORY):
+            is_last = bool(fitting) and num_varied >= VARIED * self.effort
+            if estimate.peak_bytes <= limit and (is_last or self.objective != MEMORY):
                 fitting.append((estimate, candidate))
                 continue
-            if late:
-                choice.ended_early = True
+            if is_last:
                 continue
+            num_varied += 1
             others = variants(self.config, candidate, self.given)
             more = [(estimator.estimate(one), one) for one in others]
             least = min((e.peak_bytes for e, _ in more), default=estimate.peak_bytes)
@@ -279,7 +270,6 @@ class Chooser:
         fitting: Sequence[Estimated],
         bound: float,
         estimator: Estimator,
-        end_s: float,
         choice: Choice,
     ) -> None:
         """Plans and simulates the best orders of each shape, the best shapes first; at least one.
@@ -288,34 +278,57 @@ class Chooser:
         ``bound`` is the most that an estimate of memory may be.
         """
         tried: Counter[LayoutShape] = Counter()
-        now_s, before = self._trials.now_s(), len(planned)
-        shares = PLANNING, FUSING
-        plan_until_s, fuse_until_s = (_between(now_s, end_s, share) for share in shares)
-        smallest = min(num_actions(candidate) for _, candidate in fitting)
+        before, left = len(planned), self.effort * PLANNED_WORK
+        least = min(self._trial_work(candidate) for _, candidate in fitting)
         for estimate, candidate in _best_of_each_first(fitting):
             if tried[candidate.shape] >= PER_SHAPE or self._is_hopeless(estimate, planned):
                 continue
-            # What would take longer than there is time is left, but for one that takes the least.
-            takes_s = self._trials.takes_s(candidate)
-            needed = len(planned) == before and num_actions(candidate) == smallest
-            if not needed and self._trials.now_s() + takes_s > plan_until_s:
-                choice.ended_early = True
+            # What takes more work than is left is left out, but for one that takes the least.
+            work = self._trial_work(candidate)
+            if work > left and (len(planned) > before or work > least):
                 continue
             so_far = len(planned)
             by_bytes = self.objective == MEMORY or estimate.peak_bytes > bound / 2
             for one in self._with_cuts(estimator, candidate, by_bytes):
-                if one != candidate and self._trials.now_s() > plan_until_s:
-                    choice.ended_early = True
+                if one != candidate and work > left:
                     break
+                left -= work
                 choice.considered += one != candidate
-                planned += self._trials.plan(estimator.estimate(one), one, choice)
+                planned += self._trial(estimator.estimate(one), one, choice)
             tried[candidate.shape] += len(planned) > so_far
+        fuse_left = self.effort * FUSED_WORK
         for one in self._fused([option for option, _ in planned[before:]]):
-            if self._trials.now_s() + self._trials.takes_s(one) > fuse_until_s:
-                choice.ended_early = True
-                continue
-            choice.considered += 1
-            planned += self._trials.plan(estimator.estimate(one), one, choice)
+            work = self._trial_work(one)
+            if work <= fuse_left:
+                fuse_left -= work
+                choice.considered += 1
+                planned += self._trial(estimator.estimate(one), one, choice)
+
+    def _trial_work(self, candidate: Candidate) -> float:
+        """Returns the node passes of all ranks of a replica, by which planning takes longer."""
+        nodes = len(self._graph.nodes) / candidate.shape.stages
+        return TRIAL + _num_actions(candidate) * nodes
+
+    def _trial(
+        self, estimate: LayoutEstimate, candidate: Candidate, choice: Choice
+    ) -> list[PlannedOption]:
+        """Returns a layout, planned and simulated; none if it makes no plan: that is counted."""
+        try:
+            config = resolve(candidate.change.applied(self.config))
+            for problem in check_numbers(config):
+                raise PlanError(problem.text)
+            self.report(f"planning {config.parallel.label} ({candidate.change.text}) ...")
+            plan = make_plan(config, self.graph_of(max(1, config.batch // config.parallel.pieces)))
+            if not plan.ok:
+                raise PlanError(next(f.text for f in plan.findings if f.severity == "error"))
+        except (ConfigError, PlanError) as error:
+            choice.reasons[str(error).split(";")[0]] += 1
+            self.impossible[candidate] = str(error)
+            return []
+        step = self.machine.step_time(plan)
+        sent = int(plan.totals.get("bytes", 0)), int(plan.totals.get("messages", 0))
+        peak = int(estimate.peak_bytes)
+        return [(Option(candidate, config, step, peak, False, *sent, limit=step.limit), plan)]
 
     def _is_hopeless(self, estimate: LayoutEstimate, planned: Sequence[PlannedOption]) -> bool:
         """Whether a layout would be far behind several of those that were planned."""
@@ -349,9 +362,11 @@ class Chooser:
                 yield dataclasses.replace(candidate, fuse=fuse)
 
 
-def _between(begin_s: float, end_s: float, share: float) -> float:
-    """Returns when a share of the time between two points has passed."""
-    return begin_s + share * (end_s - begin_s)
+def _num_actions(candidate: Candidate) -> int:
+    """Returns the actions of the ranks of a replica in a direction of time."""
+    shape = candidate.shape
+    passes = candidate.pairs * candidate.microbatches * shape.directions
+    return sum(shape.ranks_of_stages) * passes
 
 
 def _best_of_each_first(fitting: Sequence[Estimated]) -> list[Estimated]:

@@ -8,19 +8,19 @@ layout that ends up first was always rehearsed.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError, LateError, PlanError
+from hires.core.errors import ConfigError, PlanError
 from hires.plan.memory import Room, needed_bytes
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
 from hires.plan.search.choice import Option
 
-MOST_FITTING = 3
-"""Layouts that fit and are rehearsed while there is time; the others are estimated."""
+MOST_FITTING, MOST_PASSES = 3, 6000
+"""Layouts that fit and are rehearsed, and their node passes, about 10 s, the first not counted; the
+others are estimated."""
 OUT_ABOVE = 1.1
 """A corrected estimate so far above the limit needs no rehearsal."""
 OUT_ABOVE_LATER = 1.02
@@ -47,16 +47,14 @@ class Rehearsal:
     """By which options are ranked."""
     ratios: list[float] = field(default_factory=list)
     """Predicted over estimated bytes."""
-    s_per_pass: float = 0.0
-    """Seconds of a rehearsal for one node in one pass of a rank, the most so far."""
+    num_passes: int = 0
+    """Of nodes, in all rehearsals of layouts that fit but the first."""
     estimates: dict[int, int] = field(default_factory=dict)
     """Bytes by which a layout was planned, by the identity of its option."""
     failures: list[str] = field(default_factory=list)
     """Why ranks cannot run the steps of layouts."""
     beside: str = ""
     """What is too much for the memory of the machines beside the GPUs."""
-    is_over: bool = False
-    """Whether no more memory is predicted, for lack of time: estimates decide then."""
 
     @property
     def correction(self) -> float:
@@ -69,12 +67,11 @@ class Rehearsal:
         alike = len({*self.failures}) == 1
         return alike and len(self.failures) >= MOST_FAILURES and not self.ratios
 
-    def run(self, deadline_s: float, report: Callable[[str], None]) -> float:
+    def run(self, report: Callable[[str], None]) -> float:
         """Marks each option as one that fits or not, and returns the correction.
 
         More options may have been planned since an earlier call.
-        At least one that fits is looked for, whatever the time; more only if they are expected to
-        be rehearsed before ``deadline_s`` on the monotonic clock.
+        At least one that fits is looked for, whatever the work.
         RunError: a prediction failed, and so would others.
         """
         for option, _ in self.planned:
@@ -87,7 +84,7 @@ class Rehearsal:
                 break
             ranked = sorted(self.planned, key=lambda pair: self.cost(pair[0]))
             fitting = [pair for pair in ranked if pair[0].fits]
-            if not fitting or self.is_over:
+            if not fitting:
                 break
             rehearsed = sum(option.rehearsed for option, _ in fitting)
             if fitting[0][0].rehearsed:
@@ -95,19 +92,12 @@ class Rehearsal:
                 if not waiting or rehearsed >= MOST_FITTING:
                     break
                 fitting = waiting
-                expected_s = self.s_per_pass * _num_passes(fitting[0][1])
-                if time.monotonic() + expected_s >= deadline_s:
+                self.num_passes += _num_passes(fitting[0][1])
+                if self.num_passes > MOST_PASSES:
                     break
             option, plan = fitting[0]
             report(f"predicting the memory of {option.config.parallel.label} ...")
-            began_s = time.monotonic()
-            try:
-                self._rehearse(option, plan)
-            except LateError:
-                self.is_over = True
-                break
-            pass_s = (time.monotonic() - began_s) / _num_passes(plan)
-            self.s_per_pass = max(self.s_per_pass, pass_s)
+            self._rehearse(option, plan)
         for option, _ in self.planned:
             recomputes = option.candidate.checkpoint != "none"
             if option.fits and (option.peak_bytes > NEAR_LIMIT * self.limit or recomputes):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from hires.core.config.run_config import RunConfig
 from hires.core.units import size
@@ -17,8 +16,8 @@ MOST_REASONS = 3
 """Reasons that one message has."""
 MOST_SHAPES = 64
 """Of each number of ranks that are looked at for one that fits."""
-LONGEST_S = 5.0
-"""Seconds of that look."""
+MOST_LOOKED = 5000
+"""Layouts that are estimated for it."""
 MOST_TIMES = 16
 """Times the ranks that were asked for, up to which is looked."""
 
@@ -50,11 +49,12 @@ def none_of(config: RunConfig, layers: int, ranks: int, given: GivenKeys) -> str
     )
 
 
-def no_plan(choice: Choice, remedies: Mapping[str, str]) -> str:
+def no_plan(choice: Choice, errors: Iterable[str]) -> str:
     """Returns the reasons for which no layout at all makes a plan, the most frequent first.
 
-    ``remedies`` are whole errors by their reasons.
+    ``errors`` are those of all layouts, each with its reason and what would help.
     """
+    remedies = {error.split(";")[0]: error for error in errors}
     reasons = [reason for reason, _ in choice.reasons.most_common(MOST_REASONS)]
     texts = "; ".join(remedies.get(reason, reason) for reason in reasons)
     return f"no layout of ranks={choice.ranks} is possible: {texts}"
@@ -87,7 +87,7 @@ def nothing_fits(
         given_limit = f"{size(limit)} for each rank of {size(room.machine_bytes or 0)}"
     fewest, last, all_seen = _fewest_ranks(estimator, ranks, room, given, correction)
     more = f"up to ranks={last} none would do"
-    more += "" if all_seen else " (there was no time to look at more)"
+    more += "" if all_seen else " (more were not looked at)"
     more += ": use a smaller image, batch or network"
     if fewest is not None:
         more = f"ranks={fewest} would do, by the estimate"
@@ -100,22 +100,24 @@ def nothing_fits(
 def _fewest_ranks(
     estimator: Estimator, ranks: int, room: Room, given: GivenKeys, correction: float
 ) -> tuple[int | None, int, bool]:
-    """Returns how many ranks have a layout that fits by its estimate: the fewest, if there is time.
+    """Returns how many ranks have a layout that fits by its estimate, the fewest of them.
 
     None: there are none. Also up to how many all were looked at, and whether these were all there
     are. Where ranks share a memory, fewer ranks than were asked for may fit, too.
     """
     config, layers = estimator.config, len(estimator.layers)
-    until_s = time.monotonic() + LONGEST_S
+    looked = 0
 
     def fits(count: int) -> bool | None:
-        """Whether a layout of so many ranks fits; None: there is no time to find out."""
+        """Whether a layout of so many ranks fits; None: too many were looked at to find out."""
+        nonlocal looked
         limit = limit_bytes(room, count)
         for shape in itertools.islice(shapes(config, count, layers, given), MOST_SHAPES):
-            if time.monotonic() > until_s:
+            if looked > MOST_LOOKED:
                 return None
             for order in orders(config, shape, given):
                 for one in variants(config, order, given):
+                    looked += 1
                     if correction * estimator.estimate(one).peak_bytes <= limit:
                         return True
         return False
@@ -123,7 +125,7 @@ def _fewest_ranks(
     most, enough = min(config.launcher.offered_ranks, MOST_TIMES * ranks), None
     # Of a limit for each rank only more ranks need less.
     first, last = (ranks + 1, ranks) if limit_bytes(room, ranks) == room.rank_bytes else (1, 0)
-    if first > 1:  # twice as many are quickly found, fewer are looked for in the time that is left
+    if first > 1:  # twice as many are quickly found, fewer are looked for then
         doubled = itertools.takewhile(lambda n: n <= most, (ranks << n for n in itertools.count(1)))
         enough = next((count for count in doubled if fits(count)), None)
     for count in range(first, enough or most + 1):
