@@ -92,7 +92,7 @@ def test_layout_beside_auto_is_refused_and_values_of_own_files_stay():
     shard = dataclasses.replace(config.optimizer, shard=True)
     own = dataclasses.replace(config, optimizer=shard)
     assert given_values(own, []).values == {"optimizer.shard": True}
-    option = SimpleNamespace(overrides="parallel.replicas=2")
+    option = SimpleNamespace(candidate=SimpleNamespace(overrides="parallel.replicas=2"))
     choice = Choice(2, "images_per_s", "", options=[option])
     argv = ["hires", "run", "memory=mine", "parallel=auto", "ranks=2", "batch=4"]
     words = explicit(argv, config_of(), choice)

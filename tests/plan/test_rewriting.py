@@ -10,8 +10,8 @@ from torch.nn.utils import parametrizations
 
 from hires.core.config.run_config import from_dict
 from hires.plan.graph import Graph
+from hires.plan.passes.compute_once import share_equal_values
 from hires.plan.passes.rewriting import rewritten
-from hires.plan.passes.share_equal_values import share_equal_values
 from tests.helpers.tiny_nets import Forward, traced
 
 INFER = from_dict({"task": {"name": "infer"}, "precision": {"name": "fp32"}})

@@ -15,8 +15,7 @@ from hires.plan.graph import Node
 from hires.plan.operators.activations import Activation, unfused
 from hires.plan.operators.operator_table import has_stored_statistics
 from hires.plan.operators.windows import pair
-from hires.plan.passes.fold_norms import NORM_ROLES
-from hires.plan.passes.graph_edits import constant_params
+from hires.plan.passes.fuse import NORM_ROLES, constant_params
 from hires.plan.passes.int8_arithmetic import (
     ALL,
     beside,

@@ -22,7 +22,7 @@ from hires.core.registry import Registry
 from hires.plan.conversions import renamed
 from hires.plan.graph import INPUT, Graph, Node, Parameter
 from hires.plan.operators.operator_facts import facts_of
-from hires.plan.passes.graph_edits import edited
+from hires.plan.passes.fuse import edited
 from hires.quant.affine import FACTOR_LIMIT, Affine
 
 UINT8 = "uint8"

@@ -7,23 +7,27 @@ A node that replaces several has the name of the last of them, so that values ke
 it reads may be computed from the network's own tensors at the start of a rank: such a parameter has
 a recipe (``hires.plan.graph``), and ``hires.engine.derived_tensors`` the function that it names.
 
-To add a pass: a file like :mod:`hires.plan.passes.fold_norms`, its line in ``PASSES``, a test.
+To add a pass: a function like those of :mod:`hires.plan.passes.fuse`, a line in ``PASSES``, a test.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from hires.core.config.run_config import RunConfig
 from hires.plan.graph import Graph
-from hires.plan.passes.drop_identities import drop_identities
-from hires.plan.passes.fold_constants import fold_constants
-from hires.plan.passes.fold_norms import fold_norms
-from hires.plan.passes.fuse_convolutions import fuse_convolutions
-from hires.plan.passes.fuse_norms import fuse_norms
+from hires.plan.passes.compute_once import fold_constants, share_equal_values
+from hires.plan.passes.fuse import (
+    drop_identities,
+    edited,
+    fold_norms,
+    fuse_convolutions,
+    fuse_norms,
+)
 from hires.plan.passes.int8_scales import quantised_by_config
-from hires.plan.passes.share_equal_values import share_equal_values
-from hires.plan.passes.stored_tensors import with_stored_tensors
+from hires.plan.passes.int8_tensors import stored_params
+from hires.quant.scales import stored_scales
 
 PASSES: dict[str, Callable[[Graph, RunConfig], Graph]] = {
     "drop_identities": lambda graph, config: drop_identities(graph),
@@ -45,4 +49,19 @@ def rewritten(config: RunConfig, graph: Graph) -> Graph:
         for one in PASSES.values():
             graph = one(graph, config)
     graph = quantised_by_config(graph, config)
-    return with_stored_tensors(share_equal_values(graph) if fuses else graph, config)
+    return _with_stored_tensors(share_equal_values(graph) if fuses else graph, config)
+
+
+def _with_stored_tensors(graph: Graph, config: RunConfig) -> Graph:
+    """Returns the network without recipes if ``weights`` is a quantised one's file.
+
+    quantised   bn1:weight8  <-recipe-  bn1:weight  <-recipe-  conv1.weight, bn1.weight ...
+    stored      bn1:weight8  <- FILE.safetensors, beside FILE.json (hires.quant.scales)
+
+    So ranks neither build the network's own tensors nor need their numbers.
+    """
+    if stored_scales(config) is None:
+        return graph
+    held = {name: graph.params[name] for name in stored_params(graph)}
+    made = {n: dataclasses.replace(fact, recipe=None) for n, fact in held.items() if fact.recipe}
+    return edited(graph, {}, made)

@@ -36,7 +36,7 @@ from tests.helpers.small_plans import config_of, forked
 LAYERS = 6
 LINK = Link(1e-6, 1e9)
 MACHINE = MachineModel("a test", Network(LINK, LINK), device=Device(1e9, 1e9, 1e-6))
-LITTLE = 0.05
+LITTLE = 0.3
 """Effort where any layouts will do."""
 
 
