@@ -11,6 +11,7 @@ A search looks at many numbers of samples, and a trace takes seconds. What runs 
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 from hires.core.errors import PlanError
@@ -31,12 +32,12 @@ class GraphOfSamples:
             first, second = self._samples
             if first == second:
                 raise PlanError(f"two traces of {first} samples say nothing of {samples}")
-            values = _between(*self._sides, (samples - first) / (second - first))
+            values = _between(*self._sides, Fraction(samples - first, second - first))
             self._graphs[samples] = Graph.from_dict(values)
         return self._graphs[samples]
 
 
-def _between(one: Any, other: Any, at: float) -> Any:
+def _between(one: Any, other: Any, at: Fraction) -> Any:
     """Returns plain values on the line through two: ``at`` 0 is the one and 1 the other."""
     if type(one) is not type(other):
         raise PlanError(f"the network changes with the number of samples: {one!r} and {other!r}")
@@ -52,9 +53,9 @@ def _between(one: Any, other: Any, at: float) -> Any:
         return one
     if isinstance(one, bool) or not isinstance(one, (int, float)):
         raise PlanError(f"the network changes with the number of samples: {one!r} and {other!r}")
-    value = one + at * (other - one)
     if isinstance(one, float):
-        return value
+        return one + float(at) * (other - one)
+    value = one + at * (other - one)
     if value != round(value):
         raise PlanError(f"{one} and {other} do not grow evenly with the number of samples")
     return round(value)

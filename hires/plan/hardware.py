@@ -76,15 +76,16 @@ def requested_gpus(config: RunConfig) -> int | None:
     options, ranks = config.cluster.options, ranks_of_node(config)
     if not config.launcher.has_jobs:
         return None
-    count, named = 0, False
+    counts = []  # several options name the same GPUs
     for key in ("gres", "tres-per-node"):
-        for entry in str(options.get(key, "")).split(","):
-            if match := _GPU.fullmatch(entry.strip()):
-                count, named = count + int(match[1] or 1), True
+        entries = (_GPU.fullmatch(entry.strip()) for entry in str(options.get(key, "")).split(","))
+        named = [int(match[1] or 1) for match in entries if match]
+        counts += [sum(named)] if named else []
     for key, share in (("gpus-per-node", 1.0), ("gpus-per-task", ranks), ("gpus-per-socket", 1.0)):
-        count, named = count + round(_total(options.get(key)) * share), named or key in options
-    count += _total(options.get("gpus")) // config.launcher.num_nodes
-    return count if named or "gpus" in options else None
+        counts += [round(_total(options[key]) * share)] if key in options else []
+    if "gpus" in options:
+        counts.append(_total(options["gpus"]) // config.launcher.num_nodes)
+    return max(counts, default=None)
 
 
 def require_gpus(config: RunConfig) -> None:

@@ -211,23 +211,30 @@ def machine_bytes() -> int | None:
     sizes = []
     with contextlib.suppress(ValueError, OSError):
         sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    with contextlib.suppress(ValueError, OSError):  # "max" is no number
-        sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    for group in _control_groups():
+        with contextlib.suppress(ValueError, OSError):  # "max" is no number
+            sizes.append(int((group / "memory.max").read_text()))
     return min(sizes, default=None)
 
 
 def free_bytes() -> int | None:
     """Returns the memory that processes can still take on this machine, or in their container."""
-    sizes, group = [], Path("/sys/fs/cgroup")
+    sizes = []
     with contextlib.suppress(ValueError, OSError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         [line] = [line for line in lines if line.startswith("MemAvailable:")]
         sizes.append(int(line.split()[1]) * 1024)
+    for group in _control_groups():
+        with contextlib.suppress(ValueError, OSError):  # "max" is no number
+            most = int((group / "memory.max").read_text())
+            sizes.append(most - int((group / "memory.current").read_text()))
+    return min(sizes, default=None)
+
+
+def _control_groups() -> list[Path]:
+    """Returns the folders of the control groups of this process, the innermost first."""
+    group = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError):  # a job of Slurm has a group of its own, below others
         own = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if line]
         group /= own[-1].split(":", 2)[-1].lstrip("/")
-    for one in (group, *group.parents):
-        with contextlib.suppress(ValueError, OSError):  # "max" is no number
-            most = int((one / "memory.max").read_text())
-            sizes.append(most - int((one / "memory.current").read_text()))
-    return min(sizes, default=None)
+    return [group, *group.parents]

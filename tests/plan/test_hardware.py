@@ -37,6 +37,7 @@ def test_gpus_that_options_of_sbatch_request():
         ({"tres-per-node": "gres/gpu:a100=3"}, 3),
         ({"gpus": 8}, 4),
         ({"gpus-per-task": 1}, 2),
+        ({"gres": "gpu:4", "gpus-per-node": 4}, 4),
     ):
         job = config(4, cluster={"options": options}, launcher={**JOB, "nodes": 2})
         assert requested_gpus(job) == count, options

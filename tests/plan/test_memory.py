@@ -86,7 +86,7 @@ def test_node_holds_what_its_ranks_pin_beside_the_gpus():
     assert len(rooms_of(RunConfig())) == 1
 
 
-def test_free_memory_is_that_of_the_narrowest_group_around_the_process(tmp_path, monkeypatch):
+def test_memory_is_that_of_the_narrowest_group_around_the_process(tmp_path, monkeypatch):
     # A job of Slurm is a group below others; that of the root alone was looked at.
     place = tmp_path / "sys/fs/cgroup/slurm/job_7/step_0"
     place.mkdir(parents=True)
@@ -98,6 +98,7 @@ def test_free_memory_is_that_of_the_narrowest_group_around_the_process(tmp_path,
         (folder / "memory.current").write_text("1000000")
     monkeypatch.setattr(memory, "Path", lambda path: tmp_path / path.lstrip("/"))
     assert memory.free_bytes() == 4_000_000
+    assert memory.machine_bytes() == 5_000_000
 
 
 def test_buffers_of_nccl_follow_from_the_communicators_of_a_rank():

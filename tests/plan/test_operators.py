@@ -81,5 +81,9 @@ def test_graph_between_two_traces_is_that_of_a_trace():
         for samples in (1, 3, 5):
             graph = GraphOfSamples(one, other).graph(samples)
             assert graph.to_dict() == forked(samples, training).to_dict()
+    odd = GraphOfSamples(
+        forked(27, False), forked(13, False)
+    )  # their difference is no power of two
+    assert all(odd.graph(samples).input_shape[0] == samples for samples in range(1, 27))
     with pytest.raises(PlanError, match="other operators"):
         GraphOfSamples(one, dataclasses.replace(other, nodes=other.nodes[:-1])).graph(2)
