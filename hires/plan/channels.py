@@ -1,7 +1,7 @@
 """Numbers the communicators of a backend with streams, and lists the ranks of each.
 
 On a stream a message that its other side does not take holds up those behind it
-(:mod:`hires.plan.proof.order`), so messages that must pass each other have communicators of
+(:mod:`hires.plan.proof.step_order`), so messages that must pass each other have communicators of
 their own: in each direction of a replica one for the halos of a stage, and one for each two stages
 and each way between them.
 

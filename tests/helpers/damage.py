@@ -11,8 +11,8 @@ from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.proof.explain import prove_each
-from hires.plan.proof.order import Proof
 from hires.plan.proof.prove import creation
+from hires.plan.proof.step_order import Proof
 from hires.plan.routes import Route
 from tests.helpers.threaded import Programs
 

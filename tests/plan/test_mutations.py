@@ -10,10 +10,10 @@ import pytest
 
 from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import Event
-from hires.plan.proof import explain, order
+from hires.plan.proof import explain, step_order
 from hires.plan.proof.explain import prove_each
-from hires.plan.proof.order import Proof
 from hires.plan.proof.prove import verify
+from hires.plan.proof.step_order import Proof
 from hires.plan.routes import parse_route
 from tests.helpers.damage import WAYS, Damage, at_once, damage, valid_programs
 from tests.helpers.random_plans import random_plan
@@ -92,10 +92,10 @@ def test_wrong_orders_are_caught_by_the_threads(monkeypatch):
     programs = [*map(blocking_programs, range(8))]
     assert not any(disagreement(prove_each(*one), execute(*one)) for one in programs)
     with monkeypatch.context() as patch:  # a send ends as soon as it is posted
-        patch.setattr(order._Reader, "_wait_sends", lambda self, event, wait: [])
+        patch.setattr(step_order._Reader, "_wait_sends", lambda self, event, wait: [])
         wrong = [disagreement(prove_each(*one), execute(*one)) for one in programs]
     assert any("were to hang" in text for text in wrong)
-    for module in (order, explain):  # streams that hold nothing up
+    for module in (step_order, explain):  # streams that hold nothing up
         monkeypatch.setattr(module, "STREAMED", ())
     assert any(wrong for _, wrong in (tried(seed, "nccl") for seed in range(40)))
 
@@ -105,7 +105,7 @@ def test_wrong_number_of_places_is_caught_by_the_threads(monkeypatch, slots):
     made = [crowded_programs(seed) for seed in range(60)]
     found = {}
     for number in (SLOTS, slots):
-        monkeypatch.setattr(order, "SLOTS", number)
+        monkeypatch.setattr(step_order, "SLOTS", number)
         found[number] = [disagreement(prove_each(*one), execute(*one)) for one in made]
     assert not any(found[SLOTS])
     assert any("were to hang" in text for text in found[slots])

@@ -3,7 +3,7 @@
 A message has no tag there. What a rank posts on one communicator runs in the order of posting, and
 a message holds up those behind it until its other side runs. So the communicators are those of
 ``hires.plan.channels``, and the posts of one call that share one are a single group call: exactly
-what the proof assumes (``hires.plan.proof.order``).
+what the proof assumes (``hires.plan.proof.step_order``).
 
     events      recv a   send b   send c  | end of the call
     channel 1   a -------- b ------------>| one group call: a and b progress together

@@ -91,7 +91,7 @@ class SharedMemory:
     #   t:  wait until written[s][t] >= k      buffer = mail[s][t][k % 2]   read[s][t] = k
     #
     # With two slots a sender runs ahead by two messages; the third waits until the first was read.
-    # ``hires.plan.proof.order`` proves for every plan that this wait ends.
+    # ``hires.plan.proof.step_order`` proves for every plan that this wait ends.
     def send(self, tensor: Tensor, target: int) -> None:
         """Writes a message for a member; waits only while two earlier ones are unread."""
         self._sent[target] = number = self._sent[target] + 1

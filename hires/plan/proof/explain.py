@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from hires.plan.event import JOINT, MEETINGS, WORLD, Event
-from hires.plan.proof.order import (
+from hires.plan.proof.step_order import (
     OTHER,
     Node,
     Proof,

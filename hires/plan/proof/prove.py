@@ -18,7 +18,7 @@ from hires.plan.ownership import publications
 from hires.plan.plan import Finding, Plan
 from hires.plan.program import events
 from hires.plan.proof.explain import prove_each
-from hires.plan.proof.order import Proof, prove_merged
+from hires.plan.proof.step_order import Proof, prove_merged
 from hires.plan.rank_kinds import translated_kinds
 from hires.plan.routes import MEMORY, Route
 

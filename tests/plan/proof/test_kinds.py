@@ -17,7 +17,7 @@ from hires.plan.planner import make_plan
 from hires.plan.program import events
 from hires.plan.proof import prove
 from hires.plan.proof.explain import prove_each
-from hires.plan.proof.order import Proof, prove_merged
+from hires.plan.proof.step_order import Proof, prove_merged
 from hires.plan.rank_kinds import translated_kinds
 from tests.helpers.damage import damage, through, valid_programs
 from tests.helpers.damage import prove as run

@@ -9,8 +9,8 @@ from hires.plan.event import Event
 from hires.plan.plan import Finding, Plan
 from hires.plan.program import events
 from hires.plan.proof.explain import prove_each
-from hires.plan.proof.order import prove_merged
 from hires.plan.proof.prove import judged, verify
+from hires.plan.proof.step_order import prove_merged
 from hires.plan.routes import parse_route
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
