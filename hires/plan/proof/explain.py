@@ -13,8 +13,8 @@ from hires.plan.proof.step_order import (
     OTHER,
     Node,
     Proof,
+    RankEvent,
     StepGraph,
-    Wait,
     reached,
     tag_of,
 )
@@ -43,7 +43,7 @@ class _Steps:
             absent = [rank for rank in self._members(meeting) if rank not in came]
             self.step.graph[meeting] += [("absent", rank, meeting) for rank in absent]
         self.reached = reached(self.step.graph)
-        self.standing: dict[int, Wait] = {}
+        self.standing: dict[int, RankEvent] = {}
         for rank, program in enumerate(self.read):
             wait = next((one for one in program.waits if one.node not in self.reached), None)
             if wait is not None:

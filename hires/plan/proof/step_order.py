@@ -74,7 +74,7 @@ class Proof:
 
 
 @dataclass
-class Wait:
+class RankEvent:
     """Where a rank may stand: an event that waits for others, or a post."""
 
     node: Node
@@ -90,7 +90,7 @@ class Wait:
 class Program:
     """The nodes of one rank, in order."""
 
-    waits: list[Wait] = field(default_factory=list)
+    waits: list[RankEvent] = field(default_factory=list)
     posts: dict[int, dict[tuple[str, int], list[Any]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
@@ -151,13 +151,13 @@ class _Reader:
         self.units: dict[Hashable, Unit] = {}  # the last one of each stream
         self.written: dict[Hashable, list[Any]] = defaultdict(list)  # messages, by mailbox
         self.unread: dict[Hashable, list[tuple[Node, Event]]] = defaultdict(list)
-        self.early: dict[Hashable, list[Wait]] = defaultdict(list)
+        self.early: dict[Hashable, list[RankEvent]] = defaultdict(list)
         self.issued: dict[Hashable, list[Node]] = defaultdict(list)
         self.last: list[Node] = []  # the last node, or nothing at the beginning
 
     def add(self, event: Event) -> None:
         """Adds an event behind those before it."""
-        wait = Wait((self.rank, len(self.program.waits)), event)
+        wait = RankEvent((self.rank, len(self.program.waits)), event)
         if event.kind in POSTS:
             behind = self._post(event, wait)
         elif event.kind == "wait_recv":
@@ -182,7 +182,7 @@ class _Reader:
         self.program.waits.append(wait)
         self.last = [wait.node]
 
-    def _post(self, event: Event, wait: Wait) -> list[Node]:
+    def _post(self, event: Event, wait: RankEvent) -> list[Node]:
         kind, peer = event.kind, event.peer
         is_merged = self.step.is_merged
         # Halos of one exchange are one node, whatever carries them to which peer.
@@ -224,7 +224,7 @@ class _Reader:
         self.graph.setdefault(unit.done, []).extend((("head", node), ("head", other)))
         return unit
 
-    def _wait_recv(self, event: Event, wait: Wait) -> list[Node]:
+    def _wait_recv(self, event: Event, wait: RankEvent) -> list[Node]:
         key = "recv", event.peer, event.backend, _name(event)
         if not self.open_posts[key]:
             wait.is_early = True
@@ -246,7 +246,7 @@ class _Reader:
         self.program.disordered.append((post, event, before))
         return [end, ("disordered", wait.node)]
 
-    def _wait_sends(self, event: Event, wait: Wait) -> list[Node]:
+    def _wait_sends(self, event: Event, wait: RankEvent) -> list[Node]:
         keys = [("send", event.peer, event.backend, event.tag)]
         if event.kind == "wait_sends":
             keys = [key for key in self.open_posts if key[0] == "send"]
