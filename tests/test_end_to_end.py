@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hires.data.textures import make_folder
+from hires.data.make_data import make_data
 from hires.report import load
 from hires.report.read.message_rows import message_sums
 from tests.helpers.commands import hires
@@ -38,7 +38,7 @@ def run(folder: Path, *words: str) -> tuple[dict[str, Any], list[float]]:
 
 
 def test_training_from_image_files_has_the_losses_of_one_process(tmp_path: Path):
-    make_folder(tmp_path / "images", 4, 16, [48, 40], 0)
+    make_data("textures", tmp_path / "images", 4, 16, [48, 40], 0)
     words = ["data=folder", f"data.path={tmp_path / 'images'}", "parallel.microbatches=4"]
     words += ["precision=fp64"]
     layout = ["parallel=sp+pp", "parallel.schedule=1f1b", "comm.log=full"]

@@ -16,8 +16,8 @@ from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.store import rundir
 from hires.core.store.naming import run_name
+from hires.data.make_data import make_data
 from hires.data.opening import open_data
-from hires.data.slide_shapes import make_slides
 from hires.engine.seen_outputs import names_of_classes
 
 
@@ -121,7 +121,7 @@ def folder(root, *classes):
 
 
 def slides(root, first, second):
-    make_slides(root, 2, 2, (64, 64), 0)
+    make_data("slides", root, 2, 2, (64, 64), 0)
     files = sorted((root / "slides").iterdir())
     rows = [f"{file.name},{name}" for file, name in zip(files, (first, second), strict=True)]
     (root / "labels.csv").write_text("\n".join(["slide,label", *rows, ""]))

@@ -24,10 +24,9 @@ from hires.core.errors import ConfigError, RunError
 from hires.data import checked_image, start_check
 from hires.data.data_check import check_data
 from hires.data.label_check import CHECKS
-from hires.data.mask_shapes import make_masks
+from hires.data.make_data import make_data
 from hires.data.opening import open_data
 from hires.data.order import step_images
-from hires.data.slide_shapes import make_slides
 from hires.data.start_check import require_readable, size_finding
 from tests.helpers.image_files import png
 
@@ -177,7 +176,7 @@ def report_of(kind, path, loss=None, image=(24, 24), **keys):
     ],
 )
 def test_label_maps_without_a_label_that_counts_are_listed(tmp_path, value, keys, loss):
-    make_masks(tmp_path, 3, 2, (24, 24), 0)
+    make_data("masks", tmp_path, 3, 2, (24, 24), 0)
     Image.fromarray(np.full((24, 24), value, np.uint8)).save(tmp_path / "masks" / "00000.png")
     report = report_of("masks", tmp_path, loss, classes=3, **keys)
     listed = [one.files for one in report.findings if "label that counts" in one.text]
@@ -189,7 +188,7 @@ def test_label_maps_without_a_label_that_counts_are_listed(tmp_path, value, keys
 def test_slides_without_a_patch_are_found(tiny, severity, tmp_path):
     for count, size in ((4 - tiny, (384, 512)), (tiny, (32, 32))):
         if count:
-            make_slides(tmp_path / "all" / str(size[0]), 1, count, size, 0)
+            make_data("slides", tmp_path / "all" / str(size[0]), 1, count, size, 0)
     # No slide is tissue as a whole, and the tiny ones are one patch.
     report = report_of("slide", tmp_path / "all", image=(32, 32), tissue=0.95)
     [finding] = [one for one in report.findings if "without a patch to learn from" in one.text]

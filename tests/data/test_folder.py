@@ -14,9 +14,9 @@ import tifffile
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError, RunError
 from hires.data.content import content_of, is_unchanged
+from hires.data.make_data import make_data
 from hires.data.opening import open_source
 from hires.data.sources.folder import UNFINISHED, scan
-from hires.data.textures import make_folder
 
 
 def touch(root: Path, *names: str) -> None:
@@ -90,7 +90,9 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 def make(path: Path, **how):
-    return make_folder(path, **{"classes": 3, "count": 7, "size": (20, 36), "seed": 5} | how)
+    return make_data(
+        "textures", path, **{"classes": 3, "count": 7, "size": (20, 36), "seed": 5} | how
+    )
 
 
 def test_made_folder_has_the_images_of_the_synthetic_source_in_8_bits(tmp_path):

@@ -21,7 +21,7 @@ from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.store import file_names, rundir
 from hires.data.augmented import AugmentedSource
 from hires.data.label_check import check_masks
-from hires.data.mask_shapes import make_masks
+from hires.data.make_data import make_data
 from hires.data.opening import open_data
 from hires.data.sources.masks import MaskSource
 from hires.data.start_check import require_readable
@@ -35,7 +35,7 @@ WHOLE = (0, 16), (0, 20)
 @pytest.fixture
 def folder(tmp_path):
     path = tmp_path / "my shapes"
-    assert make_masks(path, 3, 6, SIZE, 0) == 6
+    assert make_data("masks", path, 3, 6, SIZE, 0) == 6
     return path
 
 

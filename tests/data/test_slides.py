@@ -15,9 +15,9 @@ from hires.cli.data_keys import with_classes
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.data.image_format import ImageError
+from hires.data.make_data import make_data
 from hires.data.opening import open_source
 from hires.data.slide_file import OpenSlideLevel, levels_of, slide_level
-from hires.data.slide_shapes import make_slides
 from hires.data.tissue import otsu, tissue_of
 from tests.helpers.layouts import config_of
 
@@ -28,7 +28,7 @@ MOST = 2**28
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "slides"
-    assert make_slides(folder, 2, 4, SIZE, 0) == 4
+    assert make_data("slides", folder, 2, 4, SIZE, 0) == 4
     return folder
 
 

@@ -22,9 +22,8 @@ from hires.data.augmented import AugmentedSource
 from hires.data.formats import pillow
 from hires.data.formats.tiff import TiffImage
 from hires.data.image_fit import fitted, resize, taps
-from hires.data.mask_shapes import make_masks
+from hires.data.make_data import make_data
 from hires.data.opening import PairSource, open_data
-from hires.data.slide_shapes import make_slides
 from hires.data.source import SOURCES as REGISTERED
 from tests.helpers.image_files import cifar10_folder
 
@@ -82,8 +81,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shape = (3, H, W) if layout == "planes" else (H, W, 3)
             stored = random.integers(0, 256, shape, np.uint8)
             tifffile.imwrite(root / layout / name / "1.tif", stored, photometric="rgb", **how)
-    make_masks(root / "masks", 3, 3, (40, 50), 0)
-    make_slides(root / "slides", 2, 2, (192, 256), 0)
+    make_data("masks", root / "masks", 3, 3, (40, 50), 0)
+    make_data("slides", root / "slides", 2, 2, (192, 256), 0)
     cifar10_folder(root / "cifar")
     return root
 

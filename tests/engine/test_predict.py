@@ -16,8 +16,8 @@ import torch
 from hires.core.store import file_names, records
 from hires.core.store.zarr_files import ZarrFolder, map_chunks
 from hires.data.image_format import normalised, open_image
+from hires.data.make_data import make_data
 from hires.data.opening import open_data
-from hires.data.slide_shapes import make_slides
 from hires.engine.predict import Predictor
 from hires.report.read.map_overviews import overviews
 from hires.report.read.runs import read_runs
@@ -171,7 +171,7 @@ pixel of the coarser one at each way."""
 
 
 def test_map_of_a_slide_in_tiles_has_no_seam(tmp_path: Path):
-    assert make_slides(tmp_path / "slides", 2, 2, SIZE, 0) == 2
+    assert make_data("slides", tmp_path / "slides", 2, 2, SIZE, 0) == 2
     slide = tmp_path / "slides" / "slides" / "000.tif"
     data = {"name": "slide", "path": str(slide), "cut": "whole"}
     net = {"model": UNET["model"], "batch": 1}

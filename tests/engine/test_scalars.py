@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hires.cli.data_keys import with_classes
-from hires.data.textures import make_folder
+from hires.data.make_data import make_data
 from hires.engine.scalars import FOLDER
 from hires.plan import hardware
 from tests.helpers.layouts import config_of
@@ -25,7 +25,7 @@ def shown(path):
 
 @pytest.mark.dist
 def test_numbers_are_those_of_the_metrics_and_end_at_the_checkpoint_of_a_killed_run(tmp_path):
-    make_folder(tmp_path / "images", classes=1, count=6, size=[32, 32], seed=0)
+    make_data("textures", tmp_path / "images", classes=1, count=6, size=[32, 32], seed=0)
     config = config_of(
         model={"name": "edsr", "blocks": 1, "width": 4, "scale": 2},
         data={"name": "pairs", "path": str(tmp_path / "images"), "validation": 0.34},

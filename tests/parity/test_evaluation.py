@@ -14,8 +14,7 @@ from hires.cli.data_keys import with_classes
 from hires.core.config.run_config import RunConfig
 from hires.core.config.validate_config import METRICS
 from hires.core.store import file_names, records, rundir
-from hires.data.mask_shapes import make_masks
-from hires.data.textures import make_folder
+from hires.data.make_data import make_data
 from tests.helpers.jobs import run_folders
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.pool import POOL
@@ -47,9 +46,9 @@ def data_of(name: str, folder: Path) -> dict:
     if name == "digits":
         return {"name": name, "validation": 0.005}
     if name == "masks":
-        make_masks(folder, 3, 6, (24, 24), 0)
+        make_data("masks", folder, 3, 6, (24, 24), 0)
     else:
-        make_folder(folder, classes=2, count=6, size=[24, 24], seed=0)
+        make_data("textures", folder, classes=2, count=6, size=[24, 24], seed=0)
     classes = {"classes": 3} if name == "masks" else {}
     return {"name": name, "path": str(folder), "validation": 0.34, **classes}
 

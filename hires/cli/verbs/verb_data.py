@@ -80,9 +80,7 @@ def main(args: argparse.Namespace) -> int:
     """Writes or checks a folder of images; returns 0, or 1 if a run could not read all of it."""
     if args.action == "check":
         return _check(args)
-    from hires.data.mask_shapes import make_masks
-    from hires.data.slide_shapes import make_slides
-    from hires.data.textures import make_folder
+    from hires.data.make_data import make_data
 
     if args.overrides:
         raise ConfigError(f"{args.overrides[0]} is a key, which hires data make does not take")
@@ -99,12 +97,8 @@ def main(args: argparse.Namespace) -> int:
         )
     if args.masks and args.slides:
         raise ConfigError("--masks and --slides are two kinds of data; give one of them")
-    if args.slides:
-        written = make_slides(path, **facts)
-    elif args.masks:
-        written = make_masks(path, **facts)
-    else:
-        written = make_folder(path, **facts, tiled=not args.striped)
+    kind = "slides" if args.slides else "masks" if args.masks else "textures"
+    written = make_data(kind, path, **facts, tiled=not args.striped)
     if args.json:
         print(json.dumps({"path": str(path), **facts, "written": written}, indent=2))
         return 0

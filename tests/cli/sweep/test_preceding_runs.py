@@ -11,8 +11,8 @@ from hires.cli.sweep.axes import axes_of, stored_sweep
 from hires.cli.sweep.preceding_runs import preceding
 from hires.cli.sweep.sweep_points import compose_all
 from hires.core.errors import ConfigError
+from hires.data.make_data import make_data
 from hires.data.opening import open_data
-from hires.data.textures import make_folder
 from tests.helpers import commands
 
 SAVED = ("task=train", "steps=4", "checkpoint.every=2")
@@ -47,7 +47,7 @@ def test_run_before_a_point_is_one_that_saves_its_end():
 
 def test_table_2_2_trains_once_and_calibrates_on_no_image_that_it_evaluates(tmp_path):
     for part, count, seed in (("train", 30, 0), ("val", 6, 1)):
-        make_folder(tmp_path / "images" / part, 3, count, (8, 8), seed)
+        make_data("textures", tmp_path / "images" / part, 3, count, (8, 8), seed)
     _, stored = stored_sweep(["experiment=table2.2"], None)
     words = (*stored.words, "data=folder", f"data.path={tmp_path / 'images'}", "quant.images=20")
     points, before, _ = pairs(*words, first=stored.options["first"])
