@@ -67,17 +67,17 @@ class WholeImage:
             file.seek(max(0, self.path.stat().st_size - 1024))
             tail = file.read().rstrip(b"\0\r\n ")
         if not tail.endswith(_ENDS.get(self.facts.format, b"?")):
-            _pixels_of(self.path)
+            pixels_of(self.path)
 
     def read(self, rows: Span, cols: Span) -> Pixels:
         """Returns a part of the image, (h, w, samples)."""
-        return _pixels_of(self.path)[slice(*rows), slice(*cols)]
+        return pixels_of(self.path)[slice(*rows), slice(*cols)]
 
     def close(self) -> None:
         """Does nothing: the file is closed already."""
 
 
-_kept: OrderedDict[tuple[Path, int, int], Pixels] = OrderedDict()
+_kept: OrderedDict[tuple[Path, int, int, bool], Pixels] = OrderedDict()
 _lock = threading.Lock()  # loaders read in threads of their own
 
 
@@ -113,17 +113,20 @@ def _facts_of(image: Image.Image, path: Path) -> ImageFacts:
     return ImageFacts(str(image.format), colours, bits, rotated, image.height, lossy)
 
 
-def _pixels_of(path: Path) -> Pixels:
-    """Returns the pixels of a file, (H, W, samples); one that has changed is decoded again."""
+def pixels_of(path: Path, as_stored: bool = False) -> Pixels:
+    """Returns the pixels of a file, (H, W, samples); one that has changed is decoded again.
+
+    ``as_stored``: of a palette its numbers, not its colours. At most ``CACHE_BYTES`` are kept.
+    """
     stat = path.stat()
-    key = (path, stat.st_mtime_ns, stat.st_size)
+    key = (path, stat.st_mtime_ns, stat.st_size, as_stored)
     pixels = _kept.get(key)
     if pixels is None:
         with opened(path) as image:
             image.load()
-            mode = _mode_of(image)
+            mode = image.mode if as_stored else _mode_of(image)
             pixels = np.asarray(image if mode == image.mode else image.convert(mode))
-        pixels = pixels.astype(np.uint16) if mode.startswith("I") else pixels
+        pixels = pixels.astype(np.uint16) if not as_stored and mode.startswith("I") else pixels
         pixels = pixels.reshape(*pixels.shape[:2], -1)
     with _lock:
         _kept[key] = pixels

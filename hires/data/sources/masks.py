@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -233,15 +232,7 @@ def stored_labels(
                 f"{pixels.dtype}; save it as grey"
             )
         return pixels[:, :, 0]
-    stat = Path(path).stat()
-    return _decoded_png(path, stat.st_mtime_ns, stat.st_size)[slice(*rows), slice(*cols)]
+    from hires.data.formats.pillow import pixels_of
 
-
-@lru_cache(maxsize=8)
-def _decoded_png(path: str, changed_ns: int, num_bytes: int) -> NDArray[Any]:
-    del changed_ns, num_bytes  # of another file of this name
-    from hires.data.formats.pillow import opened
-
-    with opened(Path(path)) as image:
-        made: NDArray[Any] = np.asarray(image).astype(np.int32)
-    return made
+    pixels = pixels_of(Path(path), as_stored=True)[slice(*rows), slice(*cols), 0]
+    return pixels.astype(np.int32)
