@@ -154,6 +154,7 @@ def test_levels_leave_out_labels_and_other_shapes_and_few_stay_open(folder, tmp_
 WRONG = {
     "has 3 levels, and data.level=7": {"level": 7},
     r"leaves the 384 x 512 pixels of level 0": {"region": [0, 0, 400, 100]},
+    "it has 384 x 512 pixels where image asks for 32 x 32": {"cut": "whole", "fit": "error"},
     "hold no patch of 32 x 32; use a smaller image": {"region": [0, 0, 20, 100]},
     "one to learn from; lower data.tissue": {"region": [0, 0, 32, 32], "tissue": 0.9},
     "cannot be read: No such file or directory; give a CSV file": {"labels": "none.csv"},

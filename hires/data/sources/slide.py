@@ -195,6 +195,12 @@ class SlideSource(Source):
                 region = self._region(levels)
                 if self._data.cut == "whole":
                     r0, c0, height, width = region
+                    if self._data.fit == "error" and (height, width) != self._size:
+                        raise ImageError(
+                            f"it has {height} x {width} pixels where image asks for "
+                            f"{self._size[0]} x {self._size[1]}; use data.fit=resize or "
+                            f"data.fit=crop, or data.region"
+                        )
                     return [Patch(number, r0, c0, (height, width), self.slide_label(number))]
                 return self._grid(number, path, levels, region)
         except RunError as error:
