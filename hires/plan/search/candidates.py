@@ -224,7 +224,7 @@ def orders(
     counts = (1, 2) if shape.directions == 2 else (1,)
     if "parallel.pairs" in given.values:
         counts = (given.values["parallel.pairs"],)
-    for order in _every_order(config, shape, most, counts):
+    for order in _every_order(config, shape, most, counts, given.get("parallel.schedule", None)):
         keys = {
             "parallel.microbatches": order.microbatches,
             "parallel.pairs": order.pairs,
@@ -235,7 +235,7 @@ def orders(
 
 
 def _every_order(
-    config: RunConfig, shape: LayoutShape, most: int, counts: Sequence[int]
+    config: RunConfig, shape: LayoutShape, most: int, counts: Sequence[int], schedule: str | None
 ) -> Iterator[Candidate]:
     for pairs in counts:
         share, rest = divmod(config.batch, shape.replicas * shape.directions * pairs)
@@ -244,10 +244,14 @@ def _every_order(
         for microbatches in _divisors(share):
             if microbatches > most or share // microbatches % shape.local_dp:
                 continue
+            # One microbatch has one order. In one stage all orders take the same time, and 1f1b has
+            # the fewest microbatches in flight.
+            usual = "1f1b" if shape.stages == 1 else None
+            if microbatches * pairs == 1 or config.task.name != "train":
+                usual = "gpipe"
             for name, directions in DIRECTIONS.items():
-                trivial = shape.stages == 1 or microbatches * pairs == 1
-                same = directions == 1 and trivial and name != "gpipe"
-                if directions == shape.directions and not same:
+                only = None if directions > 1 else schedule or usual
+                if directions == shape.directions and only in (None, name):
                     yield Candidate(shape, microbatches, pairs, name)
 
 

@@ -75,6 +75,15 @@ def test_every_order_of_every_shape_is_sensible_and_has_the_ranks(ranks):
     assert seen
 
 
+def test_given_orders_and_those_with_the_fewest_microbatches_in_flight_are_listed():
+    tiles, base = LayoutShape(1, 1, 1, (2, 1), 1, 1), config_of()
+    for schedule in ("gpipe", "1f1b"):  # of one stage, 1f1b was denied
+        given = GivenKeys({"parallel.schedule": schedule, "parallel.microbatches": 4})
+        assert [one.schedule for one in orders(base, tiles, given)] == [schedule]
+    listed = {one.microbatches: one.schedule for one in orders(base, tiles)}
+    assert listed == {1: "gpipe", 2: "1f1b", 4: "1f1b", 8: "1f1b"}
+
+
 def test_ranks_that_share_cores_take_longer():
     def step_s(shape, cores):
         seconds = lambda node, share, back: share  # noqa: E731
