@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from hires.cli.compose.choices import (
+    choice_keys,
     conf_dir,
     experiments,
     groups,
@@ -35,9 +36,10 @@ def composer() -> Composer:
 
 
 def keys_of(group: str, name: str) -> dict:
-    """Returns the keys of a choice: those of its file, or its name."""
+    """Returns the keys of a choice: those of its file, or of its section."""
     path = conf_dir() / group / f"{name}.yaml"
-    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {"name": name}
+    is_file = path.exists()
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if is_file else choice_keys(group, name)
 
 
 def test_every_choice_composes_to_its_keys(composer):
@@ -63,12 +65,21 @@ def test_every_choice_composes_to_its_keys(composer):
             from_dict({**plain, **sections, group: own})  # alone it is a whole config
 
 
-def test_joined_layouts_are_made_of_their_parts():
-    # Two parts that both list a base would reset each other's keys without a word.
+def test_layouts_are_composed_of_their_words():
+    assert len(CHOICES["parallel"]) == 28
     for name in CHOICES["parallel"]:
-        parts = [*name.split("+"), "_self_"] if "+" in name else None
-        assert keys_of("parallel", name).get("defaults") == parts
-        assert keys_of("parallel", name)["name"] == name
+        keys = choice_keys("parallel", name)
+        assert from_dict({"batch": 64, "parallel": keys}).parallel.label in (name, "dp"), name
+    assert choice_keys("parallel", "sp+pp+gems+dp") == {
+        "name": "sp+pp+gems+dp",
+        "tiles": [2, 1],
+        "stages": 3,
+        "spatial_stages": 1,
+        "microbatches": 4,
+        "directions": 2,
+        "schedule": "gems_1f1b",
+        "replicas": 2,
+    }
 
 
 def test_every_launcher_has_a_class():

@@ -92,7 +92,7 @@ def test_built_wheel_finds_its_config(tmp_path):
     environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     elsewhere = {"cwd": tmp_path, "env": environ}
     listed = json.loads(output(hires, "list", "--json", **elsewhere))
-    assert {p.stem for p in (ROOT / "conf/parallel").glob("*.yaml")} <= {*listed["parallel"]}
+    assert {p.stem for p in (ROOT / "conf/model").glob("*.yaml")} <= {*listed["model"]}
     assert "name: sp+pp" in output(hires, "run", "parallel=sp+pp", "--cfg", "job", **elsewhere)
     script = (
         "import hires.conf, hires.launch; from importlib.resources import files;"

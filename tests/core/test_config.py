@@ -203,7 +203,7 @@ def test_tiles_say_how_many_stages_are_spatial():
     assert ParallelConfig(tiles=[1, 2]).spatial_stages == 1
     assert ParallelConfig(tiles=[1, 2], stages=3, spatial_stages=2).spatial_stages == 2
     assert dataclasses.replace(ParallelConfig(tiles=[1, 2]), stages=3).spatial_stages == 1
-    # conf/parallel/sp+gems.yaml says spatial_stages: 1; two grids were refused for that.
+    # parallel=sp+gems says spatial_stages=1; two grids were refused for that.
     assert ParallelConfig(tiles=GRIDS, stages=3, spatial_stages=1).spatial_stages == 2
     parallel = ParallelConfig(tiles=GRIDS, stages=4, local_dp=2)
     assert parallel.grids == [[2, 2], [1, 2], [1, 1], [1, 1]]

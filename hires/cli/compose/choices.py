@@ -86,7 +86,6 @@ class ConfigKey:
     def set_by(self, extra: Path | None = None) -> dict[str, Any]:
         """Returns the choices of groups that set the key, as ``parallel=pp``, with its value."""
         group, _, rest = self.name.partition(".")
-        own = own_choices().get(group, {}) if rest == "name" else {}
         files = {path.stem: path for path in _files(extra, group)} if rest else {}
 
         def value_in(choice: str) -> Any:
@@ -97,7 +96,8 @@ class ConfigKey:
             others = (value_in(base) for base in reversed(bases) if base in files)
             return next((v for v in (values, *others) if v is not None), None)
 
-        values = {f"{group}={choice}": choice for choice in own}
+        chosen = {name: choice_keys(group, name) for name in own_choices().get(group, {})}
+        values = {f"{group}={name}": keys.get(rest) for name, keys in chosen.items()}
         values |= {f"{group}={choice}": value_in(choice) for choice in files}
         return {choice: value for choice, value in values.items() if value is not None}
 
@@ -117,15 +117,21 @@ def groups(extra: Path | None = None) -> Groups:
 
 
 @functools.cache
+def _sections() -> dict[str, type[Section]]:
+    hints = typing.get_type_hints(RunConfig).items()
+    classes = {name: hint for name, hint in hints if isinstance(hint, type)}
+    return {name: section for name, section in classes.items() if issubclass(section, Section)}
+
+
+@functools.cache
 def own_choices() -> Groups:
-    """Returns the choices that are a name and no file: those of the sections of the config."""
-    sections = typing.get_type_hints(RunConfig)
-    classes = {name: h for name, h in sections.items() if isinstance(h, type)}
-    return {
-        name: dict(section.choices)
-        for name, section in classes.items()
-        if issubclass(section, Section) and section.choices
-    }
+    """Returns the choices that are no file: those of the sections of the config."""
+    return {name: dict(one.choices) for name, one in _sections().items() if one.choices}
+
+
+def choice_keys(group: str, name: str) -> dict[str, Any]:
+    """Returns the keys that a choice without a file sets in its section."""
+    return _sections()[group].choice_keys(name)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import yaml
 
-from hires.cli.compose.choices import conf_dir, config_keys, groups, own_choices
+from hires.cli.compose.choices import choice_keys, conf_dir, config_keys, groups, own_choices
 from hires.cli.compose.idle_keys import require_read_keys
 from hires.cli.compose.overrides import checked, is_key, parsed
 from hires.core.config.residual_depth import settle
@@ -161,7 +161,7 @@ def _keep_schema() -> None:
     store.store(name="schema", node=RunConfig)  # takes 0.05 s
     for group, choices in own_choices().items():
         for name in choices:
-            store.store(group=group, name=name, node={"name": name})
+            store.store(group=group, name=name, node=choice_keys(group, name))
 
 
 def read_mapping(path: Path, example: str = "name: mine") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,15 +33,47 @@ class HaloConfig(Section, key="parallel.halo"):
     through shared memory)."""
 
 
-CHOICES = {
-    "single": "One process",
-    "auto": "The layout that `hires plan --choose` lists first for `ranks`, by predictions",
+WORDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sp": ("tiles of every image", {"tiles": [2, 1]}),
+    "lp": ("stages one after the other", {"stages": 2}),
+    "pp": ("a pipeline of stages", {"stages": 2, "microbatches": 4}),
+    "gems": ("a mirrored copy of it all", {"stages": 2, "directions": 2, "schedule": "gems"}),
+    "local_dp": ("samples divided behind the tiles", {"local_dp": 2}),
+    "dp": ("replicas that share the batch", {"replicas": 2}),
 }
-"""Choices of ``parallel`` without further keys, and what each is."""
+"""Words of the names of layouts, in order: what each means, and the keys that it sets."""
+
+
+def _layouts() -> dict[str, str]:
+    """Returns the names that words make, each with what it means."""
+    names = {"single": "One process"}
+    names[AUTO] = "The layout that `hires plan --choose` lists first for `ranks`, by predictions"
+    for picked in itertools.product((False, True), repeat=len(WORDS)):
+        words = {word for word, is_in in zip(WORDS, picked, strict=True) if is_in}
+        is_divided = "sp" in words and bool(words & {"lp", "pp", "gems"}) and "dp" not in words
+        is_doubled = {"lp", "pp"} <= words or {"sp", "lp", "gems"} <= words
+        if is_doubled or ("local_dp" in words and not is_divided and len(words) > 1) or not words:
+            continue
+        meanings = [WORDS[word][0] for word in WORDS if word in words]
+        text = " and ".join(filter(None, [", ".join(meanings[:-1]), meanings[-1]]))
+        names["+".join(word for word in WORDS if word in words)] = text[0].upper() + text[1:]
+    return names
+
+
+def layout_keys(name: str) -> dict[str, Any]:
+    """Returns the keys that a choice of ``parallel`` sets: those of its words, put together."""
+    keys: dict[str, Any] = {"name": name}
+    words = [word for word in name.split("+") if word in WORDS]
+    for word in words:
+        keys |= WORDS[word][1]
+    if "sp" in words and "stages" in keys:
+        keys["spatial_stages"] = 1
+        keys |= {"stages": 3} if "gems" in words and "local_dp" not in words else {}
+    return keys | ({"schedule": "gems_1f1b"} if {"pp", "gems"} <= {*words} else {})
 
 
 @dataclass
-class ParallelConfig(Section, key="parallel", choices=CHOICES):
+class ParallelConfig(Section, key="parallel", choices=_layouts(), choice_keys=layout_keys):
     """``parallel=NAME``: the layout."""
 
     name: str = "single"
@@ -121,7 +154,7 @@ class ParallelConfig(Section, key="parallel", choices=CHOICES):
 
     @property
     def label(self) -> str:
-        """Its name in the words of ``conf/parallel``, as ``sp+pp``; one with other words stays."""
+        """Its name in ``WORDS``, as ``sp+pp``; one with other words stays."""
         given = self.name.split("+")
         mirrored = self.directions > 1
         piped = self.schedule in OVERLAPPING if mirrored else self.microbatches > 1
@@ -150,7 +183,7 @@ class ParallelConfig(Section, key="parallel", choices=CHOICES):
                 f"parallel.tiles={self.tiles} must be [rows, cols], each at least 1, as [2,2], or "
                 f"one such pair for each spatial stage, as [[2,2],[1,2]]"
             )
-        # Several grids say how many stages are tiled; conf/parallel/sp+*.yaml say one.
+        # Several grids say how many stages are tiled; the words say one.
         few = self.spatial_stages in (0, 1) if many else self.spatial_stages == 0
         if few and (many or grids[0] != [1, 1]):
             self.spatial_stages = len(grids)

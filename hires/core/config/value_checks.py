@@ -125,14 +125,18 @@ class Section:
     _key: ClassVar[str] = ""
     _own_keys: ClassVar[Mapping[str, Collection[str]]] = {}
     choices: ClassVar[Mapping[str, str]] = {}
+    choice_keys: ClassVar[Callable[[str], dict[str, Any]]]
+    """Returns the keys that one of the ``choices`` sets."""
 
     def __init_subclass__(
         cls,
         key: str = "",
         own_keys: Mapping[str, Collection[str]] | None = None,
         choices: Mapping[str, str] | None = None,
+        choice_keys: Callable[[str], dict[str, Any]] = lambda name: {"name": name},
     ) -> None:
         cls._key, cls._own_keys, cls.choices = key, own_keys or {}, choices or {}
+        cls.choice_keys = staticmethod(choice_keys)
 
     def __post_init__(self) -> None:
         check = Checks()
