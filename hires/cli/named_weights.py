@@ -13,7 +13,7 @@ from hires.core.errors import HiresError
 from hires.core.store import file_names, records, rundir
 from hires.core.store.file_names import StrPath
 from hires.core.store.network_weights import BEST, EMA, PICKLES, SAFETENSORS
-from hires.plan.search.change import written
+from hires.plan.search.candidates import written
 
 
 def path_of_weights(source: str, results: StrPath) -> str:

@@ -36,9 +36,8 @@ from hires.core.store.own_module import module_digest, network_sources
 from hires.core.store.rundir import run_path
 from hires.data.content import HAS_FILES, content_of
 from hires.plan.checks import check_colours, has_weights
-from hires.plan.gpu_memory import cublas_workspaces
 from hires.plan.graph import Graph
-from hires.plan.memory import Room, rooms_of
+from hires.plan.memory import Room, cublas_workspaces, rooms_of
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan

@@ -29,9 +29,8 @@ from hires.data.source import Source
 from hires.engine.build import RankEngine
 from hires.engine.calibration_values import decibels, fake_quantized, one_step, watch_values
 from hires.engine.kept_layers import kept_layers
-from hires.plan.calibrated_values import observed_values, params_digest
 from hires.plan.graph import INPUT, describe
-from hires.plan.passes.int8_scales import kept_by_name
+from hires.plan.passes.int8_scales import kept_by_name, observed_values, params_digest
 from hires.quant.affine import Affine, affine_of
 from hires.quant.observers import PIECE, WITH_COUNTS, Observed, reduce_all
 from hires.quant.scales import Scales, calibration_key, write_scales

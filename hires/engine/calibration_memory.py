@@ -17,8 +17,8 @@ import torch
 from hires.core.config.run_config import RunConfig
 from hires.engine.build import RankEngine
 from hires.engine.calibration_values import watch_values
-from hires.plan.calibrated_values import observed_values
 from hires.plan.operators.operator_facts import facts_of
+from hires.plan.passes.int8_scales import observed_values
 from hires.quant.observers import WITH_COUNTS, num_bytes, scratch
 
 

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable
 
 from hires.parallel.context import Context
 from hires.plan.graph import Node
-from hires.plan.operators.operator_families import COMPILED
+from hires.plan.operators.operator_facts import COMPILED
 
 KERNEL_BYTES = 64 * 2**10
 """Of one 8-bit kernel: on AVX2 a process grew by 40 to 60 KiB in the first call of a convolution,

@@ -67,17 +67,18 @@ from hires.nets.trace import trace_config
 from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
 from hires.plan.event import OF_WORLD
-from hires.plan.gpu_memory import (
+from hires.plan.graph import Parameter, Rect
+from hires.plan.hardware import CUDA, MPI
+from hires.plan.memory import (
     CONTEXT_BYTES,
     HOST_CONTEXT_BYTES,
+    MPI_BYTES,
     PINNED_BATCHES,
+    RankMemory,
     cublas_workspaces,
     nccl_bytes,
     pinned_bytes,
 )
-from hires.plan.graph import Parameter, Rect
-from hires.plan.hardware import CUDA, MPI
-from hires.plan.memory import MPI_BYTES, RankMemory
 from hires.plan.message_routes import has_memory, joined_backends
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives

@@ -37,8 +37,7 @@ from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT, Node
-from hires.plan.operators.operator_facts import facts_of
-from hires.plan.operators.operator_families import ROUNDS_AGAIN
+from hires.plan.operators.operator_facts import ROUNDS_AGAIN, facts_of
 from hires.plan.plan import Plan, Stage
 from hires.plan.rules import CROP, GATHER, WHOLE, rule_in
 

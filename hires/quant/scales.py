@@ -57,7 +57,7 @@ class Scales:
     """What a calibration found."""
 
     network: str
-    """Digest of the network that was calibrated (``hires.plan.calibrated_values``)."""
+    """Digest of the network that was calibrated (``hires.plan.passes.int8_scales``)."""
     observer: str
     images: int
     values: Mapping[str, Affine]

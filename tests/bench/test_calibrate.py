@@ -14,7 +14,7 @@ from hires.bench.bench_main import run
 from hires.bench.calibration_chains import Chain, chain_config
 from hires.bench.calibration_times import NodeTimes, typical
 from hires.core.errors import RunError
-from hires.plan.operators.operator_families import BATCH_NORM, CONV, CONV_1X1, POINTWISE
+from hires.plan.operators.operator_facts import BATCH_NORM, CONV, CONV_1X1, POINTWISE
 from hires.plan.simulation.machine_calibration import Links, Sample, kept_file, load_calibration
 from hires.plan.simulation.node_work import NodeWork, family_of
 from tests.helpers.bench_jobs import forked

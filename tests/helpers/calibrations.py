@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hires.plan.operators.operator_families import BATCH_NORM, CONV
+from hires.plan.operators.operator_facts import BATCH_NORM, CONV
 from hires.plan.simulation.machine_calibration import (
     Calibration,
     Links,

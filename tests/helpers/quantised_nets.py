@@ -23,10 +23,10 @@ from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.parallel.stage import StageModule
-from hires.plan.calibrated_values import params_digest
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.operators.activations import unfused
 from hires.plan.operators.operator_facts import facts_of
+from hires.plan.passes.int8_scales import params_digest
 from hires.plan.passes.quantise import Quantiser, quantised
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Plan

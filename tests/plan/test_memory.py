@@ -6,8 +6,17 @@ from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import MemoryConfig, RunConfig
 from hires.core.units import MIB
 from hires.plan import memory, rank_kinds
-from hires.plan.gpu_memory import CONNECTION_BYTES, LOOPS, MESSAGE_LOOPS, nccl_bytes
-from hires.plan.memory import LIBRARIES_BYTES, RankMemory, Room, room_of, rooms_of
+from hires.plan.memory import (
+    CONNECTION_BYTES,
+    LIBRARIES_BYTES,
+    LOOPS,
+    MESSAGE_LOOPS,
+    RankMemory,
+    Room,
+    nccl_bytes,
+    room_of,
+    rooms_of,
+)
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
 from tests.helpers.small_plans import plan_of

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.plan.graph import INPUT
-from hires.plan.partition import SLACK, layer_starts, partition
-from hires.plan.stage_cuts import cut_of_least
+from hires.plan.partition import SLACK, cut_of_least, layer_starts, partition
 from tests.helpers.graphs import chain, graph_of, node
 
 IMAGE = [1, 4, 8, 8]

@@ -16,8 +16,7 @@ from hires.plan.planner import make_plan
 from hires.plan.point_times import MeasuredSeconds
 from hires.plan.routes import parse_route
 from hires.plan.simulation.costs import ADD_TOUCHES, Device, Roofline
-from hires.plan.simulation.crowding import crowded_step_s
-from hires.plan.simulation.measured_network import MeasuredNetwork
+from hires.plan.simulation.machine_model import MeasuredNetwork, crowded_step_s
 from hires.plan.simulation.simulate import Link, Network, Simulation, simulate
 from hires.plan.tuning_table import TuningTable
 from tests.helpers.graphs import chain

@@ -39,7 +39,7 @@ _GPU_PARTS = (
     ("nccl_bytes", "N", "NCCL"),
     ("context_bytes", "C", "CUDA context"),
 )
-"""Assumptions (``hires.plan.gpu_memory``), but for what torch's allocator reserves."""
+"""Assumptions (``hires.plan.memory``), but for what torch's allocator reserves."""
 
 
 def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> list[str]:

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from hires.core.config.quant_config import DYNAMIC
 from hires.plan.graph import Graph, Node
-from hires.plan.operators.operator_facts import facts_of
-from hires.plan.operators.operator_families import CONVERTS
+from hires.plan.operators.operator_facts import CONVERTS, facts_of
 from hires.plan.passes.quantise import UINT8, Quantiser, is_linear
 from hires.quant.affine import Affine
 

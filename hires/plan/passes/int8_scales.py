@@ -1,4 +1,8 @@
-"""Quantises the network of a run with ``precision=int8`` by the scales that its config names."""
+"""Quantises the network of a run with ``precision=int8`` by the scales that its config names.
+
+Also names what a calibration observes, and what makes two networks one for their scales: both of
+the fused float graph, whatever the layout, batch and image that it is run with.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,15 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
 from hires.core.registry import offer
-from hires.plan.calibrated_values import params_digest
-from hires.plan.graph import Graph
+from hires.core.store.frozen import digest
+from hires.plan.graph import INPUT, Graph
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.passes import (  # noqa: F401, they register the rules
     int8_pointwise,
     int8_rules,
 )
 from hires.plan.passes.quantise import quantised
+from hires.plan.rules import CROP, GATHER
 from hires.quant.scales import linear_way, scales_of, stored_scales
 
 
@@ -74,3 +79,24 @@ def kept_by_name(graph: Graph, config: RunConfig) -> dict[str, str]:
             raise ConfigError(f"quant.keep={pattern} names no layer of the network; {remedy}")
         kept |= dict.fromkeys(layers, f"quant.keep={pattern}")
     return kept
+
+
+def observed_values(graph: Graph) -> list[str]:
+    """Returns the real values that depend on the images, sample by sample, in order."""
+    samples = graph.input_shape[0]
+    values = [INPUT] if INPUT in graph.consumers else []
+    for node in graph.nodes:
+        shape = node.shape or []
+        if node.name in graph.of_images and "float" in (node.dtype or "") and len(shape) > 1:
+            converts = node.kind in (GATHER, CROP)  # nodes of a layout, which another one lacks
+            values += [node.name] if shape[0] == samples and not converts else []
+    return values
+
+
+def params_digest(graph: Graph) -> str:
+    """Returns 16 digits that differ where the parameters and buffers of two networks do.
+
+    They are the network's own: how it was rewritten, cut and tiled makes no difference.
+    """
+    own = graph.own_params(name for node in graph.nodes for name in node.params)
+    return digest([[name, graph.params[name].shape] for name in sorted(own)])

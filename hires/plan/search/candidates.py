@@ -14,14 +14,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
 from hires.plan.schedule import DIRECTIONS
-from hires.plan.search.change import Change
 
 MOST_GRIDS = 6
 """Grids of one number of tiles that are listed, the most square ones first."""
@@ -325,3 +326,46 @@ def _is_smooth(count: int) -> bool:
         while count % factor == 0:
             count //= factor
     return count == 1
+
+
+@dataclass(frozen=True)
+class Change:
+    """Keys of a config that take other values."""
+
+    keys: dict[str, Any]
+    """By dotted name, as ``parallel.stages``."""
+
+    @property
+    def text(self) -> str:
+        """The overrides as a user types them."""
+        return " ".join(f"{key}={written(value)}" for key, value in self.keys.items())
+
+    def apply(self, config: RunConfig) -> RunConfig | None:
+        """Returns the changed config, or None if its values make no sense together."""
+        try:
+            return self.applied(config)
+        except ConfigError:
+            return None
+
+    def applied(self, config: RunConfig) -> RunConfig:
+        """Returns the changed config; ConfigError: its values make no sense together."""
+        changed: RunConfig = _replaced(config, self.keys)
+        return changed
+
+
+def written(value: Any) -> str:
+    """Returns a value as a user types it."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value).replace(" ", "")
+
+
+def _replaced(section: Any, keys: dict[str, Any]) -> Any:
+    groups: dict[str, dict[str, Any]] = {}
+    for key, value in keys.items():
+        group, _, name = key.partition(".")
+        if name:
+            groups.setdefault(group, {})[name] = value
+    values = {key: value for key, value in keys.items() if "." not in key}
+    values |= {group: _replaced(getattr(section, group), inner) for group, inner in groups.items()}
+    return dataclasses.replace(section, **values)

@@ -20,7 +20,14 @@ from hires.core.config.run_config import RunConfig
 from hires.core.precisions import PRECISIONS
 from hires.plan.event import BYTES
 from hires.plan.graph import Graph, Node
-from hires.plan.partition import SLACK, crossing, layer_starts, partition, starts_between_ties
+from hires.plan.partition import (
+    SLACK,
+    crossing,
+    cut_of_least,
+    layer_starts,
+    partition,
+    starts_between_ties,
+)
 from hires.plan.schedule import SCHEDULES, Pipeline, forward_only
 from hires.plan.search.candidates import Candidate, LayoutShape
 from hires.plan.search.peak_estimate import Pass, StageBytes, fullest_bytes
@@ -35,7 +42,6 @@ from hires.plan.search.stage_table import (
 )
 from hires.plan.simulation.costs import ADD_TOUCHES, UPDATE_TOUCHES
 from hires.plan.simulation.simulate import Network
-from hires.plan.stage_cuts import cut_of_least
 
 WEIGHT_BYTES = 4
 """Of a parameter in training, and of its gradient and the optimiser's numbers."""

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 from hires.plan.event import BYTES
 from hires.plan.graph import INPUT, Graph, Node
-from hires.plan.operators.operator_facts import facts_of
-from hires.plan.operators.operator_families import KEEPS_NOTHING, KEEPS_VALUE
+from hires.plan.operators.operator_facts import KEEPS_NOTHING, KEEPS_VALUE, facts_of
 from hires.plan.simulation.simulate import Link
 from hires.plan.tiling import area, intersect, need_of, own_rects
 

@@ -24,7 +24,7 @@ from hires.core.store.cache import sealed, unsealed
 from hires.core.store.file_names import CALIBRATION
 from hires.core.store.files import cache_dir, make_folder, write_atomically
 from hires.core.store.reading import read_bytes
-from hires.plan.operators.operator_families import PRODUCT
+from hires.plan.operators.operator_facts import PRODUCT
 from hires.plan.simulation.node_work import CONVOLUTIONS, NodeWork
 from hires.plan.simulation.simulate import Link, Network
 

@@ -17,17 +17,20 @@ from functools import cached_property
 from hires.core.config.launcher_config import HERE
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
+from hires.plan.event import Event
 from hires.plan.hardware import CUDA, device_of, gpus_of_node
+from hires.plan.message_routes import RouteCase
 from hires.plan.plan import Plan
 from hires.plan.point_times import MeasuredSeconds
 from hires.plan.route_choice import table_of
+from hires.plan.routes import Route
 from hires.plan.simulation.calibrated_device import CalibratedDevice
 from hires.plan.simulation.costs import Device, DeviceSpeed, Roofline
-from hires.plan.simulation.crowding import concurrency, crowded_step_s, unlinked_concurrency
 from hires.plan.simulation.machine_calibration import COMMAND, Calibration
-from hires.plan.simulation.measured_network import MeasuredNetwork
 from hires.plan.simulation.node_work import NodeWork
-from hires.plan.simulation.simulate import Link, Network, Simulation, simulate
+from hires.plan.simulation.simulate import Link, Network, PassingTime, Simulation, simulate
+from hires.plan.table_rules import Case, dtype_class
+from hires.plan.traffic import Operation
 
 LAUNCH_S = 10e-6
 """Of one operator of PyTorch in eager mode."""
@@ -209,3 +212,88 @@ def _of_cluster(config: RunConfig, device: str) -> MachineModel:
         device=Device(rate * 1e12, cluster.memory_gb_per_s * 1e9, LAUNCH_S),
         cores=cores,
     )
+
+
+def crowded_step_s(simulation: Simulation, cores: float, copies: float = 1.0) -> float:
+    """Returns what the step takes on a machine with so many cores.
+
+    cores 2     rank 0  ####....####          at any moment k ranks compute; where k > 2 each of
+                rank 1  ########....          them gets 2/k of its time, so that moment takes k/2
+                rank 2  ....########          as long, for those that wait, too
+                k       222233332222
+
+    Args:
+        simulation: of one replica, each of its ranks on a core of its own.
+        cores: that its ranks have together, in units of a rank's threads.
+        copies: replicas that share them, all alike; below 1: a replica has those of several nodes.
+    """
+    changes: list[tuple[float, int]] = []
+    for spans in simulation.computing:
+        for begin_s, end_s in spans:
+            changes += [(begin_s, 1), (end_s, -1)]
+    changes.sort()
+    more_s, running, last_s = 0.0, 0, 0.0
+    for now_s, change in changes:
+        crowd = running * copies / cores
+        if crowd > 1:
+            more_s += (now_s - last_s) * (crowd - 1)
+        running, last_s = running + change, now_s
+    return simulation.step_s + more_s
+
+
+def concurrency(simulation: Simulation) -> float:
+    """Returns how many ranks compute at once, in the mean over the time that any of them does."""
+    return _busy_s(simulation) / simulation.step_s if simulation.step_s else 0.0
+
+
+def unlinked_concurrency(simulation: Simulation) -> float:
+    """Returns how many ranks would compute at once if messages took no time.
+
+    They are those that use a core: a rank that waits for a message on its way copies it.
+    """
+    return _busy_s(simulation) / simulation.unlinked_s if simulation.unlinked_s else 0.0
+
+
+def _busy_s(simulation: Simulation) -> float:
+    return sum(end_s - begin_s for spans in simulation.computing for begin_s, end_s in spans)
+
+
+@dataclass(frozen=True)
+class MeasuredNetwork(Network):
+    """A network whose messages take what was measured; the links serve for all others."""
+
+    measured: MeasuredSeconds | None = None
+    device: str = "cpu"
+
+    def message_s(self, source: int, target: int, num_bytes: int, event: Event) -> PassingTime:
+        """Returns how long a message keeps its lanes busy: what it takes beyond one of a byte."""
+        ranks = [source, target]
+        latency_s = self._seconds("send", ranks, 1, event)
+        whole_s = self._seconds("send", ranks, num_bytes, event)
+        if whole_s is None or latency_s is None:
+            return super().message_s(source, target, num_bytes, event)
+        latency_s = min(latency_s, whole_s)
+        return PassingTime(self.crowd * (whole_s - latency_s), self.crowd * latency_s)
+
+    def meeting_s(self, ranks: list[int], call: Operation, event: Event) -> float:
+        """Returns how long a collective takes from its last member's arrival."""
+        seconds = self._seconds(call.operation, ranks, call.num_bytes, event)
+        return super().meeting_s(ranks, call, event) if seconds is None else self.crowd * seconds
+
+    def has_measured(self, case: RouteCase, route: Route) -> bool:
+        """Whether the messages of a plan's case take what was measured."""
+        operation, _, ranks, near, kind, num_bytes = case
+        ranks = 2 if operation == "send" else ranks
+        of_table = Case(operation, ranks, near, self.device, kind, num_bytes)
+        return self.measured is not None and self.measured.seconds(of_table, route) is not None
+
+    def _seconds(
+        self, operation: str, ranks: list[int], num_bytes: int, event: Event
+    ) -> float | None:
+        if self.measured is None or event.route is None:
+            return None
+        nodes = [self.node_of(rank) for rank in ranks]
+        near = max(map(nodes.count, set(nodes)))
+        kind = dtype_class(operation, event.dtype)
+        case = Case(operation, len(ranks), near, self.device, kind, num_bytes)
+        return self.measured.seconds(case, event.route)

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from hires.plan.event import BYTES
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.halos import is_list
-from hires.plan.operators.operator_facts import OperatorFacts, facts_of
-from hires.plan.operators.operator_families import (
+from hires.plan.operators.operator_facts import (
     CLASSES,
     CONV,
     CONV_1X1,
@@ -25,6 +24,8 @@ from hires.plan.operators.operator_families import (
     REDUCTION,
     RESIZE,
     TRANSPOSED,
+    OperatorFacts,
+    facts_of,
 )
 
 CONVOLUTIONS = (CONV, CONV_1X1, GROUPED, TRANSPOSED)

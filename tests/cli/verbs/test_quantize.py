@@ -19,7 +19,7 @@ from hires.core.store import frozen, records
 from hires.core.store.ends import write_exit
 from hires.core.store.network_weights import find_weights
 from hires.launcher.local.local_launcher import Outcome
-from hires.plan.calibrated_values import observed_values, params_digest
+from hires.plan.passes.int8_scales import observed_values, params_digest
 from hires.plan.plan import Plan
 from hires.quant.affine import affine_of
 from hires.quant.scales import Scales, calibration_key, read_scales, write_scales
