@@ -71,7 +71,7 @@ def choose_routes(plan: Plan, choice: RouteChoice) -> None:
 def send_route(
     plan: Plan, place: str, ranks: int, near: int, dtype: str, numbers: int
 ) -> Route | None:
-    """Returns the route of a message; None in a plan that has none, as of an older hires."""
+    """Returns the route of a message; None: the plan has none for it."""
     case = "send", place, ranks, near, dtype_class("send", dtype), numbers * BYTES[dtype]
     return _table(plan).get(case)
 

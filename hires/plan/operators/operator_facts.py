@@ -1,4 +1,4 @@
-"""Defines the entry of an operator, the table of entries by ATen name, its page in words, and families."""
+"""Defines the entry of an operator, the table of entries by ATen name, its page, and families."""
 
 from __future__ import annotations
 
