@@ -129,6 +129,20 @@ def node_place(plan: Plan, rank: int) -> tuple[int, int]:
     return bounds[node - 1] - rank, bounds[node] - rank
 
 
+def replicas_apart(plan: Plan) -> list[int]:
+    """Returns the first rank of one replica for each way in which nodes divide replicas.
+
+    Of those that nodes divide alike all messages have the same routes.
+    """
+    if not _tells_nodes(plan):
+        return [0]
+    size, first = plan.ranks_per_replica, dict[tuple[int, ...], int]()
+    for rank in range(0, plan.world, size):
+        cuts = tuple(start - rank for start in _node_starts(plan) if rank < start < rank + size)
+        first.setdefault(cuts, rank)
+    return [*first.values()]
+
+
 def backends_of_plan(plan: Plan) -> list[str]:
     """Returns the backends of all routes but those of agreements; that of the plan comes first."""
     routes = (route for case, route in _table(plan).items() if case[1] != OF_ALL)

@@ -228,3 +228,20 @@ def test_routes_within_a_node_and_between_nodes(table):
     for rank, event in routed(plan):
         if event.kind in POSTS:
             assert event.route.backend == ("gloo" if rank // 2 == event.peer // 2 else "mpi")
+
+
+def test_every_replica_that_nodes_divide_otherwise_is_proved(table, monkeypatch):
+    rules = [{"operation": "send", "ranks_per_node": "all", "route": "gloo:message"}]
+    comm = {"table": table(rules, "mpi"), "backends": ["mpi"]}
+    launcher = {"name": "mpirun", "hosts": ["a", "b", "c"]}
+    layout = {"tiles": [2, 2], "stages": 1, "replicas": 2}  # nodes of 3, 3 and 2 ranks
+    plan = routed_plan(comm, launcher, **layout)
+    assert plan.verdict.startswith("deadlock-free")
+
+    def dropped(plan: Plan, rank: int) -> list[Event]:
+        program = [*events(plan, rank)]
+        index = next((i for i, event in enumerate(program) if event.kind == "send"), 0)
+        return program if rank != 5 else program[:index] + program[index + 1 :]
+
+    monkeypatch.setattr("hires.plan.proof.prove.events", dropped)
+    assert any("from rank 5, which never sends it" in one.text for one in verify(plan))

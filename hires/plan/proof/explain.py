@@ -5,7 +5,7 @@ from __future__ import annotations
 import graphlib
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hires.plan.event import JOINT, MEETINGS, WORLD, Event
@@ -21,37 +21,40 @@ from hires.plan.proof.step_order import (
 from hires.plan.routes import STREAMED
 
 
-def prove_each(programs: Sequence[Sequence[Event]], members: Sequence[Sequence[int]]) -> Proof:
+def prove_each(
+    programs: Sequence[Sequence[Event]], members: Sequence[Sequence[int]], first: int = 0
+) -> Proof:
     """Returns the proof of one list of events per rank; takes time in proportion to their number.
 
-    The proof has no ``problems`` if every rank reaches its end with every message received.
+    The ranks are numbered from ``first`` on. The proof has no ``problems`` if every rank reaches
+    its end with every message received.
     """
-    return _Steps(programs, members).proof
+    return _Steps(dict(enumerate(programs, start=first)), members).proof
 
 
 class _Steps:
     """All events of all ranks as nodes of their own, and those that are reached."""
 
     def __init__(
-        self, programs: Sequence[Sequence[Event]], members: Sequence[Sequence[int]]
+        self, programs: Mapping[int, Sequence[Event]], members: Sequence[Sequence[int]]
     ) -> None:
         self.groups = {index: [*dict.fromkeys(ranks)] for index, ranks in enumerate(members)}
-        self.groups[WORLD] = [*range(len(programs))]
+        self.groups[WORLD] = [*programs]
         self.programs, self.proof, self.step = programs, Proof(), StepGraph()
-        self.read = [self.step.read(rank, self._own(rank)) for rank in range(len(programs))]
+        self.read = {rank: self.step.read(rank, self._own(rank)) for rank in programs}
         for meeting, came in self.step.came.items():
             absent = [rank for rank in self._members(meeting) if rank not in came]
             self.step.graph[meeting] += [("absent", rank, meeting) for rank in absent]
         self.reached = reached(self.step.graph)
         self.standing: dict[int, RankEvent] = {}
-        for rank, program in enumerate(self.read):
+        for rank, program in self.read.items():
             wait = next((one for one in program.waits if one.node not in self.reached), None)
             if wait is not None:
                 self.standing[rank] = wait
         self.proof.stuck = [*self.standing]
         self._compare()
         is_open = 2 * self.proof.num_messages < len(self.step.events)
-        if self.standing or is_open or any(program.unread for program in self.read):
+        if self.standing or is_open or any(program.unread for program in self.read.values()):
             self._explain()
 
     def _own(self, rank: int) -> Iterator[Event]:
@@ -71,7 +74,7 @@ class _Steps:
     def _compare(self) -> None:
         """Counts messages and collectives whose sides have met, and compares what they say."""
         problems = self.proof.problems
-        for program in self.read:
+        for program in self.read.values():
             for post, event, first in program.disordered:
                 if self._has_met(post, event):
                     problems.append(
@@ -121,7 +124,7 @@ class _Steps:
     def _explain(self) -> None:
         """Adds a sentence for each thing that is wrong."""
         self.backends: dict[Hashable, set[str]] = defaultdict(set)
-        for event in itertools.chain.from_iterable(self.programs):
+        for event in itertools.chain.from_iterable(self.programs.values()):
             self.backends[_likeness(event)].add(event.backend)
         problems = self.proof.problems
         compared = len(problems)
@@ -130,7 +133,7 @@ class _Steps:
         if is_cycle:
             problems.append(f"deadlock: {chain}")
         problems += self._one_sided()
-        for program in self.read:
+        for program in self.read.values():
             for post, event in program.unread:
                 if self._has_met(post, event):
                     rank = self.step.events[post][0]

@@ -13,7 +13,7 @@ from typing import Any
 from hires.plan.event import Event
 from hires.plan.gradient_sums import sums_of
 from hires.plan.groups import groups
-from hires.plan.message_routes import backends_of_plan
+from hires.plan.message_routes import backends_of_plan, replicas_apart
 from hires.plan.ownership import publications
 from hires.plan.plan import Finding, Plan
 from hires.plan.program import events
@@ -65,11 +65,9 @@ def judged(plan: Plan) -> Iterator[Verdict]:
     The routes are what runs. Where ranks turn out to have no memory in common when they start, the
     messages of that fall back to the plan's own backend, and these must be right, too.
 
-    Replicas do the same and meet in the gradient groups only, at the end of the step, so the first
-    one stands for all; their groups are cut down to its ranks.
+    Replicas do the same and meet in the gradient groups only, at the end of the step, so one stands
+    for all that nodes divide alike; the groups are cut down to its ranks.
     """
-    ranks = range(plan.ranks_per_replica)
-    members = [[rank for rank in group if rank in ranks] for group in groups(plan)]
     # Every replica does the same, but all meet in the sums of gradients, and agree on the update.
     joint = sum(
         len(sums_of(plan, stage.index)) + len(publications(plan, stage.index))
@@ -78,24 +76,33 @@ def judged(plan: Plan) -> Iterator[Verdict]:
     joint += plan.scales_loss + plan.clips_gradients
     joint = joint if plan.num_replicas > 1 else 0
     backends = backends_of_plan(plan)
-
-    def begun(apart: bool) -> list[Iterator[Event]]:
-        every: list[Iterator[Event]] = [
-            chain(creation(members, rank), events(plan, rank)) for rank in ranks
-        ]
-        return [_without_memory(plan, program) for program in every] if apart else every
-
     for apart in (False, True) if {*backends} & {*MEMORY} else (False,):
         began = time.perf_counter()
         with _without_cycles():
-            proof = prove_merged(begun(apart), members, translated_kinds(plan))
-            proof = proof or prove_each([[*program] for program in begun(apart)], members)
+            proofs = [_proof_of(plan, first, apart) for first in replicas_apart(plan)]
+        proof = next((one for one in proofs if one.problems), proofs[0])
         took = time.perf_counter() - began
         collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
         messages = proof.num_messages * plan.num_replicas
         used = [name for name in backends if not apart or name not in MEMORY]
         names = [*dict.fromkeys([*used, plan.backend])] if apart else used
         yield Verdict(names, proof, messages, collectives, took)
+
+
+def _proof_of(plan: Plan, first: int, apart: bool) -> Proof:
+    """Returns the proof of the replica that begins with a rank."""
+    ranks = range(first, first + plan.ranks_per_replica)
+    members = [[rank for rank in group if rank in ranks] for group in groups(plan)]
+
+    def begun() -> list[Iterator[Event]]:
+        every: list[Iterator[Event]] = [
+            chain(creation(members, rank), events(plan, rank)) for rank in ranks
+        ]
+        return [_without_memory(plan, program) for program in every] if apart else every
+
+    kinds = None if first else translated_kinds(plan)
+    proof = prove_merged(begun(), members, kinds, first)
+    return proof or prove_each([[*program] for program in begun()], members, first)
 
 
 def _without_memory(plan: Plan, program: Iterator[Event]) -> Iterator[Event]:

@@ -285,15 +285,16 @@ def prove_merged(
     programs: Sequence[Iterable[Event]],
     members: Sequence[Sequence[int]],
     kinds: Sequence[int] | None = None,
+    first: int = 0,
 ) -> Proof | None:
     """Returns the proof of programs whose merged events have an order, or None: it shows nothing.
 
     ``kinds`` has for each rank the one whose program stands for its own, with peers at the same
-    distances. None: each rank stands for itself.
+    distances. None: each rank stands for itself. Groups number the ranks from ``first`` on.
     """
     kinds = range(len(programs)) if kinds is None else kinds
     step = StepGraph(is_merged=True)
-    read = {rank: step.read(rank, programs[rank]) for rank in sorted(set(kinds))}
+    read = {rank: step.read(first + rank, programs[rank]) for rank in sorted(set(kinds))}
     if len(reached(step.graph)) < len(step.graph) or any(one.unread for one in read.values()):
         return None
     proof = Proof()
@@ -310,7 +311,7 @@ def prove_merged(
                     return None
                 compared.add(pair)
     groups: dict[int, set[int]] = {WORLD: set(range(len(kinds)))}
-    groups |= {index: set(ranks) for index, ranks in enumerate(members)}
+    groups |= {index: {rank - first for rank in ranks} for index, ranks in enumerate(members)}
     for rank, kind in enumerate(kinds):
         if any(rank not in groups.get(group, ()) for group, _ in read[kind].meetings):
             return None
