@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 
 from hires.plan.simulation.costs import BACK
-from hires.plan.simulation.machine_calibration import DEFAULTS, FALLBACK_DTYPE, Calibration, Sample
+from hires.plan.simulation.machine_calibration import FALLBACK_DTYPE, Calibration, Sample
 from hires.plan.simulation.node_work import ARITHMETIC, CONVOLUTIONS, NodeWork
 
 NEIGHBOURS = 6
@@ -112,10 +112,6 @@ class CalibratedDevice:
                     if located:
                         return interpolated(located, _logs(work))
         return 0.0
-
-
-DEFAULT_DEVICE = CalibratedDevice(DEFAULTS)
-"""The stated default: a generic server core."""
 
 
 def interpolated(located: Sequence[Located], place: tuple[float, ...]) -> float:

@@ -19,11 +19,9 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.plan.event import Event
 from hires.plan.hardware import CUDA, device_of, gpus_of_node
-from hires.plan.message_routes import RouteCase
 from hires.plan.plan import Plan
 from hires.plan.point_times import MeasuredSeconds
 from hires.plan.route_choice import table_of
-from hires.plan.routes import Route
 from hires.plan.simulation.calibrated_device import CalibratedDevice
 from hires.plan.simulation.costs import Device, DeviceSpeed, Roofline
 from hires.plan.simulation.machine_calibration import COMMAND, Calibration
@@ -279,13 +277,6 @@ class MeasuredNetwork(Network):
         """Returns how long a collective takes from its last member's arrival."""
         seconds = self._seconds(call.operation, ranks, call.num_bytes, event)
         return super().meeting_s(ranks, call, event) if seconds is None else self.crowd * seconds
-
-    def has_measured(self, case: RouteCase, route: Route) -> bool:
-        """Whether the messages of a plan's case take what was measured."""
-        operation, _, ranks, near, kind, num_bytes = case
-        ranks = 2 if operation == "send" else ranks
-        of_table = Case(operation, ranks, near, self.device, kind, num_bytes)
-        return self.measured is not None and self.measured.seconds(of_table, route) is not None
 
     def _seconds(
         self, operation: str, ranks: list[int], num_bytes: int, event: Event
