@@ -6,11 +6,11 @@ import functools
 import sys
 from collections.abc import Sequence
 
-from hires.comm.agreements import broadcast_text, compare_starts, gather_texts, patient_group
+from hires.comm.agreements import compare_starts, gather_texts, patient_group
 from hires.comm.backends import rendezvous
 from hires.comm.backends.backend import BACKENDS
 from hires.comm.guarded_waits import waiting
-from hires.comm.sequence_check import join_check
+from hires.comm.sequence_check import CHECKS, join_check
 from hires.comm.staging import Allocate, plain_empty
 from hires.comm.transport import Group, activity, has_streams, transport
 from hires.comm.world_search import world_here
@@ -46,11 +46,13 @@ def init(
 
     Raises:
         CommError: not all ranks came in time, or they name other backends, another table or plan.
-        ConfigError: a backend is unknown, or the table names one that is not in ``backends``; or
-            the environment names no rank.
+        ConfigError: a backend or ``check`` is unknown, or the table names one that is not in
+            ``backends``; or the environment names no rank.
     """
     if transport.backends:
         raise CommError("this rank has joined a world already; call shutdown() first")
+    if check not in CHECKS:
+        raise ConfigError(f"unknown check {check!r}; choose one of {', '.join(CHECKS)}")
     missing = [name for name in (table.backends if table else ()) if name not in backends]
     if missing:
         raise ConfigError(
@@ -80,7 +82,7 @@ def init(
             firsts = gather_texts(str(world.rank - world.local_rank))
             transport.nodes = tuple(map(int, firsts))
         if check != "off" and world.size > 1 and transport.default != "null":
-            transport.check = join_check(world, timeout_s, activity, broadcast_text, check)
+            transport.check = join_check(world, timeout_s, activity, check)
     except BaseException:
         _leave(failed=True)
         raise

@@ -1,13 +1,13 @@
 """Finds out why a rank waits too long: compares the calls of all ranks beside the backends.
 
 Every call of an operation is kept (:mod:`hires.core.ranks.call_records`). A thread looks at what
-the rank waits in, and ranks exchange their records through a board of rank 0 (:mod:`.call_board`):
+the rank waits in, and ranks exchange their records through a board (:mod:`.call_board`):
 
     rank 0    all_reduce ....... a third of the timeout: requests and compares records ... timeout
     rank 1    broadcast .............................. writes its record at a request
 
 So the error at the end of the wait names the calls of both ranks with their lines, even if the
-other rank has ended meanwhile. Rank 0 leaves to the others the records of those that have left.
+other rank has ended meanwhile. Before rank 0 leaves, the others keep the records that are there.
 Ranks that end well compare once more when they leave, since a wrong root may be wrong numbers and
 no wait at all. With ``every`` each call is compared before it begins; otherwise those of gloo are
 where a rank makes the first one of an operation and size, since gloo ends a process whose size is
@@ -21,16 +21,16 @@ import contextlib
 import dataclasses
 import json
 import logging
-import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from hires.comm.call_board import LEFT_BYTES, BoardConnection, BoardServer, CallBoard
+from hires.comm.backends import rendezvous
+from hires.comm.call_board import FAILURES, CallBoard
 from hires.core.errors import CommError
 from hires.core.ranks.call_differences import (
     CIRCLE,
@@ -59,15 +59,13 @@ ENDED_S = 0.25
 """The same where one of them has ended."""
 MOST_RECORDS = 64
 """Ranks whose records are read."""
-LINGER_S = 1.0
-"""How long rank 0 keeps its board for ranks that have not left."""
+LINGER_S = 0.5
+"""How long rank 0 stays for ranks that have not left, besides the time between their looks."""
 PAUSE_S = 0.005
 NEVER = 2**62
 """A number that no request reaches: only records of ranks that have left count as answers."""
 
 LOST = "answers come through rank 0, which gives none"
-
-Board = CallBoard | BoardConnection
 
 INSIDE = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 """Code that passes calls on: hires.comm and torch."""
@@ -81,23 +79,21 @@ class _Reason(NamedTuple):
 
 
 class SequenceCheck:
-    """The check of one rank in one world; ``server``: of the board, on rank 0."""
+    """The check of one rank in one world."""
 
     def __init__(
         self,
-        board: Board,
+        board: CallBoard,
         rank: int,
         world: int,
         timeout_s: float,
         activity: Activity,
         every: bool = False,
-        server: BoardServer | None = None,
     ) -> None:
         self.ring = CallRing(INSIDE)
         self.has_failed = False
         """Whether an error came before: then messages without their other side are no news."""
         self._board, self._rank, self._world, self._every = board, rank, world, every
-        self._server = server
         self._timeout_s, self._activity = timeout_s, activity
         self._look_s = max(min(LOOK_S, timeout_s / 12), world / RANKS_PER_LOOK_S)
         self._calm_s = max(min(CALM_S, timeout_s / 12), world / CALM_RANKS_PER_LOOK_S)
@@ -145,38 +141,27 @@ class SequenceCheck:
         """Leaves; CommError: this rank and another one that has left made different calls."""
         self._stopped.set()
         self._thread.join()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(*FAILURES):
             self._publish(-1, has_left=True)
+            if self._rank == 0:
+                self._board.end()
         ranks = range(min(self._world, MOST_RECORDS))
         records = self._read(ranks, NEVER)
-        deadline = time.monotonic() + LINGER_S
-        while self._server is not None and time.monotonic() < deadline:
+        deadline = time.monotonic() + LINGER_S + self._calm_s
+        while self._rank == 0 and time.monotonic() < deadline:
             if len(records) == len(ranks):  # all have left: none needs the board any more
                 break
             time.sleep(PAUSE_S)
             records = self._read(ranks, NEVER)
-        if self._server is not None:
-            self._server.close(self._left_behind())
-        elif isinstance(self._board, BoardConnection):
-            self._board.close()
         records[self._rank] = self._record(-1, has_left=True)
         if text := first_difference(records) or first_unmatched(records):
             raise CommError(f"the ranks did not call the same operations: {text}")
-
-    def _left_behind(self) -> dict[str, tuple[int, str]]:
-        # The records of ranks that have left, this one first, for those that have not.
-        found, size = {}, 0
-        for rank, (asked, text) in self._board.get([*range(self._world)]).items():
-            if json.loads(text)["has_left"] and size + len(text) < LEFT_BYTES:
-                size += len(text)
-                found[rank] = asked, text
-        return found
 
     # ---- the thread
 
     def _run(self) -> None:
         while not self._stopped.wait(self._look_s):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(*FAILURES):
                 self._answer()
             self._look()
 
@@ -185,6 +170,7 @@ class SequenceCheck:
         is_calm = now is None or clock_s - now.begin_s < self._calm_s
         if not is_calm or clock_s - self._looked_s >= self._calm_s:
             self._looked_s = clock_s
+            self._board.keep(range(min(self._world, MOST_RECORDS)))
             if self._board.look() != self._asked:
                 self._publish(now.number if now is not None else -1)
 
@@ -205,7 +191,7 @@ class SequenceCheck:
             try:
                 asked = self._board.ask()
                 self._publish(number)
-            except OSError:
+            except FAILURES:
                 asked, patience_s, silence = NEVER, 0.0, LOST
             deadline = time.monotonic() + patience_s
             while True:
@@ -242,13 +228,11 @@ class SequenceCheck:
 
     def _read(self, ranks: Sequence[int], asked: int) -> dict[int, RankCalls]:
         # The records that answer a request, and those of ranks that have left.
-        found, records = dict[str, tuple[int, str]](), {}
-        with contextlib.suppress(OSError):  # rank 0 has ended, and left nothing behind
-            found = self._board.get([*ranks])
-        for rank, (answers, text) in found.items():
-            record = read_calls(int(rank), json.loads(text))
+        records = {}
+        for rank, (answers, text) in self._board.get(ranks).items():
+            record = read_calls(rank, json.loads(text))
             if record is not None and (answers >= asked or record.has_left):
-                records[int(rank)] = record
+                records[rank] = record
         return records
 
     def _compare_first(self, number: int) -> None:
@@ -257,52 +241,29 @@ class SequenceCheck:
         call = record.waiting
         assert call is not None
         place, text = f"{call.channel} {call.number}", json.dumps([self._rank, *call])
-        with contextlib.suppress(OSError):
+        first: list[Any] = [self._rank, *call]
+        with contextlib.suppress(*FAILURES):
             first = json.loads(self._board.first(place, text))
-            other = RankCalls(first[0], [first[1:]], {call.channel: [call.number, []]})
-            if text := first_difference({first[0]: other, self._rank: record}):
+        other = RankCalls(first[0], [first[1:]], {call.channel: [call.number, []]})
+        if text := first_difference({first[0]: other, self._rank: record}):
+            with contextlib.suppress(*FAILURES):
                 self._publish(number)
-                why = f"the ranks do not call the same operation: {text}"
-                self.ring.break_channel(number, why)
-                raise CommError(why)
+            why = f"the ranks do not call the same operation: {text}"
+            self.ring.break_channel(number, why)
+            raise CommError(why)
 
 
 def join_check(
-    world: World, timeout_s: float, activity: Activity, exchange: Callable[..., str], when: str
+    world: World, timeout_s: float, activity: Activity, when: str
 ) -> SequenceCheck | None:
-    """Returns the check of a rank, all ranks together; None where rank 0 cannot be reached.
+    """Returns the check of a rank; None where its ranks have not met in a store.
 
-    ``exchange`` hands the text of rank 0, or of the rank that is its third argument, to all ranks;
-    ``when`` is one of ``CHECKS`` but ``off``. The board can be reached by the address of rank 0 in
-    the network of the other machines, and by no other.
+    ``when`` is one of ``CHECKS`` but ``off``.
     """
-    board: Board | None = None
-    server, place, host = None, "", "127.0.0.1"
-    if world.local_size < world.size:
-        # As the last rank, which is on another machine, finds rank 0: its own name may lead rank 0
-        # to the address of its own machine alone.
-        host = exchange(_found(world), "the exchange of an address", world.size - 1)
-    if world.rank == 0 and host:
-        with contextlib.suppress(OSError):
-            board = CallBoard()
-            server = BoardServer(board, host)
-            place = server.place
-    place = exchange(place, "the exchange of a port")
-    if world.rank and place:
-        with contextlib.suppress(OSError):
-            board = BoardConnection(host, place, min(timeout_s, PATIENCE_S))
-    if board is None:
-        log.warning("no connection to rank 0: its calls and those of this rank are not compared")
+    store = rendezvous.second_connection(world)
+    if store is None:
         return None
-    every = when == "every"
-    check = SequenceCheck(board, world.rank, world.size, timeout_s, activity, every, server)
+    board, every = CallBoard(store), when == "every"
+    check = SequenceCheck(board, world.rank, world.size, timeout_s, activity, every)
     activity.calls = check.ring
     return check
-
-
-def _found(world: World) -> str:
-    # The number of the address of the world, as this machine finds it; empty: it does not.
-    with contextlib.suppress(OSError):
-        place = socket.getaddrinfo(world.address, world.port, type=socket.SOCK_STREAM)[0][4]
-        return str(place[0])
-    return ""

@@ -1,20 +1,23 @@
-"""The check of the calls of ranks: threads that stand for ranks, and a board in memory."""
+"""The check of the calls of ranks: threads that stand for ranks, and a folder."""
 
 from __future__ import annotations
 
 import contextlib
-import socket
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from hires.comm import call_board, sequence_check
-from hires.comm.call_board import BoardConnection, BoardServer, CallBoard
-from hires.comm.sequence_check import Board, SequenceCheck
+from hires.comm.backends import rendezvous
+from hires.comm.backends.rendezvous import FolderStore
+from hires.comm.call_board import CallBoard
+from hires.comm.sequence_check import SequenceCheck
 from hires.core.errors import CommError
 from hires.core.ranks.call_records import CallFacts
 from hires.core.ranks.heartbeat import Activity
-from tests.helpers.patience import PATIENCE_S
 
 SUM = CallFacts("all_reduce", 4096, "float32", "gloo")
 ROOTED = CallFacts("broadcast", 8, "int64", "gloo")
@@ -24,7 +27,7 @@ SUM.may_abort = ROOTED.may_abort = False  # their first calls were compared
 class Rank:
     """A rank that waits where it is told."""
 
-    def __init__(self, board: Board, rank: int, every: bool, timeout_s: float) -> None:
+    def __init__(self, board: CallBoard, rank: int, every: bool, timeout_s: float) -> None:
         self.activity = Activity()
         self.check = SequenceCheck(board, rank, 2, timeout_s, self.activity, every)
 
@@ -37,44 +40,60 @@ class Rank:
 
 
 @contextlib.contextmanager
+def boards(number: int) -> Iterator[tuple[str, list[CallBoard]]]:
+    """Yields a folder that is the store of some ranks, and the board of each."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        yield folder, [CallBoard(FolderStore(Path(folder))) for _ in range(number)]
+
+
+@contextlib.contextmanager
 def ranks(every: bool = False, timeout_s: float = 1.0) -> Iterator[list[Rank]]:
-    board = CallBoard()
-    made = [Rank(board, rank, every, timeout_s) for rank in (0, 1)]
-    try:
-        yield made
-    finally:
-        for rank in made:
-            with contextlib.suppress(CommError):
-                rank.check.close()
+    with boards(2) as (_, own):
+        made = [Rank(board, rank, every, timeout_s) for rank, board in enumerate(own)]
+        try:
+            yield made
+        finally:
+            for rank in made:
+                with contextlib.suppress(CommError):
+                    rank.check.close()
 
 
-def test_rank_0_leaves_the_others_what_it_called(monkeypatch: pytest.MonkeyPatch):
-    """Its board lives for a second, and a wait is looked at after a third of the timeout."""
-    monkeypatch.setattr(sequence_check, "LINGER_S", 0.0)
-    board = CallBoard()
-    server = BoardServer(board, "127.0.0.1")
-    connection = BoardConnection("127.0.0.1", server.place, PATIENCE_S)
-    first, second = (
-        SequenceCheck(one, rank, 3, 60.0, Activity(), server=other)
-        for rank, (one, other) in enumerate([(board, server), (connection, None)])
-    )
-    for check, operation, tag in ((first, "send", 3), (second, "recv", 4)):
-        channel = check.ring.channel(f"messages 0 to 1, tag {tag}, in all ranks over shm", [0, 1])
-        number = check.note(channel, CallFacts(operation, 8, "int8", "shm"))
-    first.close()
-    text = second.reason(number)
-    assert "rank 0 has left the world, and its last call was send of 8 B int8" in text
-    assert text.endswith("rank 0 sends tag 3, and rank 1 waits for tag 4")
-    number = second.note(second.ring.channel("all ranks over gloo", [0, 1, 2]), SUM)
-    assert "rank 2 gives no answer: answers come through rank 0, which gives none" in second.reason(
-        number
-    )
-    number = second.note(
-        second.ring.channel("messages 0 to 1, tag 3, in all ranks over shm", [0, 1]),
-        CallFacts("recv", 4, "int8", "shm"),
-    )
-    with pytest.raises(CommError, match=r"send of 8 B int8 .* where rank 1 calls recv of 4 B int8"):
-        second.close()
+def test_ranks_keep_what_the_others_called_before_rank_0_leaves():
+    """A wait is looked at after a third of the timeout, and the store ends with rank 0."""
+    with boards(2) as (folder, (mine, other)):
+        first, second = (
+            SequenceCheck(one, rank, 3, 60.0, Activity()) for rank, one in enumerate((mine, other))
+        )
+        for check, operation, tag in ((first, "send", 3), (second, "recv", 4)):
+            channel = check.ring.channel(
+                f"messages 0 to 1, tag {tag}, in all ranks over shm", [0, 1]
+            )
+            number = check.note(channel, CallFacts(operation, 8, "int8", "shm"))
+        first.close()
+        shutil.rmtree(folder)
+        text = second.reason(number)
+        assert "rank 0 has left the world, and its last call was send of 8 B int8" in text
+        assert text.endswith("rank 0 sends tag 3, and rank 1 waits for tag 4")
+        number = second.note(second.ring.channel("all ranks over gloo", [0, 1, 2]), SUM)
+        text = second.reason(number)
+        assert "rank 2 gives no answer: answers come through rank 0, which gives none" in text
+        number = second.note(
+            second.ring.channel("messages 0 to 1, tag 3, in all ranks over shm", [0, 1]),
+            CallFacts("recv", 4, "int8", "shm"),
+        )
+        with pytest.raises(CommError, match=r"send of 8 B int8 .* where rank 1 calls recv of 4 B"):
+            second.close()
+
+
+def test_store_of_several_machines_takes_what_a_folder_does_and_proves_it():
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    secret = rendezvous.signed(store, "0123456789abcdef")
+    board, stranger = CallBoard(secret), CallBoard(store)
+    assert [board.first("a", "one"), board.first("a", "two"), board.ask()] == ["one", "one", 1]
+    board.put(1, board.look(), "text")
+    assert board.get([0, 1]) == {1: (1, "text")}
+    stranger.put(1, 9, "false")
+    assert board.get([0, 1]) == {}
 
 
 def test_calls_in_another_order_that_are_older_than_what_is_kept_are_found():
@@ -129,31 +148,3 @@ def test_first_call_of_a_size_is_compared_before_gloo_could_end_the_process_or_m
             rank.call(one, name="again")
         first.call(facts(16), name="again")
         second.call(known[1], name="again")  # a size of this rank that is not new
-
-
-def test_board_answers_ranks_and_drops_strangers(monkeypatch: pytest.MonkeyPatch):
-    board = CallBoard()
-    server = BoardServer(board, "127.0.0.1")
-    rank = BoardConnection("127.0.0.1", server.place, PATIENCE_S)
-    port = int(server.place.partition(" ")[0])
-    token = server.place.partition(" ")[2].encode()
-    strangers = [b"GET / HTTP/1.1\r\n\r\n", b"x" * 10**6, token + b'\n["run", []]\n', b"[" * 99]
-    strangers += [token + b"\n" + b"[" * 10**5 + b"\n", token + b'\n["put", []]\n']
-    strangers += [b'x\n["put", [1, 9, "false"]]\n', b"x" * len(token) + b'\n["ask", []]\n']
-    for text in strangers:
-        other = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
-        with other, contextlib.suppress(OSError):
-            other.sendall(text)
-            assert other.recv(1) == b""
-    rank.put(1, rank.ask(), "text")
-    assert rank.get([0, 1]) == {"1": [1, "text"]}
-    assert board.get([1]) == {"1": (1, "text")}
-    assert [rank.first("a", "one"), board.first("a", "two"), rank.look()] == ["one", "one", 1]
-    monkeypatch.setattr(call_board, "STRANGER_S", 0.2)
-    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as silent:
-        assert silent.recv(1) == b""
-    assert rank.look() == 1  # ranks stay
-    server.close()
-    with pytest.raises(OSError):  # noqa: PT011 - of the system
-        rank.look()
-    rank.close()

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,6 +88,15 @@ def store(world: World, timeout_s: float, name: str) -> Any:
     return part(_meetings[world].store, name)
 
 
+def second_connection(world: World) -> Any:
+    """Returns a store for another thread of the ranks that have met; None: they have not.
+
+    Only keys that are there may be read.
+    """
+    met = _meetings.get(world)
+    return None if met is None else met.second
+
+
 def agent_serves(world: World, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether torchrun's agent serves the store at the address of the world."""
     place = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
@@ -127,7 +137,9 @@ class _SignedStore(_library.Store):  # type: ignore[misc]
 
     def get(self, key: str) -> bytes:
         """Returns a value, as soon as it is there."""
-        signed = bytes(self._whole.get(key))
+        return self._verified(key, bytes(self._whole.get(key)))
+
+    def _verified(self, key: str, signed: bytes) -> bytes:
         own, data = signed[: meeting.PROOF_BYTES], signed[meeting.PROOF_BYTES :]
         if not hmac.compare_digest(own, meeting.proof(self._secret, key, data)):
             raise CommError(
@@ -135,6 +147,12 @@ class _SignedStore(_library.Store):  # type: ignore[misc]
                 f"another program has written there, or {meeting.VARIABLE} differs between ranks"
             )
         return data
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """Keeps a value where the key has none, ``expected`` being empty; returns what it has."""
+        data = value.encode()
+        signed = meeting.proof(self._secret, key, data) + data
+        return self._verified(key, bytes(self._whole.compare_set(key, expected, signed)))
 
     # The library calls these for what they are of this class alone.
 
@@ -159,12 +177,59 @@ class _SignedStore(_library.Store):  # type: ignore[misc]
         self._whole.set_timeout(timeout)
 
 
+class FolderStore:
+    """What other threads of the ranks of one machine keep, as files in the folder of a meeting.
+
+    torch's own store for one machine grows with every write, and waits where rank 0 has left. Each
+    method raises OSError then.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._mine = folder, f"{os.getpid()}-{secrets.token_hex(4)}.new"
+
+    def set(self, key: str, value: str) -> None:
+        """Keeps a value."""
+        self._written(value).replace(self._path(key))
+
+    def get(self, key: str) -> bytes:
+        """Returns a value that is there."""
+        return self._path(key).read_bytes()
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
+        if not self._folder.is_dir():
+            raise FileNotFoundError(self._folder)
+        return all(self._path(key).exists() for key in keys)
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """Keeps a value where the key has none, ``expected`` being empty; returns what it has."""
+        written = self._written(value)
+        with contextlib.suppress(FileExistsError):
+            os.link(written, self._path(key))
+        written.unlink()
+        return self.get(key)
+
+    def delete_key(self, key: str) -> None:
+        """Removes a key."""
+        self._path(key).unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / hashlib.sha256(key.encode()).hexdigest()
+
+    def _written(self, value: str) -> Path:
+        path = self._folder / f"{threading.get_ident()}-{self._mine}"
+        path.write_text(value, encoding="utf-8")
+        return path
+
+
 @dataclass
 class _Meeting:
     """Where the ranks of a world meet, and a secret that is new for it."""
 
     store: Any
     secret: str
+    second: Any = None
+    """A connection of its own for calls in another thread."""
     ends: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
 
@@ -186,7 +251,7 @@ def _meet_here(world: World, words: str, until: float) -> _Meeting:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(whole))
             with contextlib.suppress(ValueError):  # a rank may find the one before this
                 _roll_call(whole, world, until, path.parent.is_dir)
-                return _Meeting(whole, secret, ends.pop_all())
+                return _Meeting(whole, secret, FolderStore(path.parent), ends.pop_all())
         time.sleep(_POLL_S)
 
 
@@ -212,7 +277,8 @@ def _meet_between(world: World, whole: Any, until: float) -> _Meeting:
     # It may outlive the world, and the next one must not read what this one has left.
     place = world.address, world.port, world.size
     _worlds[place] += 1
-    whole = part(whole, f"hires, {world.size} ranks, world {_worlds[place]}")
+    name = f"hires, {world.size} ranks, world {_worlds[place]}"
+    second, whole = part(whole.clone(), f"{name}, calls"), part(whole, name)
     where = f"{world.address}:{world.port}"
     if not world.secret and world.rank == 0:
         log.warning(
@@ -225,7 +291,7 @@ def _meet_between(world: World, whole: Any, until: float) -> _Meeting:
     calls = _roll_call(signed(whole, world.secret, where), world, until)
     # New for each world: what a stranger has read in an earlier one proves nothing.
     secret = world.secret and meeting.proof(world.secret, "world", calls).hex()
-    return _Meeting(signed(whole, secret, where), secret)
+    return _Meeting(signed(whole, secret, where), secret, signed(second, secret, where))
 
 
 def _connected(world: World, serves: bool, until: float) -> Any:
