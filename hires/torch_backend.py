@@ -76,7 +76,10 @@ def _meet(usual: Any, url: str, **options: Any) -> Iterator[tuple[Any, int, int]
     try:
         world = world_here(_names())
     except ConfigError as error:
-        raise ValueError(str(error)) from error
+        if _names():
+            raise ValueError(str(error)) from error
+        yield from usual(url, **options)  # a program that has nothing to do with hires
+        return
     place = f"{world.address}:{world.port}?rank={world.rank}&world_size={world.size}"
     from torch.distributed.rendezvous import rendezvous
 

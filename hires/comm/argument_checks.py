@@ -61,9 +61,7 @@ def require_size(tensor: Tensor, num_bytes: int, like: Tensor) -> None:
     """Raises CommError where a tensor has another size, or another type than ``like``."""
     require_type(tensor, like)
     if tensor.nbytes != num_bytes:
-        raise CommError(
-            f"a tensor of {tensor.nbytes} bytes in the place of {num_bytes}; give one of that size"
-        )
+        raise CommError(f"expected a tensor of {num_bytes} bytes, got one of {tensor.nbytes}")
 
 
 def require_rows(tensor: Tensor, like: Tensor) -> None:
@@ -77,7 +75,7 @@ def require_rows(tensor: Tensor, like: Tensor) -> None:
 def bytes_of(tensor: Tensor) -> int:
     """Returns the size of a tensor; CommError: it is none, or its numbers lie in several."""
     if not isinstance(tensor, Tensor):
-        raise CommError(f"{tensor!r:.60} is no tensor; give a torch.Tensor")
+        raise CommError(f"expected a torch.Tensor, got {tensor!r:.60}")
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         layout = str(tensor.layout).removeprefix("torch.")
         kind = "nested" if tensor.is_nested else layout
@@ -114,7 +112,9 @@ def require_tag(tag: int) -> None:
 def wrong_argument(group: Any, choice: Any, peer: Any) -> CommError:
     """Returns the error of a group, a backend or a rank that is none."""
     if not isinstance(group, Group):
-        return CommError(f"{group!r:.60} is no group; make one with hires.comm.new_group")
+        return CommError(f"expected a group, got {group!r:.60}; make one with hires.comm.new_group")
     if choice is not None and not isinstance(choice, str | Route):
-        return CommError(f"backend {choice!r:.60} is no name; use {', '.join(transport.backends)}")
-    return CommError(f"rank {peer!r:.60} is no rank; name one of {group.ranks}")
+        return CommError(
+            f"expected the name of a backend, {', '.join(transport.backends)}, got {choice!r:.60}"
+        )
+    return CommError(f"expected a rank, one of {group.ranks}, got {peer!r:.60}")

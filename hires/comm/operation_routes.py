@@ -9,12 +9,12 @@ from hires.comm.backends.backend import BACKENDS
 from hires.comm.transport import Group, transport
 from hires.core.errors import CommError
 from hires.core.ranks.mailbox_limits import GATHER_BYTES
-from hires.plan.routes import DIRECT, OWN, PLAN_ONLY, Route, is_possible
+from hires.plan.routes import DIRECT, OWN, PLAN_ONLY, Route, is_possible, parse_route
 from hires.plan.table_rules import dtype_class
 from hires.plan.traffic import CALLED
 
 Choice = str | Route | None
-"""A backend or a whole route; None: the tuning table chooses."""
+"""A backend, or a whole route, also as text; None: the tuning table chooses."""
 DIRECT_BYTES = GATHER_BYTES
 """Up to this size a gather goes point to point: a third of the latency of gloo's collective."""
 
@@ -36,7 +36,7 @@ def route_of(
     if isinstance(choice, Route):
         route = choice
     elif choice is not None:
-        route = Route(choice)
+        route = parse_route(choice) if ":" in choice else Route(choice)
     elif transport.table is not None and group.size > 1:
         kind = dtype_class(name, str(dtype))
         place = (group.size, ranks_per_node(group)) if peer < 0 else _pair(peer)
@@ -50,7 +50,9 @@ def route_of(
         route = Route(transport.default, DIRECT if direct else OWN)
     if route.backend not in transport.backends:
         in_use = ", ".join(transport.backends)
-        raise CommError(f"backend {route.backend!r} is not in use; begin with it, or use {in_use}")
+        raise CommError(
+            f"backend {route.backend!r} was not passed to init(); pass it, or use {in_use}"
+        )
     if not is_possible(route):
         raise CommError(
             f"route {route}: its messages are posted one by one, and on streams each would wait "

@@ -99,6 +99,19 @@ def test_error_of_mpi_leaves_the_thread_at_work_and_keeps_what_is_under_way():
     progress.close()
 
 
+def test_error_of_a_look_for_messages_is_logged_once_and_the_thread_goes_on(caplog):
+    def fail() -> None:
+        raise RuntimeError("network is down")
+
+    progress, library = Progress(fail), Library(50)
+    work = progress.begin(MpiWork(progress, [library], [torch.zeros(1)], 1.0, "the message"))
+    until(lambda: "network is down" in caplog.text)
+    library.left = 0
+    until(lambda: work not in progress._open)  # by the thread
+    progress.close()
+    assert caplog.text.count("network is down") == 1
+
+
 class Status:
     """How long the message of a receive was."""
 

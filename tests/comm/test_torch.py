@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
+from hires import torch_backend
 from hires.comm import torch_world
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.mpi_dialects import DIALECTS
@@ -73,6 +74,17 @@ def test_backend_on_which_torchs_groups_stand_is_refused():
     )  # fmt: skip
     with pytest.raises(ConfigError, match="nccl cannot carry torch's own"):
         torch_world.create(options, ["gloo", "nccl"])
+
+
+def test_program_that_does_not_use_hires_meets_as_torch_does(monkeypatch):
+    """Its error named hires wherever that is installed."""
+    for name in ("RANK", "HIRES_COMM_BACKENDS"):
+        monkeypatch.delenv(name, raising=False)
+    met = ("a store", 0, 1)
+    assert [*torch_backend._meet(lambda url: iter([met]), "env://")] == [met]
+    monkeypatch.setenv("HIRES_COMM_BACKENDS", "gloo")
+    with pytest.raises(ValueError, match="RANK"):
+        next(torch_backend._meet(lambda url: iter([met]), "env://"))
 
 
 # ---- under a launcher

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ from hires.core.errors import PeerError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+log = logging.getLogger(__name__)
 
 SPINS = 100  # polls before a waiting rank offers its core: a tenth of a millisecond
 SHARE = 16  # the thread polls again after this part of the time since the last message
@@ -253,6 +256,9 @@ class Progress:
                         self._advance()
                     if idle_s > QUIET_S:  # also those that no caller waits for any more
                         self._test_some()
+                except Exception as error:  # ranks that wait poll, and raise their own
+                    log.error("MPI moves nothing on while this rank computes: %s", error)
+                    self._advance = _nothing
                 finally:
                     self.lock.release()
 
@@ -261,3 +267,7 @@ class Progress:
         for work in [*itertools.islice(self._open, BURST)]:
             if not work.test():
                 self._open[work] = self._open.pop(work)
+
+
+def _nothing() -> None:
+    pass
