@@ -336,7 +336,8 @@ def _variance_and_mean(sent: Tensor, r: Reduced) -> tuple[Tensor, Tensor]:
     correction = r.args.get("correction")
     if correction is None:
         correction = float(r.args.get("unbiased", True))
-    return var * (r.numbers / max(r.numbers - correction, 0.0)), mean
+    # As a tensor, by which 0 divides to what torch returns.
+    return var * r.numbers / var.new_tensor(max(r.numbers - correction, 0.0)), mean
 
 
 def _root(var: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hires.parallel import reductions
 from tests.helpers.custom_nets import SampleNorms
 from tests.helpers.simulated_tiles import check_tiles
 from tests.helpers.tiny_nets import Forward, Net, tiled
@@ -101,6 +102,17 @@ def test_operators_that_read_neighbours(name: str):
     op = nn.Conv2d(shape[1], shape[1], 3, padding=2, dilation=2, padding_mode="circular")
     for ties in {False, "max" in name or "min" in name}:
         check_tiles(Net(forward, op=op), shape, *grids, ties=ties)
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_variance_whose_correction_leaves_no_number_is_that_of_torch():
+    x = torch.tensor([[1.0, 3.0], [5.0, 5.0]], dtype=torch.float64)
+    facts = reductions.Reduced(
+        {"correction": 2}, [0], False, (0, 1, 0, 2), [], torch.ones(1, dtype=torch.float64), 2
+    )
+    sent = torch.stack([x.mean(1), x.var(1, correction=0)])[None]
+    made = reductions.REDUCTIONS["var"].combine(sent, facts)
+    torch.testing.assert_close(made, x.var(1, correction=2), equal_nan=True)
 
 
 ALONG: dict[str, Callable[[Tensor, int, bool], Tensor]] = {

@@ -20,6 +20,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +28,6 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from hires.comm.backends.polling import poll
 from hires.core.errors import PeerError
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ LINGER_S = 0.1  # how long after the last message the thread goes to sleep, and 
 LEAST_BYTES_PER_S = 1e9  # a large operation moves in many small steps, each at a poll
 BURST = 8  # calls at each poll: a large message may move in pieces, a few at each call
 
+
+PAUSE_S = 1e-4  # between two looks of a rank that waits for long
+LONG = 4  # so many times the first looks come before those with a pause
 
 What = str | tuple[str, int, int]
 """An operation in words, or a template with the numbers that complete it."""
@@ -267,6 +270,30 @@ class Progress:
         for work in [*itertools.islice(self._open, BURST)]:
             if not work.test():
                 self._open[work] = self._open.pop(work)
+
+
+def poll(done: Callable[[], bool], timeout_s: float, spins: int, busy_s: float = 0.0) -> bool:
+    """Returns True once ``done()`` does, or False after ``timeout_s`` seconds and a last look.
+
+    The first ``spins`` looks follow each other at once. Then the core is offered to other processes
+    between two looks, for the other rank may need it. Later, and not before ``busy_s``, this one
+    sleeps in between, so that a rank that waits for minutes leaves the core to others.
+    """
+    looks, begin_s = 0, 0.0
+    while not done():
+        looks += 1
+        if looks < spins:
+            continue
+        os.sched_yield()
+        if looks == spins:
+            begin_s = time.monotonic()
+            continue
+        waited_s = time.monotonic() - begin_s
+        if waited_s > timeout_s:
+            return done()  # this process may have been stopped since the look before
+        if looks > LONG * spins and waited_s > busy_s:
+            time.sleep(PAUSE_S)
+    return True
 
 
 def _nothing() -> None:
