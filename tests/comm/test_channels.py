@@ -5,7 +5,6 @@ Stand-ins have its names.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,8 +59,12 @@ def verify_on_channels(
 ) -> tuple[Any, list[str]]:
     """Returns verify.json of rank 0, and the backends of all groups, in order."""
     library = Library()
-    BACKENDS._items["nccl"] = functools.partial(NcclBackend, library)  # type: ignore[assignment]
-    BACKENDS._items["nccl"].devices = NcclBackend.devices
+
+    class OverGloo(NcclBackend):
+        def __init__(self) -> None:
+            super().__init__(library)
+
+    BACKENDS._items["nccl"] = OverGloo
     torch.set_num_threads(1)
     # Its routes are those of the plan for gloo; without them everything takes its backend.
     return verify(world, config, {**plan, "routes": []}, folder), library.backends
