@@ -73,13 +73,13 @@ class Proof:
     """Ranks that never reach their end."""
 
 
-@dataclass
+@dataclass(slots=True)
 class RankEvent:
     """Where a rank may stand: an event that waits for others, or a post."""
 
     node: Node
     event: Event
-    messages: list[tuple[Node, Event]] = field(default_factory=list)
+    messages: Sequence[tuple[Node, Event]] = ()
     """The sends that it waits for, each with the node that ends it."""
     meeting: Node = None
     is_early: bool = False
@@ -250,9 +250,9 @@ class _Reader:
         keys = [("send", event.peer, event.backend, event.tag)]
         if event.kind == "wait_sends":
             keys = [key for key in self.open_posts if key[0] == "send"]
-        for key in keys:
-            wait.messages += [(end, post) for _, end, post in self.open_posts.pop(key, ())]
-        return [end for end, _ in wait.messages]
+        posts = [post for key in keys for post in self.open_posts.pop(key, ())]
+        wait.messages = [(end, post) for _, end, post in posts]
+        return [end for _, end, _ in posts]
 
     def _meet(self, event: Event) -> Node:
         calls = self.program.meetings[event.peer, event.backend]
