@@ -1,6 +1,6 @@
 """One rank: ``python -m hires.worker RUN_DIR`` reads config and plan, and runs its part.
 
-Environment variables of the launcher hold its rank. Exit codes: 0 done, 1 failed, 2 the frozen
+Environment variables of what started it hold its rank. Exit codes: 0 done, 1 failed, 2 the frozen
 config cannot be used, 75 preempted (SIGUSR2): saved and ended.
 """
 
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,10 +15,9 @@ import torch
 
 from hires import comm
 from hires.core import log as logs
-from hires.core import streams
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, HiresError, RunError
-from hires.core.ranks import heartbeat, meeting
+from hires.core.ranks import heartbeat, meeting, rank_process
 from hires.core.ranks.binding import bind
 from hires.core.ranks.world import World, from_environment
 from hires.core.store import edits, file_names, frozen, records, trust
@@ -168,7 +165,7 @@ def run_attempt(
     if done < config.steps and not (validation is not None and validation.ends):
         log.info("preempted after %d of %d steps", done, config.steps)
         if world.rank == 0:
-            records.event(run_dir, world.attempt, "made_way", step=done)
+            records.event(run_dir, world.attempt, "preempted", step=done)
         return PREEMPTED
     if calibrator is not None:
         write_calibration(calibrator, config, source, run_dir, world.attempt)
@@ -188,8 +185,4 @@ def _note_compiled(metrics: Path, world: World, compiled: Compilation | None) ->
 
 
 if __name__ == "__main__":
-    streams.secure()
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # threads of a broken transport must not keep a failed rank alive
+    rank_process.run(main)

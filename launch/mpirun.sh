@@ -12,8 +12,8 @@ cd -- @FOLDER@
 PYTHONPATH=$(printf %s "$pythonpath:${PYTHONPATH-}" | tr -s : | sed 's/^://; s/:$//')
 export PYTHONPATH
 
-# One supervisor, which runs the command after -- and adds the run folder and the attempt to it. The
-# command starts an agent for every rank, which starts the rank; its options may be changed here.
+# One supervisor, which runs the command after -- and adds to it what every rank runs; the options
+# of the command may be changed here.
 # Ctrl-C stops them all. Logs, metrics and record are in $run_dir.
 @MODULE@ hires.launcher.local "$run_dir" -- \
     @STARTER@

@@ -36,7 +36,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, LateError, RunError
 from hires.core.python_command import module_command
 from hires.core.ranks import meeting, mpi_library, mpi_starter, ports
-from hires.core.ranks.world import World
+from hires.core.ranks.world import World, rank_numbers
 from hires.engine.device import open_device
 from hires.engine.memory_meter import keep_memory
 from hires.nets.custom import error_line
@@ -75,7 +75,7 @@ def stream_ranks(
     if start != TORCHRUN:
         config.launcher = LauncherConfig("mpirun", mpi=start, hosts=[*hosts])
     starter = mpi_starter.starter(config, mpi_starter.hosts_of(config, num_ranks))
-    words: Sequence[str] = starter.words[: starter.words.index(sys.executable)]
+    words = starter.words
     remedy = "" if start == TORCHRUN else f"; use --start {TORCHRUN}"
     if shutil.which(words[0]) is None:
         raise RunError(
@@ -94,7 +94,7 @@ def stream_ranks(
             file.write(text)
             file.flush()
             text = f"@{file.name}"
-        command = [*words, *module_command(__name__, text)]
+        command = starter.command(environ, module_command(__name__, text))
         process = subprocess.Popen(
             command,
             env=starter.environment(environ),
@@ -167,7 +167,7 @@ def main() -> None:
     """Runs the job on one rank."""
     text = sys.argv[1]
     task = json.loads(Path(text[1:]).read_text(encoding="utf-8") if text[0] == "@" else text)
-    numbers = mpi_starter.numbers(task["start"], os.environ)
+    numbers = rank_numbers(task["start"], os.environ)
     outer = tuple(DIALECTS[TORCHRUN].outer.split()) if task["start"] == TORCHRUN else ()
     for variable in [name for name in os.environ if name.startswith(outer)]:
         del os.environ[variable]  # nothing names another rendezvous

@@ -29,7 +29,7 @@ from hires import comm
 from hires.comm.backends import rendezvous
 from hires.core import log as logs
 from hires.core.errors import HiresError
-from hires.core.ranks import meeting, network
+from hires.core.ranks import meeting, network, rank_process
 from hires.core.ranks.world import World, from_environment
 from hires.core.store import file_names, provenance, records
 from hires.core.store.files import cannot_write, write_atomically, write_rate
@@ -156,7 +156,4 @@ def _nccl(world: World) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # threads of a broken transport must not keep a failed rank alive
+    rank_process.run(main)

@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import ConfigError
-from hires.core.ranks import meeting, mpi_library, mpi_starter, ports
-from hires.core.ranks.world import World, from_environment, number_of
+from hires.core.ranks import meeting, mpi_library, ports
+from hires.core.ranks.world import World, from_environment, number_of, rank_numbers
 
 
 def world_here(backends: Sequence[str], environ: Mapping[str, str] = os.environ) -> World:
     """Returns this process's world; ConfigError: the environment names no rank, or no address."""
     for name in DIALECTS:
         try:
-            numbers = mpi_starter.numbers(name, environ)
+            numbers = rank_numbers(name, environ)
         except ConfigError:
             continue
         if name != "torchrun" and "RANK" not in environ:

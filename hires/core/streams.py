@@ -68,12 +68,13 @@ def _stream(old: Any, number: int) -> Any:
     lines = number == 2 or os.isatty(number) or bool(getattr(old, "line_buffering", False))
     with contextlib.suppress(AttributeError, OSError, ValueError):
         old.flush()
+    at_once = bool(getattr(old, "write_through", False))  # as with PYTHONUNBUFFERED
     return io.TextIOWrapper(
-        io.BufferedWriter(raw),
+        raw if at_once else io.BufferedWriter(raw),  # type: ignore[arg-type]
         encoding,
         errors="backslashreplace",
         line_buffering=lines,
-        write_through=bool(getattr(old, "write_through", False)),
+        write_through=at_once,
     )
 
 

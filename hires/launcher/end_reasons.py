@@ -44,7 +44,13 @@ END_REASONS = {
     "parity": EndReason("`hires verify` found a difference", errors=("ParityError",)),
     "oom": EndReason(
         "the kernel counted a kill, or an allocation failed",
-        texts=("can't allocate memory", "out of memory", "std::bad_alloc", "memoryerror"),
+        texts=(
+            "can't allocate memory",
+            "out of memory",
+            "oom_kill",
+            "std::bad_alloc",
+            "memoryerror",
+        ),
         job_ends=("OUT_OF_MEMORY",),
     ),
     "hang": EndReason(

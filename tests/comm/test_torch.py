@@ -141,10 +141,11 @@ def test_script_runs_under_torchrun(installed, tmp_path):
 def test_script_runs_under_mpirun_without_variables_of_torch(mpi, installed, tmp_path):
     config = RunConfig(launcher=LauncherConfig("mpirun", mpi=mpi))
     starter = mpi_starter.starter(config, mpi_starter.hosts_of(config, 2))
-    words = starter.words[: starter.words.index(sys.executable)]
-    environ = {**installed, **mpi_library.variables(mpi, words[0], installed)}
+    environ = {**installed, **mpi_library.variables(mpi, starter.words[0], installed)}
     environ = starter.environment({**environ, "HIRES_COMM_BACKENDS": "mpi"})
-    done = started([*words, sys.executable], examples("torch.md")[0], environ, tmp_path)
+    done = started(
+        starter.command(environ, [sys.executable]), examples("torch.md")[0], environ, tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert "trained on 2 ranks" in done.stdout
 

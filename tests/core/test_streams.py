@@ -85,3 +85,10 @@ def test_signs_without_a_code_are_escaped(tmp_path):
     assert answer.returncode == 2  # there is no such run
     assert "resnet18" in answer.stdout.decode("ascii")
     assert b"Traceback" not in answer.stderr
+
+
+def test_what_a_killed_rank_has_printed_is_in_its_log():
+    code = "import os; from hires.core import streams; streams.secure(); print('5'); os._exit(9)"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}  # as ranks have it
+    answer = subprocess.run([sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE)
+    assert answer.stdout == b"5\n"

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from hires.core.ranks import world
+from hires.core.ranks import heartbeat, rank_process, world
 from hires.core.store import file_names, records
 from hires.core.store.files import append_line
 from hires.core.store.reading import read_lines
@@ -29,7 +29,9 @@ def main() -> None:
     behaviour = json.loads(os.environ.get("HIRES_FAKE_RANKS", "{}")).get(str(here.rank), "ok")
     sys.stdout.write(f"rank {here.rank} is {behaviour}\n")
     word, _, argument = behaviour.partition(" ")
-    _BEHAVIOURS[word](here, run_dir, argument)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # as a worker does
+    with heartbeat.beat(run_dir, here.attempt, here.rank, heartbeat.Activity(), 60.0):
+        _BEHAVIOURS[word](here, run_dir, argument)
 
 
 def ok(here, run_dir, argument="", steps=None):
@@ -135,7 +137,7 @@ def way(here, run_dir, argument):
     if argument:
         sys.exit(int(argument))
     if here.rank == 0:
-        records.event(run_dir, here.attempt, "made_way", step=2)
+        records.event(run_dir, here.attempt, "preempted", step=2)
     sys.exit(75)
 
 
@@ -147,8 +149,7 @@ def listens(answer):
     """Waits for SIGUSR2, again and again."""
 
     def act(here, run_dir, argument):
-        if answer is not None:
-            signal.signal(signal.SIGUSR2, lambda number, frame: answer(here, run_dir))
+        signal.signal(signal.SIGUSR2, lambda number, frame: answer(here, run_dir))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
         sys.stdout.write("it listens\n")
         sys.stdout.flush()
@@ -208,13 +209,12 @@ _BEHAVIOURS = {
     "ok": ok, "short": short, "nan": nan, "shows": shows, "full": full, "leaves": leaves,
     "raise": raise_, "exit": exit_, "hang": hang, "deaf": deaf, "hub": hub, "late": late,
     "kill": signals(signal.SIGKILL), "stopped": signals(signal.SIGSTOP),
-    "interrupt": signals(signal.SIGINT), "port": port,
+    "terminate": signals(signal.SIGTERM), "interrupt": signals(signal.SIGINT), "port": port,
     "way": way, "picky": picky, "once": once, "orphan": orphan,
     "saver": listens(lambda here, run_dir: os._exit(75)),
     "breaker": listens(lambda here, run_dir: os._exit(1)),
     "ignorer": listens(lambda here, run_dir: None), "finisher": listens(finish),
-    "listener": listens(None),
 }  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    rank_process.run(main)

@@ -14,6 +14,19 @@ from hires.core.store.rundir import RunDir
 from tests.helpers.patience import until
 
 ROOT = Path(__file__).parents[2]
+SRUN = """\
+while case $1 in -*) ;; *) false ;; esac; do
+    case $1 in --ntasks=*) n=${1#*=} ;; esac; shift
+done
+export SLURM_NODEID=0 SLURM_STEP_NUM_TASKS=$n SLURM_STEP_TASKS_PER_NODE=$n
+for rank in $(seq 0 $((n - 1))); do
+    SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" & pids="$pids $!"
+done
+trap 'kill $pids' TERM
+for pid in $pids; do wait $pid || code=$?; done
+exit $code
+"""
+"""A shell script that starts all ranks on one node, as srun does."""
 
 
 def events(run: RunDir, name: str) -> list[dict[str, Any]]:

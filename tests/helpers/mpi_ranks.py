@@ -19,7 +19,7 @@ from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks import mpi_library, mpi_starter, ports
-from hires.core.ranks.world import World
+from hires.core.ranks.world import World, rank_numbers
 from tests.helpers.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -44,17 +44,16 @@ def run_mpi(
     (folder / "job.pkl").write_bytes(pickle.dumps(work))
     config = RunConfig(launcher=LauncherConfig("mpirun", mpi=mpi))
     starter = mpi_starter.starter(config, mpi_starter.hosts_of(config, num_ranks))
-    words = [*starter.words[: starter.words.index(sys.executable)]]
-    command = [*words, sys.executable, "-m", "tests.helpers.mpi_ranks", str(folder)]
     own = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-    environ = {**own, **mpi_library.variables(mpi, words[0], own), "OMP_NUM_THREADS": "1"}
+    environ = {**own, **mpi_library.variables(mpi, starter.words[0], own), "OMP_NUM_THREADS": "1"}
     environ["PYTHONPATH"] = str(ROOT)
     with ports.reserve(0) as port:  # where other backends than the MPI meet
         environ["MASTER_PORT"] = str(port)
+    rank = [sys.executable, "-m", "tests.helpers.mpi_ranks", str(folder)]
     log = folder / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
+            starter.command(environ, rank),
             env=starter.environment(environ),
             stdout=output,
             stderr=output,
@@ -88,7 +87,7 @@ def main() -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     folder = Path(sys.argv[1])
     mpi, module, name, args = pickle.loads((folder / "job.pkl").read_bytes())
-    numbers = mpi_starter.numbers(mpi, os.environ)
+    numbers = rank_numbers(mpi, os.environ)
     world = World(*numbers, "127.0.0.1", int(os.environ["MASTER_PORT"]), 0)
     try:
         answer = (True, getattr(import_module(module), name)(world, *args))

@@ -22,7 +22,7 @@ from hires.launcher.slurm import job_arrays
 from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.job_attempts import JobRun
 from hires.launcher.slurm.job_script import note_job
-from tests.helpers.launches import ROOT
+from tests.helpers.launches import ROOT, SRUN
 from tests.helpers.patience import PATIENCE_S, until
 from tests.helpers.run_folders import end
 
@@ -36,7 +36,7 @@ def cluster(tmp_path, monkeypatch):
     folder.mkdir()
     node = "NodeName=n1 NodeHostName=a NodeAddr=127.0.0.1"
     scripts = {
-        "srun": 'while case $1 in -*) ;; *) false ;; esac; do shift; done; exec "$@"',
+        "srun": SRUN,
         "scontrol": f'case "$2" in node) echo {node} ;; 7*) echo "$@" >> {folder}/words ;; esac',
         "squeue": f"cat {folder}/left",
         "sbatch": "echo 7",

@@ -24,7 +24,7 @@ from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.job_attempts import JobRun
 from hires.launcher.slurm.job_script import note_job
 from hires.launcher.status.state import OLD_S
-from tests.helpers.launches import exit_json, when_ready
+from tests.helpers.launches import SRUN, exit_json, when_ready
 from tests.helpers.run_folders import end
 
 JOB = Allocation("7", None, (JobNode("n1", "a", "127.0.0.1"),))
@@ -36,7 +36,7 @@ def cluster(tmp_path, monkeypatch):
     folder = tmp_path / "commands"
     folder.mkdir()
     scripts = {
-        "srun": 'while case $1 in -*) ;; *) false ;; esac; do shift; done; exec "$@"',
+        "srun": SRUN,
         "scontrol": f'case "$1" in requeue) echo "$@" >> {folder}/words ;; esac',
         "squeue": f"cat {folder}/left",
     }

@@ -15,8 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ import pytest
 
 from hires.core.config.comm_config import CommConfig
 from hires.core.errors import PREEMPTED, ConfigError, RunError
-from hires.core.store import file_names, provenance, records
+from hires.core.store import provenance, records
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import Outcome
 from hires.launcher.local import __main__ as by_hand
@@ -40,7 +39,7 @@ LAUNCHERS: dict[str, dict[str, str]] = {
     "mpich": {"name": "mpirun", "mpi": "mpich"},
 }
 PROGRAMS = {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.hydra"}
-BOTH, ALL = ("local", "torchrun"), tuple(LAUNCHERS)
+BOTH, ALL, COMMANDS = ("local", "torchrun"), tuple(LAUNCHERS), tuple(LAUNCHERS)[1:]
 MADE_WAY = "it made way for others (SIGUSR2)"
 
 
@@ -94,7 +93,10 @@ ROWS = {
     "raises": Row(("hang", "raise", "hang"), "launch", RAISED, {0: -15, 1: 1, 2: -15}, 1),
     # A stopped rank sees SIGTERM, too: it is continued; a deaf one is killed.
     "killed": Row(
-        ("stopped", "deaf", "hang"), "launch", KILLED, {0: -15, 1: -9, 2: -9}, 2, kill_rank(2), ALL
+        ("stopped", "deaf", "hang"), "launch", KILLED, {0: -15, 1: -9, 2: -9}, 2, kill_rank(2)
+    ),
+    "killed elsewhere": Row(
+        ("hang",) * 3, "launch", "before its ranks: ", None, None, kill_rank(2), COMMANDS
     ),
     "loses its command": Row(HANG, "launch", "SIGKILL", act=kill_command, launchers=("torchrun",)),
     "loses a neighbour": Row(("hub", "kill"), "launch", "rank 1 was killed by", None, 1),
@@ -120,10 +122,6 @@ ROWS = {
         {0: PREEMPTED, 1: PREEMPTED}, None, USR2, ALL,
     ),
     "fails instead of saving": Row(("way", "way 3"), "launch", "code 3", None, 1, USR2),
-    "dies of SIGUSR2": Row(
-        ("listener", "listener"), "preempted", MADE_WAY, {0: -12, 1: -12}, None, USR2,
-        words="listens",
-    ),
     "is done all the same": Row(
         ("finisher",), None, None, {0: 0}, None, USR2, state="done", words="listens"
     ),
@@ -156,7 +154,7 @@ def test_world_ends(fake_world, launch, name, launcher):
     assert records.read_record(run)["state"] == row.state
     assert len(events(run, "launch_started")) == row.starts
     assert len({line["port"] for line in events(run, "launch_started")}) == row.starts
-    assert not {"line.json", "secret"} & {path.name for path in run.attempt_dir.iterdir()}
+    assert not (run.attempt_dir / "secret").exists()
     assert signal.getsignal(signal.SIGUSR2) == handler
 
 
@@ -251,34 +249,8 @@ def test_no_rank_outlives_a_supervisor_that_is_killed(fake_world, launcher):
     assert records.read_record(run) is None
 
 
-@contextlib.contextmanager
-def attacked(run: RunDir) -> Iterator[None]:
-    """Lets strangers call the supervisor, with lines of no sense, and leave connections open."""
-    control, kept = run.attempt_dir / file_names.CONTROL, []
-
-    def attack():
-        until(control.exists)
-        address = tuple(json.loads(control.read_text())["line"])
-        lines = (b"", b"[" * 50_000, b'{"rank":0,"key":"\\ud800"}\n', b"x" * 2**18, b"\xff\n")
-        with contextlib.suppress(OSError):  # the run has ended
-            for number in range(300):
-                kept.append(socket.create_connection(address, timeout=5))
-                with contextlib.suppress(OSError):
-                    kept[-1].sendall(lines[number % len(lines)])
-
-    thread = threading.Thread(target=attack)
-    thread.start()
-    yield
-    thread.join()
-    for stranger in kept:
-        stranger.close()
-    counts = [line["count"] for line in events(run, "callers_without_key")]
-    assert counts
-    assert counts == sorted(set(counts))
-
-
 @pytest.mark.parametrize("launcher", BOTH)
-def test_odd_names_are_names_options_reach_the_ranks_and_strangers_stop_nothing(
+def test_odd_names_are_names_and_options_reach_the_ranks(
     fake_world, launch, tmp_path, monkeypatch, launcher
 ):
     odd = "it's $(touch oops) `touch oops`; touch oops #\"& {ranks} {each}"
@@ -288,8 +260,7 @@ def test_odd_names_are_names_options_reach_the_ranks_and_strangers_stop_nothing(
     comm = CommConfig(backend="nccl", options={"nccl_buffer": "32KiB"})
     shows = "shows NCCL_BUFFSIZE"
     run = fake_world(shows, shows, comm=comm, campaign=odd, **LAUNCHERS[launcher])
-    with attacked(run) if launcher == "torchrun" else contextlib.nullcontext():
-        assert launch(run).state == "done"
+    assert launch(run).state == "done"
     assert run.path.parent.name == odd
     assert not list(tmp_path.rglob("oops*"))
     for rank in range(2):

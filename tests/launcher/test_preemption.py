@@ -14,50 +14,37 @@ from hires.launcher.ranks.places import Preemption, here
 from tests.helpers.launches import events, exit_json, when_ready
 from tests.helpers.patience import until
 
-RELAY = ("bash", "-c", 'trap "kill -USR2 \\$!" USR2; "$@" & wait $!; wait $!', "relay")
-"""Starts a rank as srun does: passes SIGUSR2 on, and tells a signal as 128 plus its number."""
-SPEAKS = ("bash", "-c", '"$@"; code=$?; echo "srun: error: n1: task 0: Exited"; exit $code', "x")
-TERMINATED = ("bash", "-c", 'kill -TERM $$; "$@"', "relay")
-OVER, OTHERS, WORDS = "the time is over; bye", "job 7 made way; again", "this rank was told to fail"
+OVER, OTHERS = "the time is over; bye", "job 7 made way; again"
 LATE = {"preemption": lambda: Preemption("timeout", "the time is over", "bye", 60.0)}
 SOON = {"preemption": lambda: Preemption("timeout", "the time is over", "bye", 0.5)}
 QUEUED = {"termination": lambda: Preemption("preempted", "job 7 made way", "again")}
 BY_USER = {"termination": lambda: None}
-RELAYED = {"prefix": RELAY, **LATE}
 HANG = ("hang", "hang")
 STOPPED, CANCEL = -signal.SIGTERM, "hires cancel"
 USR2, TERM = (signal.SIGUSR2,), (signal.SIGTERM,)
 ROWS: dict[str, tuple[Any, ...]] = {
     # Ranks, places, what arrives | state, reason, part of the cause, codes that matter.
-    "saves": (("saver",) * 2, RELAYED, USR2, "failed", "timeout", OVER, {0: PREEMPTED}),
-    "dies": (("listener",) * 2, RELAYED, USR2, "failed", "timeout", OVER, {0: -signal.SIGUSR2}),
+    "saves": (("saver",) * 2, LATE, USR2, "failed", "timeout", OVER, {0: PREEMPTED}),
     "too-late": (("saver", "ignorer"), SOON, USR2, "failed", "timeout", OVER, {1: STOPPED}),
     "fails": (("saver", "breaker"), LATE, USR2, "failed", "launch", "code 1", {1: 1}),
     "SIGTERM": (("ignorer",), LATE, USR2 + TERM, "cancelled", None, "SIGTERM", {0: STOPPED}),
     "cancel": (("ignorer",), LATE, (*USR2, CANCEL), "cancelled", None, CANCEL, {0: STOPPED}),
-    "killed": (("ok", "kill"), RELAYED, (), "failed", None, "rank 1 was killed by", {1: -9}),
-    "speaks": (("raise",), {"prefix": SPEAKS}, (), "failed", "launch", WORDS, {0: 1}),
     "scheduler": (HANG, QUEUED, TERM, "failed", "preempted", OTHERS, {0: STOPPED}),
     "user": (HANG, BY_USER, TERM, "cancelled", None, "SIGTERM", {0: STOPPED}),
-    # Slurm alone has told the ranks; or an srun that gave its node up exits with 0.
-    "told": (HANG, {"prefix": TERMINATED, **QUEUED}, (), "failed", "preempted", OTHERS, {}),
-    "lost": (("ok",) * 2, {"prefix": ("true",), **QUEUED}, (), "failed", "preempted", OTHERS, {}),
-    "done": (("ok",) * 2, {"prefix": ("env",), **QUEUED}, (), "done", None, None, {0: 0, 1: 0}),
+    # Slurm alone has told the ranks.
+    "told": (("terminate", "hang"), QUEUED, (), "failed", "preempted", OTHERS, {}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_who_ended_the_ranks_and_why(fake_world, launch, name):
     ranks, options, arrives, state, reason, cause, codes = ROWS[name]
-    run, options = fake_world(*ranks), dict(options)
-    prefix = options.pop("prefix", ())
-    places = here(len(ranks), 0)
-    placed = [replace(place, prefix=prefix) for place in places.ranks]
-    places = replace(places, ranks=placed, relayed=bool(prefix), **options)
+    run = fake_world(*ranks)
+    places = replace(here(len(ranks), 0), **options)
 
     def act() -> None:
         for number, what in enumerate(arrives):
-            until(lambda first=not number: first or events(run, "asked_to_make_way"))
+            until(lambda first=not number: first or events(run, "preemption_requested"))
             if what == CANCEL:
                 (run.attempt_dir / "cancel").touch()
             else:
@@ -70,4 +57,4 @@ def test_who_ended_the_ranks_and_why(fake_world, launch, name):
     assert outcome.cause is None if cause is None else cause in outcome.cause
     assert exit_json(run)["cause"] == outcome.cause
     assert codes.items() <= outcome.exit_codes.items()
-    assert len(events(run, "asked_to_make_way")) == (signal.SIGUSR2 in arrives)
+    assert len(events(run, "preemption_requested")) == (signal.SIGUSR2 in arrives)

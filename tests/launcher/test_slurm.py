@@ -113,7 +113,7 @@ def array_runs_each_element_to_its_end_and_what_waits_for_it_begins(runs: Runs) 
 
     # Slurm refuses it for a moment while it splits the array, and may lose it on a full machine.
     def is_asked() -> bool:
-        if elements[0].events("asked_to_make_way"):
+        if elements[0].events("preemption_requested"):
             return True
         command = ["scancel", "--batch", "--signal=USR2", elements[0].job()]
         subprocess.run(command, capture_output=True, check=False)
@@ -282,9 +282,8 @@ def whatever_starts_the_ranks_they_lie_on_both_nodes_and_reach_the_same_losses(r
         # What the MPI itself says of the nodes.
         places = [(rank["rank"], rank["local_rank"]) for rank in record["provenance"]["ranks"]]
         assert places == [(0, 0), (1, 1), (2, 0)]
-        # srun starts the ranks one by one for the supervisor, anything else starts them all.
         programs = [Path(one["command"][0]).name for one in run.events("starter_started")]
-        assert programs == ([] if starter == "srun" else [starter.split()[0]])
+        assert programs == [starter.split()[0]]
         port = run.events("launch_started")[0]["port"]
         assert port == 10000 + int(run.job()) % 20000
         until((run.path / "throughput.csv").exists, "the tables")

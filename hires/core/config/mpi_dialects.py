@@ -79,7 +79,7 @@ DIALECTS = {
     "srun": Dialect(
         programs="srun",
         words="--mpi={mpi} --ntasks={ranks} --overlap --export=ALL --cpu-bind=none --input=none "
-        "--kill-on-bad-exit=0",
+        "--kill-on-bad-exit=1",
         numbering="SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE",
         node="SLURM_NODEID",
         hosts="--distribution=arbitrary --nodelist={list}",

@@ -6,6 +6,7 @@
                             v                              v
     a<k>/alive/rank0000     mtime is the heartbeat         "rank_stuck" in events.jsonl
     a<k>/alive/asked        a launcher requests the status of every rank
+    a<k>/preempt            a launcher requests that every rank saves its state and ends (SIGUSR2)
     a<k>/alive/rank0000.json     the status
     a<k>/logs/stacks-rank0000.txt   the Python stacks of all threads
 
@@ -287,15 +288,21 @@ class HeartbeatThread(threading.Thread):
         self._moved_s = self._idle_s = self._seen_s = time.perf_counter()
         self._cpu_s = time.process_time()
         self._is_reported = False
+        self._parent = os.getppid()
         self._exit_file = self.folder / file_names.EXIT
         self._may_end = not self._exit_file.exists()
 
     def run(self) -> None:
         """Touches the file, looks for progress and writes the status, until it is stopped."""
-        beat_s, is_answered = time.monotonic(), False
+        beat_s, is_answered, is_preempted = time.monotonic(), False, False
         while not self.stopped.wait(min(LOOK_S, self.timeout_s / 4)):
+            if os.getppid() != self._parent:  # what started the ranks was killed
+                os.kill(os.getpid(), signal.SIGKILL)
             # A full disk or a folder that was removed does not stop a rank that computes.
             with contextlib.suppress(OSError, RunError):
+                if not is_preempted and (self.folder / file_names.PREEMPT).exists():
+                    is_preempted = True
+                    os.kill(os.getpid(), signal.SIGUSR2)
                 if time.monotonic() - beat_s >= BEAT_S:
                     beat_s = time.monotonic()
                     os.utime(self.file)

@@ -173,16 +173,6 @@ def variables(starter: str, program: str, environ: Mapping[str, str]) -> dict[st
     return {}
 
 
-def inherited_files(environ: Mapping[str, str]) -> list[int]:
-    """Returns the open files through which this process's starter expects its rank (PMI)."""
-    text = environ.get("PMI_FD", "")
-    try:
-        os.fstat(int(text))
-    except (ValueError, OSError):
-        return []
-    return [int(text)]
-
-
 def probe(environ: Mapping[str, str], start: bool = False) -> Facts:
     """Returns the facts of the library that mpi4py loads there; RunError: it loads none.
 
@@ -209,23 +199,6 @@ def probe(environ: Mapping[str, str], start: bool = False) -> Facts:
         why = re.sub(r"^[\w.]*Error: ", "", lines[-1]) if lines else f"code {done.returncode}"
         raise RunError(why) from None
     return Facts(first_line(name), standard, threads, None if gpus is None else GpuSupport(*gpus))
-
-
-def require(starter: str, program: str, environ: Mapping[str, str]) -> None:
-    """Refuses to start ranks whose library is missing or is not that of their starter: RunError."""
-    facts = probe({**environ, **variables(starter, program, environ)})
-    dialect = DIALECTS[starter]
-    # Several name themselves MPICH too: what counts is the first dialect that the text matches.
-    matching = (
-        d.label for d in DIALECTS.values() if d.version and re.search(d.version, facts.name, re.I)
-    )
-    label = next(matching, dialect.label)
-    if dialect.label and label != dialect.label:
-        raise RunError(
-            f"mpi4py loads {facts.name}, and launcher.mpi={starter} starts the ranks with "
-            f"{dialect.label}: each would be alone; set "
-            f"launcher.mpi to that library's launcher, or {LIBRARY} to {dialect.label}'s libmpi.so"
-        )
 
 
 def _loaded_library() -> ctypes.CDLL | None:

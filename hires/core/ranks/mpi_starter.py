@@ -1,4 +1,4 @@
-"""Puts together the command that starts the agents of all ranks: mpirun, srun or torchrun."""
+"""Puts together the command that starts all ranks: mpirun, srun or torchrun."""
 
 from __future__ import annotations
 
@@ -10,17 +10,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from hires.core.config.launcher_config import spread
 from hires.core.config.mpi_dialects import DIALECTS, Dialect
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError, RunError
-from hires.core.python_command import module_command
-from hires.core.ranks.world import number_of
+from hires.core.errors import RunError
 
-AGENT = "hires.launcher.ranks.agent"
-"""Python module that every process runs; the run folder and the attempt follow."""
 LOCAL_HOST = "localhost"
 """Name of this machine where all ranks run on it."""
 
@@ -38,49 +33,30 @@ class Host:
 
 @dataclass(frozen=True)
 class Starter:
-    """One command that starts the agents of all ranks."""
+    """One command that starts all ranks."""
 
     dialect: str
     """A key of :data:`DIALECTS`."""
     words: tuple[str, ...]
-    """The command; the run folder and the number of the attempt follow."""
+    """The command; what every rank runs follows."""
+
+    def command(self, environ: Mapping[str, str], rank: Sequence[str]) -> list[str]:
+        """Returns the whole command; ``environ`` is its environment, ``rank`` what ranks run.
+
+        Ranks on other machines get what they need of the environment, and what it has beyond that
+        of this process.
+        """
+        forward, passed = DIALECTS[self.dialect].forward, list[str]()
+        for name in sorted(environ) if forward else ():
+            is_ours = environ[name] != os.environ.get(name)
+            if is_ours or name in _FORWARDED or name.startswith(_FORWARDED_PREFIXES):
+                passed += [forward, name]
+        return [self.words[0], *passed, *self.words[1:], *rank]
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """Returns the environment of the command."""
         root = DIALECTS[self.dialect].as_root if os.geteuid() == 0 else None
         return {**base, **(root or {})}
-
-
-class Numbers(NamedTuple):
-    """Which process this is, of how many."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-
-
-def numbers(starter: str, environ: Mapping[str, str]) -> Numbers:
-    """Returns which process this is, by its starter; raises ConfigError if a variable is wrong."""
-    dialect = DIALECTS[starter]
-    texts = {name: environ.get(name, "") for name in dialect.numbering.split()}
-    for name, text in texts.items():
-        if not text:
-            raise ConfigError(
-                f"the environment variable {name} is not set, so this process was not started by "
-                f"{starter}; name its starter with launcher.mpi"
-            )
-    if dialect.node is not None:
-        # The count of this node: 2(x3),1 are three nodes of two processes each, and one of one.
-        name, counts = list(texts)[-1], list[str]()
-        for part in texts[name].split(","):
-            count, _, times = part.rstrip(")").partition("(x")
-            counts += [count] * number_of(name, times or "1")
-        node = number_of(dialect.node, environ.get(dialect.node, ""))
-        if not 0 <= node < len(counts):
-            raise ConfigError(f"the environment variable {name}={texts[name]!r} has no node {node}")
-        texts[name] = counts[node]
-    return Numbers(*(number_of(name, text) for name, text in texts.items()))
 
 
 def dialect_of(config: RunConfig) -> str:
@@ -121,7 +97,7 @@ def _is_of(program: str, dialect: Dialect) -> bool:
 
 
 def starter(config: RunConfig, hosts: Sequence[Host], in_slurm: bool = False) -> Starter:
-    """Returns the command that starts the agents of all ranks, rank 0 on the first host."""
+    """Returns the command that starts all ranks, rank 0 on the first host."""
     name = dialect_of(config)
     dialect = DIALECTS[name]
     each = [host.name for host in hosts for _ in range(host.ranks)]
@@ -134,18 +110,13 @@ def starter(config: RunConfig, hosts: Sequence[Host], in_slurm: bool = False) ->
     words: list[str] = []
     for word in f"{dialect.words} {dialect.in_slurm if in_slurm else ''} {dialect.hosts}".split():
         words += each if word == "{each}" else [word.format(**facts)]
-    for variable in sorted(os.environ) if dialect.forward else ():
-        # What ranks on other machines need.
-        if variable in _FORWARDED or variable.startswith(_FORWARDED_PREFIXES):
-            words += [dialect.forward, variable]
     # The program is what the config names, what is here, or its usual name; torchrun is that of
     # this Python.
     programs = dialect.programs.split()
     beside = [str(Path(sys.executable).with_name("torchrun"))] if name == "torchrun" else []
     present = next((one for one in (*beside, *programs) if shutil.which(one)), programs[-1])
-    agent = module_command(AGENT)
     program = config.launcher.mpirun or present
-    return Starter(name, (program, *words, *config.launcher.mpi_options, *agent))
+    return Starter(name, (program, *words, *config.launcher.mpi_options))
 
 
 def hosts_of(config: RunConfig, num_ranks: int) -> list[Host]:

@@ -1,7 +1,8 @@
 """Reads which rank this process is from its environment.
 
 A launcher sets seven variables for every rank, which ``env://`` of ``torch.distributed`` reads
-too; an MPI or ``srun`` numbers its processes in others (:mod:`hires.core.ranks.mpi_starter`).
+too. A command that starts all ranks (mpirun, srun, torchrun) numbers its processes in variables of
+its own (:data:`DIALECTS`), and those of hires say where they meet.
 """
 
 from __future__ import annotations
@@ -9,8 +10,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import ConfigError
+
+STARTER, MEETING = "HIRES_STARTER", "HIRES_MEETING"
+"""Variables for all ranks that one command starts: its dialect, and address and port of rank 0."""
+
+
+class Numbers(NamedTuple):
+    """Which process this is, of how many."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
 
 
 @dataclass(frozen=True)
@@ -52,6 +67,10 @@ class World:
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> World:
     """Returns this process's world; raises ConfigError if a variable is missing or wrong."""
+    if (starter := environ.get(STARTER)) in DIALECTS:
+        address, _, port = environ.get(MEETING, "").rpartition(":")
+        attempt = number_of(_NAMES["attempt"], environ.get(_NAMES["attempt"], ""))
+        return World(*rank_numbers(starter, environ), address, number_of(MEETING, port), attempt)
     missing = [name for name in _NAMES.values() if not environ.get(name)]
     if missing:
         raise ConfigError(
@@ -72,6 +91,29 @@ _NAMES = {
     "port": "MASTER_PORT",
     "attempt": "HIRES_ATTEMPT",
 }
+
+
+def rank_numbers(starter: str, environ: Mapping[str, str]) -> Numbers:
+    """Returns which process this is, by its starter; raises ConfigError if a variable is wrong."""
+    dialect = DIALECTS[starter]
+    texts = {name: environ.get(name, "") for name in dialect.numbering.split()}
+    for name, text in texts.items():
+        if not text:
+            raise ConfigError(
+                f"the environment variable {name} is not set, so this process was not started by "
+                f"{starter}; name its starter with launcher.mpi"
+            )
+    if dialect.node is not None:
+        # The count of this node: 2(x3),1 are three nodes of two processes each, and one of one.
+        name, counts = list(texts)[-1], list[str]()
+        for part in texts[name].split(","):
+            count, _, times = part.rstrip(")").partition("(x")
+            counts += [count] * number_of(name, times or "1")
+        node = number_of(dialect.node, environ.get(dialect.node, ""))
+        if not 0 <= node < len(counts):
+            raise ConfigError(f"the environment variable {name}={texts[name]!r} has no node {node}")
+        texts[name] = counts[node]
+    return Numbers(*(number_of(name, text) for name, text in texts.items()))
 
 
 def number_of(name: str, text: str) -> int:

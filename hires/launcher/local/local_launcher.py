@@ -61,7 +61,7 @@ def launch(
     if places is None:
         places = launcher_of(config).rank_places(config, records.read_world(run_dir))
     if aloud:
-        on_line = RunProgress(len(places.ranks), config.batch, config.steps).printer(say)
+        on_line = RunProgress(places.num_ranks, config.batch, config.steps).printer(say)
     job = Launch(run_dir, attempt, config, module, args, places, on_line)
     with Interrupts() as interrupts:
         try:

@@ -1,4 +1,4 @@
-"""Where each rank runs, what starts it there, and where all meet: how launchers differ, as data."""
+"""What starts the ranks, and where they meet: how launchers differ, as data."""
 
 from __future__ import annotations
 
@@ -20,18 +20,6 @@ _ANY_PORT_TRIES = 3
 
 
 @dataclass(frozen=True)
-class RankPlace:
-    """Where one rank runs: which of the ranks on its machine it is, and how it is started there."""
-
-    local_rank: int
-    local_size: int
-    prefix: tuple[str, ...] = ()
-    """Words before the rank's own command."""
-    node: str | None = None
-    """Name of the machine, where it may be another one."""
-
-
-@dataclass(frozen=True)
 class Preemption:
     """Why ranks are stopped before they are done, and what comes next."""
 
@@ -47,32 +35,28 @@ class Preemption:
 
 @dataclass(frozen=True)
 class RankPlaces:
-    """Where the ranks of a world run, and where they meet."""
+    """What starts the ranks of a world, and where they meet."""
 
-    ranks: Sequence[RankPlace]
+    num_ranks: int
     ports: Sequence[int]
     """Ports to meet at, of which the next is tried if one is taken; 0: any free one."""
     address: str = LOOPBACK
     """Where rank 0 listens on this machine."""
     interface: str | None = None
     """Network interface of the ranks' messages; unset: each rank finds out."""
-    relayed: bool = False
-    """Whether the prefix starts a program that starts the rank, and passes on signals and how the
-    rank ended, a signal as 128 plus its number."""
     starter: Starter | None = None
-    """The one command that starts all ranks; unset: each is started with its place's prefix."""
+    """The one command that starts all ranks; unset: each is a child of this process."""
     preemption: Callable[[], Preemption] = Preemption
     """Called when SIGUSR2 arrives."""
-    termination: Callable[[], Preemption | None] = lambda: None
-    """Called when SIGTERM arrives, here or at a rank; None: a user ended the run."""
+    termination: Callable[[], Preemption | None] | None = None
+    """Called when a scheduler may have sent SIGTERM, here or to the ranks; None: a user did."""
     is_cancelled: Callable[[], bool] = lambda: False
     """Called now and then: whether an earlier attempt has a request to cancel, meant for this."""
 
 
 def here(num_ranks: int, port: int) -> RankPlaces:
     """Returns the places of ranks on this machine, which meet at ``port``; 0: at any free one."""
-    ranks = [RankPlace(rank, num_ranks) for rank in range(num_ranks)]
-    return RankPlaces(ranks, (port,) if port else (0,) * _ANY_PORT_TRIES, interface=loopback())
+    return RankPlaces(num_ranks, (port,) if port else (0,) * _ANY_PORT_TRIES, interface=loopback())
 
 
 def loopback() -> str | None:
@@ -103,9 +87,8 @@ def on_hosts(num_ranks: int, config: RunConfig, words: Sequence[str] = ()) -> Ra
         )
     if len(names) < 2:
         return places
-    ranks = [RankPlace(n, host.ranks, node=host.name) for host in hosts for n in range(host.ranks)]
     address, interface = meeting(config, "this machine", _host_label(names[1]), names[1])
-    return dataclasses.replace(places, ranks=ranks, address=address, interface=interface)
+    return dataclasses.replace(places, address=address, interface=interface)
 
 
 def is_this_machine(name: str) -> bool:

@@ -1,16 +1,21 @@
 """Starts, watches, signals and ends the ranks of one world.
 
-Every rank leads a session and process group of its own: SIGTERM and SIGKILL reach whatever it
+Each is a child of this process, or one command (mpirun, srun, torchrun) starts all, perhaps on
+other machines, and they say in ``events.jsonl`` that they run and how they end.
+
+Every child leads a session and process group of its own: SIGTERM and SIGKILL reach whatever it
 started too, and Ctrl-C in the terminal reaches only the supervisor, which decides. On Linux the
-kernel kills a rank whose supervisor dies, even by ``kill -9``; it watches the *thread* that started
-the rank, so the thread that starts ranks must live as long as they do.
+kernel kills a child whose supervisor dies, even by ``kill -9``; it watches the *thread* that
+started the child, so the thread that starts ranks must live as long as they do.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -18,20 +23,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.python_command import module_command
-from hires.core.ranks.world import World
-from hires.core.store import file_names, records
+from hires.core.ranks import mpi_library
+from hires.core.ranks.mpi_starter import Starter, require_program
+from hires.core.ranks.world import MEETING, STARTER, World
+from hires.core.store import file_names, provenance, records
+from hires.core.store.files import write_atomically
 from hires.core.store.reading import open_regular
 from hires.launcher.interface import OnLine
 from hires.launcher.ranks import spawn
-from hires.launcher.ranks.places import RankPlace, RankPlaces
+from hires.launcher.ranks.places import RankPlaces
+from hires.launcher.status.run_progress import MetricsTail
 from hires.plan.channels import CONNECTIONS, MOST_QUEUES
-from hires.plan.hardware import CUDA
+from hires.plan.hardware import CUDA, MPI
 from hires.plan.routes import STREAMED
 
+START_S = 300.0
+"""How long all ranks of one command may take to begin, at least: many nodes are slow."""
+END_S = 5.0
+"""How long the command may take to end after its ranks."""
+LOST_S = 1.0
+"""How late the events of ranks may be seen after their command has ended."""
 _POLL_S = 0.02
+_OUTER = tuple(word for dialect in DIALECTS.values() for word in dialect.outer.split())
+"""Variables of an outer start about its own ranks, which would mislead those of this one."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,11 @@ class Launch:
     """What follows the run folder on its command line."""
     places: RankPlaces
     on_line: OnLine | None = None
+
+    @property
+    def command(self) -> list[str]:
+        """The command of a rank."""
+        return module_command(self.module, str(self.run_dir), *self.args)
 
     @property
     def folder(self) -> Path:
@@ -70,7 +93,7 @@ class Rank:
     rank: int
     log: Path
     pid: int | None = None
-    """Its process, or the one that stands for it; None: it runs on another machine, or not yet."""
+    """Its process; None: it runs on another machine, or not yet."""
     code: int | None = None
     """Exit code, negative for a signal; None while it runs."""
     ended_s: float = 0.0
@@ -82,7 +105,7 @@ class Rank:
 
 
 class RankGroup(ABC):
-    """The ranks of one start: :class:`SeparateRanks`, or those of one command (``agent``)."""
+    """The ranks of one start: :class:`ChildRanks` or :class:`CommandRanks`."""
 
     def __init__(self, job: Launch, port: int) -> None:
         self.job, self.port = job, port
@@ -92,8 +115,8 @@ class RankGroup(ABC):
         """Why the ranks ended though none of them failed, in words, if it is so."""
 
     @abstractmethod
-    def begin(self, hurry: Callable[[], bool]) -> None:
-        """Starts the ranks or raises RunError; stops half-way when ``hurry`` returns True."""
+    def begin(self, interrupted: Callable[[], bool]) -> None:
+        """Starts the ranks or raises RunError; stops half-way if it is ``interrupted``."""
 
     @abstractmethod
     def poll(self) -> Sequence[Rank]:
@@ -112,57 +135,53 @@ class RankGroup(ABC):
         """The ranks that have not ended."""
         return [rank for rank in self.ranks if rank.code is None]
 
-    def stop(self, grace_s: float, hurry: Callable[[], bool]) -> None:
-        """Sends SIGTERM, and SIGKILL after ``grace_s`` or as soon as ``hurry`` returns True."""
+    def preempt(self) -> None:
+        """Makes every rank save its state and end, within a second of its next step."""
+        with contextlib.suppress(RunError):  # no state could be saved on a full disk, either
+            write_atomically(self.job.folder / file_names.PREEMPT, "")
+
+    def stop(self, grace_s: float, interrupted: Callable[[], bool]) -> None:
+        """Sends SIGTERM, and SIGKILL after ``grace_s`` or as soon as it is ``interrupted``."""
         self.send(signal.SIGTERM)
-        self.wait(grace_s, hurry)
+        self.wait(grace_s, interrupted)
         self.kill()
 
-    def wait(self, most_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
+    def wait(self, most_s: float, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Waits until all ranks have ended, at most so long."""
         until = time.monotonic() + most_s
-        while time.monotonic() < until and not hurry():
+        while time.monotonic() < until and not interrupted():
             self.poll()
             if not self.running:
                 return
             time.sleep(_POLL_S)
 
     def pids(self) -> dict[int, int]:
-        """Returns the processes of this machine that are ranks, or stand for one, and run."""
+        """Returns the processes of this machine that are ranks and run."""
         return {rank.rank: rank.pid for rank in self.running if rank.pid is not None}
 
 
-class SeparateRanks(RankGroup):
-    """Each rank is a child of this process, or one stands for it (``srun``)."""
+class ChildRanks(RankGroup):
+    """Each rank is a child of this process."""
 
-    def __init__(self, job: Launch, port: int, files: Sequence[int] = ()) -> None:
+    def __init__(self, job: Launch, port: int) -> None:
         super().__init__(job, port)
         self._children: dict[int, spawn.Child] = {}  # by rank
-        self._files = files  # that the ranks inherit
 
-    def begin(self, hurry: Callable[[], bool]) -> None:
+    def begin(self, interrupted: Callable[[], bool]) -> None:
         """Starts the ranks one by one, see :class:`RankGroup`."""
-        for number, place in enumerate(self.job.places.ranks):
-            rank = self.start(number, len(self.job.places.ranks), place)
-            node = {"node": place.node} if place.node else {}
-            self.job.note("rank_started", rank=number, pid=rank.pid, **node)
-            if hurry():
+        job, size = self.job, self.job.places.num_ranks
+        shared = rank_environment(os.environ, job.config, job.places.interface)
+        for number in range(size):
+            world = World(number, size, number, size, job.places.address, self.port, job.attempt)
+            environ, log = shared | world.to_environment(), job.log(number)
+            with contextlib.suppress(OSError):
+                log.unlink()  # of a start whose port was taken
+            child = spawn.start_logged(f"rank {number}", job.command, environ, log)
+            self._children[number] = child
+            self.ranks.append(Rank(number, log, child.pid))
+            job.note("rank_started", rank=number, pid=child.pid)
+            if interrupted():
                 return
-
-    def start(self, number: int, size: int, place: RankPlace) -> Rank:
-        """Starts one rank of ``size``, its output going to its log; RunError: it cannot."""
-        job, places = self.job, self.job.places
-        local = (place.local_rank, place.local_size)
-        world = World(number, size, *local, places.address, self.port, job.attempt)
-        environ = rank_environment(os.environ, world, job.config, places.interface)
-        command = [*place.prefix, *module_command(job.module, str(job.run_dir), *job.args)]
-        log = job.log(number)
-        with contextlib.suppress(OSError):
-            log.unlink()  # of a start whose port was taken
-        child = spawn.start_logged(f"rank {number}", command, environ, log, files=self._files)
-        self._children[number] = child
-        self.ranks.append(Rank(number, log, child.pid))
-        return self.ranks[-1]
 
     def poll(self) -> Sequence[Rank]:
         """Returns the ranks that ended since the last call."""
@@ -193,19 +212,136 @@ class SeparateRanks(RankGroup):
             self._reap(rank)
 
     def _signal(self, rank: Rank, number: signal.Signals) -> None:
-        # srun gets every signal alone: a child in its group ends the rank if srun is killed.
-        alone = self.job.places.relayed or number in (signal.SIGUSR1, signal.SIGUSR2)
-        kill, pid = os.kill if alone else os.killpg, self._children[rank.rank].pid
+        pid = self._children[rank.rank].pid
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, number)
+            os.killpg(pid, number)
             if number == signal.SIGTERM:
-                kill(pid, signal.SIGCONT)  # a stopped process sees no SIGTERM
+                os.killpg(pid, signal.SIGCONT)  # a stopped process sees no SIGTERM
 
     def _reap(self, rank: Rank, seen_s: float | None = None) -> None:
         """Waits until a rank's process has ended, and keeps the rank's exit code."""
-        code = self._children[rank.rank].wait()
-        # srun exits with 128 plus the number of the signal that ended its rank.
-        rank.end(128 - code if self.job.places.relayed and code > 128 else code, seen_s)
+        rank.end(self._children[rank.rank].wait(), seen_s)
+
+
+class CommandRanks(RankGroup):
+    """One command starts all ranks, here or on several machines.
+
+    A rank that did not record its end counts as ended by SIGTERM.
+    """
+
+    def __init__(self, job: Launch, port: int, starter: Starter) -> None:
+        super().__init__(job, port)
+        self.ranks = [Rank(rank, job.log(rank)) for rank in range(job.places.num_ranks)]
+        self._starter = starter
+        self._log = job.folder / file_names.LOGS / file_names.LAUNCHER_LOG
+        self._events = MetricsTail(job.folder / file_names.EVENTS)
+        self._events.read()  # of a start whose port was taken
+        self._process: spawn.Child | None = None
+        self._latest_s = max(START_S, job.config.comm.timeout_s)
+        self._began_s = time.monotonic()
+        self._gone_s: float | None = None  # when the command was seen to have ended
+        self._started: dict[int, dict[str, Any]] = {}  # the events of ranks that have begun
+
+    def begin(self, interrupted: Callable[[], bool]) -> None:
+        """Starts the command, see :class:`RankGroup`."""
+        require_program(self._starter)
+        job, words = self.job, self._starter.words
+        with contextlib.suppress(OSError):  # a start whose port was taken complained, too
+            self._log.write_bytes(b"")  # not removed: a launcher of a sweep prints to it
+            for rank in self.ranks:
+                rank.log.unlink(missing_ok=True)
+        base = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
+        environ = rank_environment(base, job.config, job.places.interface)
+        if job.config.comm.uses(MPI):
+            environ |= mpi_library.variables(self._starter.dialect, words[0], environ)
+        environ[STARTER] = self._starter.dialect
+        environ[MEETING] = f"{job.places.address}:{self.port}"
+        environ["HIRES_ATTEMPT"] = str(job.attempt)
+        command = self._starter.command(environ, job.command)
+        # srun ends its ranks at SIGTERM only; those of others end with the command.
+        number = signal.SIGTERM if self._starter.dialect == "srun" else signal.SIGKILL
+        self._process = spawn.start_logged(
+            "the ranks", command, self._starter.environment(environ), self._log, death_signal=number
+        )
+        self._began_s = time.monotonic()
+        job.note("starter_started", pid=self._process.pid, command=command)
+
+    def poll(self) -> Sequence[Rank]:
+        """Returns the ranks that ended since the last call."""
+        ended = []
+        for line in self._events.read():
+            number, code = line.get("rank"), line.get("code")
+            if not (isinstance(number, int) and 0 <= number < len(self.ranks)):
+                continue
+            rank = self.ranks[number]
+            if line.get("event") == "rank_started":
+                self._started[number] = line
+                rank.pid = line["pid"] if provenance.lives(line) else None
+            elif line.get("event") == "rank_ended" and rank.code is None and isinstance(code, int):
+                rank.end(code)
+                ended.append(rank)
+        lost = self._lost_ranks()
+        for rank in lost:
+            rank.end(-signal.SIGTERM)
+        return ended + lost
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to the command, which passes it on to its ranks."""
+        if self._process is not None and self._process.poll() is None:
+            os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """Ends all ranks and their command, and waits for it."""
+        if self._process is None:
+            return
+        # The command ends after its ranks, by itself.
+        wait_s = 0.0 if self.running else END_S
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait_s)
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for line in self._started.values():  # those of this machine whose command did not end them
+            if provenance.lives(line):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(line["pid"], signal.SIGKILL)
+        for rank in self.running:
+            rank.end(-signal.SIGTERM)
+
+    def _lost_ranks(self) -> list[Rank]:
+        """Returns the ranks that will never report their end, because the command failed them."""
+        if self._process is None:
+            return []
+        left, name = self.running, Path(self._starter.words[0]).name
+        now_s, code = time.monotonic(), self._process.poll()
+        if code is None:
+            late = [str(rank.rank) for rank in left if rank.rank not in self._started]
+            if self.broken or not late or now_s - self._began_s <= self._latest_s:
+                return []
+            what = f"{name} did not start rank {', '.join(late)} within {self._latest_s:g} s"
+            self.broken = what + self._complaint()
+            return left
+        self._gone_s = now_s if self._gone_s is None else self._gone_s
+        waited = now_s - self._gone_s >= LOST_S
+        # One that was killed is the cause at once: its ranks may end of that within LOST_S.
+        if self.broken is None and (code < 0 or (waited and left)):
+            how = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+            self.broken = f"{name} ended {how} before its ranks{self._complaint()}"
+        return left if waited else []
+
+    def _complaint(self) -> str:
+        """Returns what the command or its ranks printed, as the end of a sentence."""
+        lines = [line.strip() for line in last_lines(self._log, 40)]
+        lines = [line for line in lines if line.strip("-=* ")]
+        ours = [line.removeprefix("hires: ") for line in lines if line.startswith("hires: ")]
+        ends = [line for line in lines if _END.search(line)]
+        text = ours[0] if ours else " ".join(ends[:2] or lines[:4])
+        return f": {text}" if text else f"; see {self._log}"
+
+
+_END = re.compile(r"signal|killed|exit ?code|out of memory|task \d+:", re.IGNORECASE)
+"""What commands say of a rank that ended."""
 
 
 def last_lines(log: Path, count: int = 20) -> list[str]:
@@ -221,17 +357,17 @@ def last_lines(log: Path, count: int = 20) -> list[str]:
 
 
 def rank_environment(
-    base: Mapping[str, str], world: World, config: RunConfig, interface: str | None
+    base: Mapping[str, str], config: RunConfig, interface: str | None
 ) -> dict[str, str]:
-    """Returns the environment variables of a rank.
+    """Returns the environment variables of a rank, but for those of its number.
 
     What it inherits, ``base``, counts before ``interface`` and ``cluster.environment``, and after
     ``comm.options``. The queues of a GPU are always ours: with fewer than its streams, ranks could
     wait for each other for ever.
     """
     # Under torchrun these make torch expect a store that another process hosts, and none does.
-    environ = {k: v for k, v in base.items() if not k.startswith("TORCHELASTIC_")}
-    environ |= world.to_environment() | spawn.thread_variables(config.launcher.threads)
+    environ = {k: v for k, v in base.items() if not k.startswith(("TORCHELASTIC_", STARTER))}
+    environ |= spawn.thread_variables(config.launcher.threads)
     environ["PYTHONUNBUFFERED"] = "1"  # or the last lines of a killed rank would be lost
     environ.setdefault("PYTHONFAULTHANDLER", "1")
     if interface is not None:

@@ -217,7 +217,6 @@ def start(
     stdin: int | None = None,
     death_signal: signal.Signals = signal.SIGKILL,
     heir: bool = False,
-    files: Sequence[int] = (),
 ) -> Child:
     """Starts a program as the leader of a session of its own; an OSError: it cannot be started.
 
@@ -225,13 +224,12 @@ def start(
     warm process of its own, for children that it starts. For a module SIGUSR2 waits until it
     listens; by default it would end the child. The streams are numbers of files; without ``stdin``
     nothing can be read. ``death_signal`` comes when this process, or the calling thread, ends.
-    ``files`` stay open under their numbers; a process that has some is a fresh one.
     """
     if "PYTHONPATH" in environ:  # also that of cluster.environment
         environ = {**environ, "PYTHONPATH": without_empty_entries(environ["PYTHONPATH"])}
     with Path(os.devnull).open("rb") as nothing:
         stdin = nothing.fileno() if stdin is None else stdin
-        if _current is not None and not files and _current.fits(command, environ):
+        if _current is not None and _current.fits(command, environ):
             with contextlib.suppress(FileNotFoundError):  # this process's folder was removed
                 request = {
                     "command": list(command),
@@ -252,7 +250,6 @@ def start(
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            pass_fds=files,
             start_new_session=True,
             preexec_fn=die_with(os.getpid(), death_signal, bool(words_of(command))),
         )

@@ -20,14 +20,7 @@ from hires.core.errors import RunError
 from hires.core.ranks import mpi_starter
 from hires.core.ranks.ports import FIRST_PORT, NUM_PORTS
 from hires.core.store import launch_file
-from hires.launcher.ranks.places import (
-    LOOPBACK,
-    Preemption,
-    RankPlace,
-    RankPlaces,
-    loopback,
-    meeting,
-)
+from hires.launcher.ranks.places import LOOPBACK, Preemption, RankPlaces, loopback, meeting
 from hires.launcher.ranks.rank_group import last_lines
 from hires.launcher.slurm import scheduler
 
@@ -41,11 +34,6 @@ _GONE_NODE = ("DOWN", "FAIL", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN")
 _NODE_FAILURE = re.compile(
     r"^srun: error: Node failure on (\S+)| CANCELLED AT \S+ DUE TO NODE FAILURE", re.MULTILINE
 )
-_SRUN = (
-    *("srun", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--export=ALL"),
-    *("--mpi=none", "--input=none", "--cpu-bind=none", "--unbuffered"),
-)
-"""Starts one rank. Ranks overlap, so each may use every core that the job has on its node."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +67,8 @@ class Allocation:
     def places(self, num_ranks: int, config: RunConfig) -> RankPlaces:
         """Returns where the ranks of a world run: evenly over the nodes, neighbours together.
 
-        Each is started by an ``srun`` of its own that names its node, or all by one command of an
-        MPI. A RunError: this machine is not the first node, the others cannot reach it, or it
-        lacks one of ``cluster.modules``.
+        One ``srun``, or one command of an MPI, starts all. A RunError: this machine is not the
+        first node, the others cannot reach it, or it lacks one of ``cluster.modules``.
         """
         module = os.environ.get(launch_file.REFUSED)
         if module is not None:
@@ -95,26 +82,9 @@ class Allocation:
         first = FIRST_PORT + int(self.job) % NUM_PORTS
         ports = (config.launcher.port,) if config.launcher.port else (first, 0, 0)
         shares = list(zip(self.nodes, spread(num_ranks, len(self.nodes)), strict=False))
-        one_command = config.mpi != "srun" or config.srun_mpi != "none"
-        ranks = [
-            RankPlace(
-                local, size, () if one_command else (*_SRUN, f"--nodelist={node.name}"), node.name
-            )
-            for node, size in shares
-            for local in range(size)
-        ]
-        starter = None
-        if one_command:
-            hosts = [mpi_starter.Host(node.name, size) for node, size in shares]
-            starter = mpi_starter.starter(config, hosts, in_slurm=True)
-        return RankPlaces(
-            ranks,
-            ports,
-            address,
-            interface,
-            relayed=True,
-            starter=starter,
-        )
+        hosts = [mpi_starter.Host(node.name, size) for node, size in shares]
+        starter = mpi_starter.starter(config, hosts, in_slurm=True)
+        return RankPlaces(num_ranks, ports, address, interface, starter)
 
     def _meeting(self, config: RunConfig) -> tuple[str, str | None]:
         # Where the ranks meet, and their interface.

@@ -14,9 +14,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from hires.core.errors import PREEMPTED
 from hires.launcher.end_reasons import END_REASONS
 from hires.launcher.interface import Outcome
 from hires.launcher.ranks.rank_group import Rank, last_lines
+
+STOPPED = (None, 0, -signal.SIGTERM, -signal.SIGKILL)
+"""Exit codes of ranks, if they have ended, that were stopped from outside."""
 
 _Event = dict[str, Any]
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -69,16 +73,28 @@ def _explained(
         return "was killed by SIGKILL (by `kill -9`, or the system ran out of memory)", None
     error = "" if report is None else str(report.get("type"))
     text = " ".join(tail[-3:]) if report is None else str(report.get("text"))
-    proved = (word for word, one in END_REASONS.items() if one.is_proved_by(error, text))
-    reason = next(proved, None)
+    reason = proved_reason(error, text)
     if report is not None and report.get("text"):
         return f"failed: {text}", reason
     if rank.code is not None and rank.code < 0:
         known = -rank.code in set(signal.Signals)
         name = signal.Signals(-rank.code).name if known else f"signal {-rank.code}"
         return f"was killed by {name}", reason
-    own = [line.strip() for line in tail if line.strip() and not line.startswith("srun: ")]
+    own = [line.strip() for line in tail if line.strip()]
     return f"exited with code {rank.code}" + (f": {own[-1]}" if own else ""), reason
+
+
+def has_cause(ranks: Iterable[Rank], events: Iterable[_Event]) -> bool:
+    """Whether a rank failed by itself: it was not stopped, and did not only lose another."""
+    reports = [line for line in events if line.get("event") == "rank_failed"]
+    types = {line["rank"]: line.get("type") for line in reports}
+    failed = {rank.rank for rank in ranks if rank.code not in STOPPED and rank.code != PREEMPTED}
+    return any(types.get(rank) != "CommError" for rank in failed | types.keys())
+
+
+def proved_reason(error: str, text: str) -> str | None:
+    """Returns the first reason that an error proves: its type, or "" and what was printed."""
+    return next((word for word, one in END_REASONS.items() if one.is_proved_by(error, text)), None)
 
 
 class OomCount:

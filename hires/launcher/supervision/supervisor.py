@@ -6,8 +6,8 @@ signal or a hang ends all ranks. "Stop" below is SIGTERM to every rank, and SIGK
 
     watch ─┬─ all ranks exit with 0 ──────────────────────────────────▶ done
            ├─ SIGINT, SIGTERM, SIGHUP ─ stop ──────────────────────────▶ cancelled ¹
-           ├─ SIGUSR2 ─ SIGUSR2 to the ranks, which save their state and exit with
-           │            PREEMPTED within patience_s ─ stop ───────────▶ failed, preempted | timeout
+           ├─ SIGUSR2 ─ a file requests that the ranks save their state and exit
+           │            with PREEMPTED within patience_s ─ stop ──────▶ failed, preempted | timeout
            ├─ a rank fails ─ wait SETTLE_S for other reports ─ stop ───▶ failed, first cause ¹
            ├─ no progress in comm.timeout_s ─ SIGUSR1, hang.txt ─ stop ▶ failed, hang
            ├─ a request file of ``hires cancel`` appears ─ stop ───────▶ cancelled
@@ -33,9 +33,8 @@ from hires.core.store import file_names, provenance
 from hires.core.store.attempts import Attempt
 from hires.launcher.interface import Outcome
 from hires.launcher.ranks import spawn
-from hires.launcher.ranks.agent import AgentRanks
 from hires.launcher.ranks.places import Preemption
-from hires.launcher.ranks.rank_group import Launch, Rank, RankGroup, SeparateRanks
+from hires.launcher.ranks.rank_group import ChildRanks, CommandRanks, Launch, Rank, RankGroup
 from hires.launcher.status.run_progress import MetricsTail
 from hires.launcher.supervision import blame, watchdog
 from hires.launcher.supervision.interrupts import Interrupts
@@ -48,10 +47,9 @@ GRACE_S = 2.0
 """How long ranks may take to end after SIGTERM."""
 SIGTERM_S = 5.0
 """How long after ranks elsewhere were ended by SIGTERM the same may reach the supervisor."""
-STOPPED = (None, 0, -signal.SIGTERM, -signal.SIGKILL)
-"""Exit codes of ranks, if they have ended, whose job was stopped from outside."""
-AFTER_SIGUSR2 = (None, 0, PREEMPTED, -signal.SIGUSR2)
-"""Exit codes of ranks, if they have ended, that got SIGUSR2; some die of it while they start."""
+CONSEQUENCE_S = 5.0
+"""How long the command that started the ranks may take to say which was killed, if the others only
+report that they have lost it."""
 
 
 class Supervisor:
@@ -61,7 +59,7 @@ class Supervisor:
         self.job, self.port, self.interrupts = job, port, interrupts
         starter = job.places.starter
         self._group: RankGroup = (
-            SeparateRanks(job, port) if starter is None else AgentRanks(job, port, starter)
+            ChildRanks(job, port) if starter is None else CommandRanks(job, port, starter)
         )
         self.ranks: Sequence[Rank] = self._group.ranks  # those that were started, in order
         self._metrics = MetricsTail(job.folder / file_names.METRICS)
@@ -70,7 +68,6 @@ class Supervisor:
         self._watchdog = watchdog.Watchdog(job.folder, job.config.comm.timeout_s)
         self._oom = blame.OomCount()
         self._looks_for_exit = not (job.folder / file_names.EXIT).exists()
-        self._complete = False
         self._asked_s = 0.0
 
     def run(self) -> Outcome:
@@ -100,10 +97,7 @@ class Supervisor:
             if codes - {None, 0, PREEMPTED} or codes == {0, PREEMPTED}:
                 return self._fail()
             if codes == {0}:
-                # An srun that stands for a rank exits with 0, too, when Slurm gave its node up.
-                lost = self.job.places.relayed and not self._complete
-                preemption = self.job.places.termination() if lost else None
-                return Outcome("done") if preemption is None else self._preempted(preemption)
+                return Outcome("done")
             if codes == {PREEMPTED}:  # the scheduler signalled the ranks themselves
                 return self._preempted(self.job.places.preemption())
             if self.interrupts.requests:
@@ -120,36 +114,36 @@ class Supervisor:
         """Stops all ranks because of a signal; the second one makes it hurry."""
         self.job.note("stopping", why=self.interrupts.name)
         self._group.stop(GRACE_S, lambda: self.interrupts.count > 1)
-        if self.interrupts.number == signal.SIGTERM:  # from a user's scancel, or from the scheduler
-            preemption = self.job.places.termination()
-            if preemption is not None:
-                return self._preempted(preemption)
+        # A SIGTERM is from a user's scancel, or from the scheduler.
+        is_asked = self.interrupts.number == signal.SIGTERM
+        if is_asked and (preemption := self._termination()) is not None:
+            return self._preempted(preemption)
         return Outcome("cancelled", f"stopped by {self.interrupts.name}")
 
     def _preempt(self) -> Outcome:
-        """Passes SIGUSR2 on to the ranks, and waits until they have saved their state."""
-        self.job.note("asked_to_make_way")
-        # Ranks save between two steps; one that has not installed its handler dies of the signal.
-        self._group.send(signal.SIGUSR2)
+        """Makes the ranks save their state, and waits until they have ended."""
+        self.job.note("preemption_requested")
+        self._group.preempt()
         preemption = self.job.places.preemption()
         self._wait(preemption.patience_s, self._any_failed)
         if self.interrupts.count:
             return self._cancel()
         if self._any_failed():
-            self._wait(SETTLE_S)  # a neighbour of one that died of the signal has failed, too
-            if not any(rank.code == -signal.SIGUSR2 for rank in self.ranks):
-                return self._fail()
+            return self._fail()
         self._group.stop(GRACE_S, self._is_interrupted)
         if all(rank.code == 0 for rank in self.ranks):
             return Outcome("done")
         return self._preempted(preemption)
 
     def _any_failed(self) -> bool:
-        """Whether a rank ended as none does that got SIGUSR2."""
-        return any(rank.code not in AFTER_SIGUSR2 for rank in self.ranks)
+        return any(rank.code not in (None, 0, PREEMPTED) for rank in self.ranks)
+
+    def _termination(self) -> Preemption | None:
+        asks = self.job.places.termination
+        return None if asks is None else asks()
 
     def _preempted(self, preemption: Preemption) -> Outcome:
-        saved = [line for line in self._events.read() if line.get("event") == "made_way"]
+        saved = [line for line in self._events.read() if line.get("event") == "preempted"]
         done = f" after {saved[-1]['step']} of {self.job.config.steps} steps" if saved else ""
         cause = f"{preemption.cause}{done}; {preemption.then}"
         return Outcome("failed", cause, reason=preemption.reason)
@@ -195,30 +189,38 @@ class Supervisor:
         # The first exit seen need not be the first cause: neighbours fail within milliseconds, and
         # each may still report why.
         self._wait(SETTLE_S)
-        relayed = self.job.places.relayed
-        preemption = self.job.places.termination() if relayed else None
-        if preemption is not None:  # the scheduler has ended the ranks, but not this process
+        if (preemption := self._termination()) is not None:
+            # The scheduler has ended the ranks, but not this process.
             self._stop(preemption.cause)
             return self._preempted(preemption)
         signalled = any(rank.code == -signal.SIGTERM for rank in self.ranks)
-        if relayed and (self._group.broken or signalled):
+        if self.job.places.termination and (self._group.broken or signalled):
             # A job is ended by SIGTERM to the ranks and to this process, in any order.
             self._wait(SIGTERM_S, ended=False)
-        if all(rank.code in STOPPED for rank in self.ranks):
-            if self.interrupts.count:
-                return self._cancel()
-            broken = self._group.broken
-            if broken:  # the ranks did nothing wrong: the program that started them did
-                self.job.note("stopping", why=broken)
-                self._feed()
-                return Outcome("failed", broken, reason=None if self._metrics.seen else "launch")
+        events = self._events.read()
+        if self.job.places.starter is not None and not blame.has_cause(self.ranks, events):
+            self._wait(CONSEQUENCE_S, lambda: self._group.broken is not None, ended=False)
+            events += self._events.read()
+        if self.interrupts.count and all(rank.code in blame.STOPPED for rank in self.ranks):
+            return self._cancel()
+        broken = self._group.broken
+        if broken and not blame.has_cause(self.ranks, events):
+            # The ranks did nothing wrong: one was killed, or the program that started them.
+            self.job.note("stopping", why=broken)
+            self._feed()
+            proved = blame.proved_reason("", f"{broken}{self._oom.rose() or ''}")
+            return Outcome("failed", broken, reason=proved or self._launch_reason())
         # A preempted rank is reported as the cause only if no other rank failed.
         failed = [rank.rank for rank in self.ranks if rank.code not in (None, 0, PREEMPTED)]
         failed = failed or [rank.rank for rank in self.ranks if rank.code]
         self._stop("a rank failed", failed=failed)
-        first = blame.first_failure(self.ranks, failed, self._events.read(), self._oom.rose())
+        events += self._events.read()
+        first = blame.first_failure(self.ranks, failed, events, self._oom.rose())
         self._feed()
-        return replace(first, reason=first.reason or (None if self._metrics.seen else "launch"))
+        return replace(first, reason=first.reason or self._launch_reason())
+
+    def _launch_reason(self) -> str | None:
+        return None if self._metrics.seen else "launch"
 
     def _stop(self, why: str, **fields: Any) -> None:
         self.job.note("stopping", why=why, **fields)
@@ -248,6 +250,5 @@ class Supervisor:
 
     def _feed(self) -> None:
         for line in self._metrics.read():
-            self._complete = self._complete or line.get("kind") == "done"
             if self.job.on_line is not None:
                 self.job.on_line(line)

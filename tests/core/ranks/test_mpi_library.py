@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 from hires.core.errors import RunError
 from hires.core.ranks import mpi_library
-from hires.core.ranks.mpi_library import Facts
 
 
 @pytest.fixture
@@ -66,20 +64,6 @@ def test_library_under_another_name_gets_a_link(home: Path):
         first, *rest = variables["LD_LIBRARY_PATH"].split(os.pathsep)
         assert rest == ["/a", "/b"]
         assert [path.resolve() for path in Path(first).iterdir()] == [library.resolve()]
-
-
-def test_library_of_another_mpi_than_the_starter_is_refused(monkeypatch):
-    for starter, name, fits in (
-        ("openmpi", "Open MPI v4.1.4, package: Debian OpenMPI", True),
-        ("openmpi", "MPICH Version: 4.0.2", False),
-        ("mpich", "Open MPI v5.0.1", False),
-        ("mvapich", "MVAPICH Version: 3.0, MPICH ABI", True),
-        ("srun", "MPICH Version: 4.0.2", True),
-    ):
-        monkeypatch.setattr(mpi_library, "probe", lambda environ, n=name: Facts(n, "3.1", None))
-        refusal = pytest.raises(RunError, match=r"each would be alone; set launcher\.mpi to")
-        with contextlib.nullcontext() if fits else refusal:
-            mpi_library.require(starter, "mpirun", {})
 
 
 def test_machine_without_mpi_names_what_would_help():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 
 import pytest
 
@@ -12,12 +11,10 @@ from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import mpi_starter
-from hires.core.ranks.mpi_starter import Host, Numbers, numbers
+from hires.core.ranks.mpi_starter import Host
+from hires.core.ranks.world import Numbers, rank_numbers
 
 HOSTS = [Host("n1", 3), Host("n2", 2)]
-
-
-AGENT = f"{sys.executable} -P -m hires.launcher.ranks.agent"
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +24,7 @@ def nothing_installed(monkeypatch):
     for name in list(os.environ):
         monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", "/bin")
-    monkeypatch.setenv("HIRES_X", "1")
+    monkeypatch.setenv("NCCL_X", "1")
     monkeypatch.setenv("SECRET", "1")
 
 
@@ -40,11 +37,11 @@ def line(hosts=HOSTS, in_slurm=False, **keys) -> str:
 
 
 COMMANDS = {
-    "openmpi": "mpirun -np 5 --bind-to none --host n1:3,n2:2 -x HIRES_X -x PATH",
+    "openmpi": "mpirun -np 5 --bind-to none --host n1:3,n2:2",
     "mpich": "mpirun -n 5 -bind-to none -genvall -hosts n1:3,n2:2",
     "mvapich": "mpirun_rsh -export -np 5 n1 n1 n1 n2 n2 MV2_ENABLE_AFFINITY=0",
     "srun": "srun --mpi=none --ntasks=5 --overlap --export=ALL --cpu-bind=none --input=none "
-    "--kill-on-bad-exit=0 --distribution=arbitrary --nodelist=n1,n1,n1,n2,n2",
+    "--kill-on-bad-exit=1 --distribution=arbitrary --nodelist=n1,n1,n1,n2,n2",
     "torchrun": "torchrun --standalone --nproc-per-node=5 --max-restarts=0 --no-python",
 }
 
@@ -53,7 +50,7 @@ COMMANDS = {
 def test_command_line_of_every_starter(starter):
     keys = {"name": "torchrun"} if starter == "torchrun" else {"mpi": starter}
     hosts = [Host("localhost", 5)] if starter == "torchrun" else HOSTS
-    assert line(hosts=hosts, **keys) == f"{COMMANDS[starter]} {AGENT}"
+    assert line(hosts=hosts, **keys) == COMMANDS[starter]
     assert mpi_starter.hosts_of(config(hosts=["n1", "n2"]), 5) == HOSTS
 
 
@@ -61,7 +58,7 @@ def test_words_of_the_user_and_of_slurm_are_passed_on(monkeypatch):
     assert " -bootstrap slurm " in line(mpi="mpich", in_slurm=True)
     assert " --mpi=pmix " in line(mpi="srun", srun_mpi="pmix")
     own = ["--mca", "btl_tcp_if_include", "ib 0; touch oops"]
-    assert f" --mca btl_tcp_if_include 'ib 0; touch oops' {AGENT}" in line(mpi_options=own)
+    assert line(mpi_options=own).endswith(" --mca btl_tcp_if_include 'ib 0; touch oops'")
     assert line(mpirun="/opt/my mpi/mpirun").startswith("'/opt/my mpi/mpirun' -np 5 ")
     with pytest.raises(RunError, match=r"no mpirun_rsh here.*launcher.mpi=mvapich"):
         mpi_starter.require_program(mpi_starter.starter(config(mpi="mvapich"), HOSTS))
@@ -79,6 +76,15 @@ def test_open_mpi_runs_as_root_only_if_it_is_allowed_to(monkeypatch):
     assert starter.environment({"A": "1"}) == {"A": "1"}
 
 
+def test_open_mpi_takes_what_ranks_elsewhere_need_of_the_environment():
+    environ = {**os.environ, "OURS": "1", "NCCL_X": "2"}
+    words = mpi_starter.starter(config(), HOSTS).command(environ, ["rank"])
+    assert words[:8] == ["mpirun", "-x", "NCCL_X", "-x", "OURS", "-x", "PATH", "-np"]
+    assert words[-1] == "rank"
+    other = mpi_starter.starter(config(mpi="mpich"), HOSTS)
+    assert other.command(environ, ["rank"]) == [*other.words, "rank"]
+
+
 FOUR = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 NUMBERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -94,17 +100,17 @@ def test_every_starter_has_its_own_variables_for_the_same_numbers(starter):
     environ = dict(zip(NUMBERS[starter], ("4", "5", "1", "2"), strict=True))
     if starter == "srun":
         environ |= {"SLURM_STEP_TASKS_PER_NODE": "3,2", "SLURM_NODEID": "1"}
-    assert numbers(starter, environ) == Numbers(4, 5, 1, 2)
+    assert rank_numbers(starter, environ) == Numbers(4, 5, 1, 2)
     for name in environ:
         left = {key: value for key, value in environ.items() if key != name}
         with pytest.raises(ConfigError, match=name):
-            numbers(starter, left)
+            rank_numbers(starter, left)
 
 
 def test_counts_that_slurm_folds_are_unfolded():
     environ = {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "0"}
     environ |= {"SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3"}
-    assert numbers("srun", environ).local_size == 1
-    assert numbers("srun", environ | {"SLURM_NODEID": "2"}).local_size == 2
+    assert rank_numbers("srun", environ).local_size == 1
+    assert rank_numbers("srun", environ | {"SLURM_NODEID": "2"}).local_size == 2
     with pytest.raises(ConfigError, match="has no node 4"):
-        numbers("srun", environ | {"SLURM_NODEID": "4"})
+        rank_numbers("srun", environ | {"SLURM_NODEID": "4"})

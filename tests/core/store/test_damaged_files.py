@@ -97,9 +97,9 @@ OTHERS: dict[str, tuple[Callable[[Path], Any], ...]] = {
 """Name -> further readers, which raise nothing but errors of hires."""
 ELSEWHERE = {
     *(file_names.CALIBRATION, file_names.SCALES),  # of plans and of quantised networks
-    *(file_names.CONTROL, file_names.HANG),  # of launchers
+    file_names.HANG,  # of launchers
     *(file_names.LAUNCH_SCRIPT, file_names.JOB_SCRIPT, file_names.JOB_LOG, file_names.LAUNCHER_LOG),
-    *(file_names.CANCEL, file_names.STOP_SWEEP),  # are there or not
+    *(file_names.CANCEL, file_names.PREEMPT, file_names.STOP_SWEEP),  # are there or not
     *(file_names.CHECKPOINTS, file_names.CHECKPOINT),  # in a test of their own
     *(file_names.LOGS, file_names.PREDICTIONS),  # folders
 }

@@ -68,7 +68,6 @@ def test_launch_script_of_an_mpi_shows_its_command_and_runs_no_name(tmp_path, mo
     done = subprocess.run(command, env=environ, capture_output=True, check=False)
     assert done.stderr == b""
     words = [launcher.mpirun, "-n", "1", "-bind-to", "none", "-genvall", "-hosts", "localhost:1"]
-    agent = [*options, *python_command.module_command("hires.launcher.ranks.agent")]
     supervisor = [
         *python_command.python()[1:],
         "-m",
@@ -76,7 +75,7 @@ def test_launch_script_of_an_mpi_shows_its_command_and_runs_no_name(tmp_path, mo
         str(run.path),
         "--",
         *words,
-        *agent,
+        *options,
         "\n",
     ]
     assert done.stdout.decode().startswith("|".join(supervisor))

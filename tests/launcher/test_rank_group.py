@@ -1,4 +1,4 @@
-"""Ranks that one command starts: their places, the command, its faults, and the channel to it."""
+"""What ranks get when they start, and the faults of a command that starts them all."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from hires.core.config.comm_config import CommConfig
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.ranks.world import World, from_environment
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import places as rank_places
 from hires.launcher.ranks.rank_group import rank_environment
 from tests.helpers.launches import exit_json
-
-WORLD = World(1, 2, 1, 2, "127.0.0.1", 29500, 0)
 
 
 def places(num_ranks: int = 3, words: tuple[str, ...] = (), **keys):
@@ -38,8 +35,6 @@ def test_places_and_command_follow_from_the_hosts(routed, monkeypatch):
     assert places(name="torchrun").starter.dialect == "torchrun"
     found = places(hosts=["localhost", "n2"])
     assert (found.address, found.interface) == ("10.0.0.1", None)
-    where = [(place.node, place.local_rank) for place in found.ranks]
-    assert where == [("localhost", 0), ("localhost", 1), ("n2", 0)]
     assert "localhost:2,n2:1" in found.starter.words
     words = ("/opt/mpirun", "--mca", "x", "a b")  # of the script, as they stand
     assert places(words=words).starter.words == words
@@ -65,23 +60,22 @@ def test_hosts_that_do_not_reach_each_other_are_named(monkeypatch, routed):
         places(mpi="srun")
 
 
-def test_rank_gets_its_world_and_threads_and_none_of_an_outer_launcher():
+def test_rank_gets_its_threads_and_nothing_of_an_outer_launcher():
     config = RunConfig(launcher=LauncherConfig(threads=3))
-    outer = {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "5", "WORLD_SIZE": "9"}
+    outer = {"TORCHELASTIC_USE_AGENT_STORE": "True", "HIRES_STARTER": "openmpi"}
     base = {"PATH": "/bin", "OMP_NUM_THREADS": "64", "GLOO_SOCKET_IFNAME": "eth7", **outer}
-    environ = rank_environment(base, WORLD, config, interface="lo")
-    assert from_environment(environ) == WORLD
+    environ = rank_environment(base, config, interface="lo")
     assert (environ["PATH"], environ["GLOO_SOCKET_IFNAME"]) == ("/bin", "eth7")
     assert environ["OMP_NUM_THREADS"] == environ["MKL_NUM_THREADS"] == "3"
     # torch would look for a store that another process hosts, and none does.
-    assert "TORCHELASTIC_USE_AGENT_STORE" not in environ
+    assert not outer.keys() & environ.keys()
 
 
 def test_rank_on_a_gpu_gets_what_cuda_and_nccl_read():
     cluster = ClusterConfig(environment={"NCCL_RUNTIME_CONNECT": "1", "NCCL_ALGO": "Ring"})
     config = RunConfig(device="cuda", comm=CommConfig(backend="nccl"), cluster=cluster)
     base = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
-    environ = rank_environment(base, WORLD, config, interface="ib0")
+    environ = rank_environment(base, config, interface="ib0")
     assert environ["NCCL_SOCKET_IFNAME"] == "=ib0"  # and not ib0.8001
     assert environ["GLOO_SOCKET_IFNAME"] == "ib0"
     assert environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
@@ -90,9 +84,9 @@ def test_rank_on_a_gpu_gets_what_cuda_and_nccl_read():
     assert environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
     # A queue that streams share could stop them all, so no setting counts before this one.
     few = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    assert rank_environment(few, WORLD, config, None)["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
-    assert rank_environment(few, WORLD, RunConfig(), None)["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
-    on_cores = rank_environment({}, WORLD, RunConfig(), interface="ib0")
+    assert rank_environment(few, config, None)["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+    assert rank_environment(few, RunConfig(), None)["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    on_cores = rank_environment({}, RunConfig(), interface="ib0")
     assert not any(name.startswith(("NCCL_", "CUDA_")) for name in on_cores)
 
 
@@ -104,14 +98,13 @@ def script(path: Path, text: str) -> str:
 
 STARTS_ONE = (
     'while [ "$1" != localhost:1 ]; do shift; done; shift; '
-    'while [ "$1" = -x ]; do shift 2; done; {more} OMPI_COMM_WORLD_RANK=0 '
-    "OMPI_COMM_WORLD_SIZE={size} OMPI_COMM_WORLD_LOCAL_RANK=0 "
-    'OMPI_COMM_WORLD_LOCAL_SIZE=1 exec "$@"'
+    "OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 "
+    'OMPI_COMM_WORLD_LOCAL_SIZE=1 "$@"; {more}'
 )
-"""Starts one agent as Open MPI's mpirun does."""
+"""Starts one rank as Open MPI's mpirun does."""
 
 
-def test_command_that_is_missing_starts_nothing_or_too_many_is_quoted(fake_world, launch, tmp_path):
+def test_command_that_fails_is_quoted_and_its_rank_reports_the_end(fake_world, launch, tmp_path):
     run = fake_world("ok", name="mpirun", mpirun="/opt/none/bin/mpirun")
     with pytest.raises(RunError, match=r"no /opt/none/bin/mpirun here.*launcher=local"):
         launch(run)
@@ -122,13 +115,26 @@ def test_command_that_is_missing_starts_nothing_or_too_many_is_quoted(fake_world
     outcome = launch(fake_world("ok", "ok", **keys))
     assert outcome.cause == "mpirun ended with code 3 before its ranks: the moon is full"
     assert outcome.reason == "launch"
-    script(program, STARTS_ONE.format(more="", size=2))
-    outcome = launch(fake_world("ok", **keys))
-    assert outcome.cause.endswith("openmpi started 2 processes, but the plan has 1 ranks")
-    # Its agent sees another folder than the supervisor, and cannot write to the logs.
-    run = fake_world("ok", **keys)
-    script(program, STARTS_ONE.format(more=f"echo '[' > {run.path / 'config.yaml'};", size=1))
-    outcome = launch(run)
-    assert outcome.exit_codes == {0: 1}
-    assert "cannot start it: " in outcome.cause
-    assert "config.yaml" in outcome.cause
+    script(program, STARTS_ONE.format(rank=0, more="exit 0"))
+    for behaviour, state, code in (("ok", "done", 0), ("exit 75", "failed", 75)):
+        run = fake_world(behaviour, **keys)
+        outcome = launch(run)
+        assert (outcome.state, outcome.exit_codes) == (state, {0: code})
+    assert outcome.reason == "preempted"
+    assert (run.attempt_dir / "logs/rank0000.log").read_text() == "rank 0 is exit 75\n"
+    for behaviour, end, cause, reason in (
+        # Of the codes of a rank and of its command the rank's counts; without it, the words do.
+        ("exit 4", "exit 1", "rank 0 exited with code 4: rank 0 is exit 4", "launch"),
+        (
+            "kill",
+            "echo 'task 0: Out Of Memory'; exit 9",
+            "ended with code 9 before its ranks: Killed task",
+            "oom",
+        ),
+    ):
+        script(program, STARTS_ONE.format(rank=0, more=end))
+        outcome = launch(fake_world(behaviour, **keys))
+        assert cause in outcome.cause
+        assert outcome.reason == reason
+    script(program, STARTS_ONE.format(rank="none", more=""))
+    assert "OMPI_COMM_WORLD_RANK='none' must be a number" in launch(fake_world("ok", **keys)).cause

@@ -1,0 +1,81 @@
+"""Runs the process of a rank, and ends it so that its launcher sees how.
+
+A rank that a launcher starts itself has its log and its number already, and its exit code is seen.
+One command (mpirun, srun, torchrun) that starts all ranks keeps their exit codes to itself: such a
+rank opens its log, says in ``events.jsonl`` where it runs, and how it ends:
+
+    rank_started    pid, host, node
+    rank_ended      code
+
+To that command a preempted rank exits with 0, or it would end the others before they have saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from hires.core import streams
+from hires.core.errors import PREEMPTED, HiresError, RunError
+from hires.core.ranks.world import STARTER, World, from_environment
+from hires.core.store import file_names, provenance, records, trust
+from hires.core.store.attempts import Attempt
+from hires.core.store.files import cannot_write
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """Runs a rank, whose run folder is the first word of its command, and ends the process."""
+    streams.secure()
+    world = None
+    try:
+        if STARTER in os.environ:
+            world = _join(Path(sys.argv[1]))
+        code = main() or 0
+    except HiresError as error:
+        sys.stderr.write(f"hires: {error}\n")
+        code = error.exit_code
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if world is not None:
+        with contextlib.suppress(RunError):  # the end of the command says that it is gone
+            fields = {"rank": world.rank, "code": code}
+            records.event(sys.argv[1], world.attempt, "rank_ended", **fields)
+        code = 0 if code == PREEMPTED else code
+    os._exit(code)  # threads of a broken transport must not keep a failed rank alive
+
+
+def _join(run_dir: Path) -> World:
+    """Takes the place of a rank that one command has started; returns its world.
+
+    RunError: its log cannot be written, or its launcher has ended meanwhile.
+    """
+    trust.refuse_untrusted(run_dir)
+    world = from_environment()
+    attempt = Attempt(run_dir, world.attempt)
+    if provenance.lives(attempt.launched) is False:
+        raise RunError(f"the launcher of {attempt.folder} has ended before this rank began")
+    log = file_names.rank_log(attempt.folder, world.rank)
+    try:
+        with log.open("ab") as file:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+                os.dup2(file.fileno(), stream.fileno())
+    except OSError as error:
+        raise cannot_write(log, error) from error
+    del os.environ[STARTER]
+    # With those of torchrun, torch expects a store that another process hosts, and none does.
+    for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:
+        del os.environ[name]
+    os.environ |= world.to_environment()
+    where = {**provenance.myself(), "node": os.environ.get("SLURMD_NODENAME")}
+    records.event(run_dir, world.attempt, "rank_started", rank=world.rank, **where)
+    return world
