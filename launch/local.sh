@@ -12,7 +12,8 @@ cd -- @FOLDER@
 PYTHONPATH=$(printf %s "$pythonpath:${PYTHONPATH-}" | tr -s : | sed 's/^://; s/:$//')
 export PYTHONPATH
 
-# One process per rank; Ctrl-C stops them all. Logs, metrics and record are in $run_dir.
-@MODULE@ hires.launcher.local "$run_dir"
+# One process per rank; Ctrl-C stops them all. Logs, metrics and record are in $run_dir. The options
+# of a command that starts all ranks, behind --, may be changed here.
+@MODULE@ hires.launcher.local "$run_dir"@STARTER@
 # The tables on screen, and as CSV and Markdown in $run_dir.
 @MODULE@ hires.report.tables "$run_dir"

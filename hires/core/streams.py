@@ -70,7 +70,7 @@ def _stream(old: Any, number: int) -> Any:
         old.flush()
     at_once = bool(getattr(old, "write_through", False))  # as with PYTHONUNBUFFERED
     return io.TextIOWrapper(
-        raw if at_once else io.BufferedWriter(raw),  # type: ignore[arg-type]
+        raw if at_once else io.BufferedWriter(raw),
         encoding,
         errors="backslashreplace",
         line_buffering=lines,

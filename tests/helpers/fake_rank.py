@@ -18,7 +18,6 @@ from pathlib import Path
 from hires.core.ranks import heartbeat, rank_process, world
 from hires.core.store import file_names, records
 from hires.core.store.files import append_line
-from hires.core.store.reading import read_lines
 
 connections: list = []
 
@@ -122,14 +121,6 @@ def nan(here, run_dir, argument):
     _fail(here, run_dir, "LossError", "the loss is nan at step 0")
 
 
-def port(here, run_dir, argument):
-    """Says for some starts that its port is taken."""
-    events = read_lines(run_dir / "a0/events.jsonl")
-    if [e["event"] for e in events].count("launch_started") <= int(argument):
-        raise OSError("The server socket has failed to listen: EADDRINUSE")
-    ok(here, run_dir)
-
-
 def way(here, run_dir, argument):
     """Is slow to start, then makes way when it is asked, or exits with a code instead."""
     time.sleep(0.3)
@@ -162,7 +153,7 @@ def listens(answer):
 
 def finish(here, run_dir):
     ok(here, run_dir)
-    os._exit(0)
+    sys.exit(0)
 
 
 def picky(here, run_dir, argument):
@@ -209,10 +200,10 @@ _BEHAVIOURS = {
     "ok": ok, "short": short, "nan": nan, "shows": shows, "full": full, "leaves": leaves,
     "raise": raise_, "exit": exit_, "hang": hang, "deaf": deaf, "hub": hub, "late": late,
     "kill": signals(signal.SIGKILL), "stopped": signals(signal.SIGSTOP),
-    "terminate": signals(signal.SIGTERM), "interrupt": signals(signal.SIGINT), "port": port,
+    "terminate": signals(signal.SIGTERM), "interrupt": signals(signal.SIGINT),
     "way": way, "picky": picky, "once": once, "orphan": orphan,
-    "saver": listens(lambda here, run_dir: os._exit(75)),
-    "breaker": listens(lambda here, run_dir: os._exit(1)),
+    "saver": listens(lambda here, run_dir: sys.exit(75)),
+    "breaker": listens(lambda here, run_dir: sys.exit(1)),
     "ignorer": listens(lambda here, run_dir: None), "finisher": listens(finish),
 }  # fmt: skip
 

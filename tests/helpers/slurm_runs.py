@@ -116,7 +116,9 @@ class Run:
             except OSError:
                 continue
             if b"hires.worker" in words[:4] and os.fsencode(self.path) in words:
-                [rank] = [word[5:] for word in environ if word.startswith(b"RANK=")]
+                values = dict(word.partition(b"=")[::2] for word in environ)
+                names = (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"SLURM_PROCID")
+                rank = next(values[name] for name in names if name in values)
                 found[int(rank)] = int(process.name)
         return found
 

@@ -56,7 +56,6 @@ class Row:
     act: Callable[[RunDir], object] | None = None
     launchers: tuple[str, ...] = ("local",)
     state: str = "failed"
-    starts: int = 1
     words: str = ""
     """What the ranks print when they are at work."""
 
@@ -106,10 +105,6 @@ ROWS = {
     "lacks steps": Row(("ok", "short"), None, "rank 1 recorded 1 of 3 steps"),
     "fails behind its record": Row(("ok", "exit 4"), None, "code 4", None, 1),
     "loss is nan": Row(("nan", "hang"), "nan", "the loss is nan", None, 0),
-    "port is taken once": Row(("port 1", "port 1"), None, None, state="done", starts=2),
-    "port is always taken": Row(
-        ("port 9", "hang"), "launch", "another launcher.port", None, 0, starts=3
-    ),
     "Ctrl-C": Row(
         HANG, None, "stopped by Ctrl-C", {0: -15, 1: -15}, None, signal_launcher(signal.SIGINT),
         ("local", *PROGRAMS), "cancelled",
@@ -152,8 +147,6 @@ def test_world_ends(fake_world, launch, name, launcher):
     assert left["exit_codes"] == {str(rank): code for rank, code in outcome.exit_codes.items()}
     assert left["started"] < left["ended"]
     assert records.read_record(run)["state"] == row.state
-    assert len(events(run, "launch_started")) == row.starts
-    assert len({line["port"] for line in events(run, "launch_started")}) == row.starts
     assert not (run.attempt_dir / "secret").exists()
     assert signal.getsignal(signal.SIGUSR2) == handler
 
@@ -181,9 +174,6 @@ def test_port_of_the_user_is_not_replaced(fake_world, launch):
             launch(run)
         assert not rank_pids(run)
         assert exit_json(run)["state"] == "failed"
-    run = fake_world("port 9", port=port)
-    assert f"port {port} was taken" in launch(run).cause
-    assert len(events(run, "launch_started")) == 1
 
 
 def test_callback_that_fails_stops_the_ranks(fake_world, launch):

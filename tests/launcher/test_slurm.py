@@ -158,7 +158,7 @@ def node_that_is_given_up_while_all_on_it_still_runs_does_not_run_on(runs: Runs)
     with partition("given-up", "node[7-8]") as name:
         run = runs.submit(*SAVING, name, "launcher.nodes=1")
         run.wait_for_step(7)
-        node = run.events("rank_started")[0]["node"]
+        [node] = run.events("starter_started")[0]["nodes"]
         pids = [run.events("launch_started")[0]["pid"], *run.rank_pids().values()]
         with killed(f"slurmd-{node}"):
             ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
@@ -167,7 +167,7 @@ def node_that_is_given_up_while_all_on_it_still_runs_does_not_run_on(runs: Runs)
                 until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"the end of {pid}")
             run.wait_for_step(max(run.steps(0)) + 3, attempt=1)
             assert run.counted_once(attempts=2)[1] >= 6
-            assert node not in [line["node"] for line in run.events("rank_started", 1)]
+            assert node not in run.events("starter_started", 1)[0]["nodes"]
             runs.close()
         with killed("slurmd-node8"):
             script = 'mount -t tmpfs none "$1" || exit 99; shift; exec "$@"'
@@ -221,10 +221,9 @@ def killed_and_cancelled_processes_cost_the_steps_since_the_last_checkpoint(runs
         os.kill(run.rank_pids()[1], signal.SIGKILL)
         errors = [process.communicate(timeout=200)[1] for process in (first, second)]
     assert (first.returncode, second.returncode) == (1, 1), errors
-    assert sum("rank 1 was killed by SIGKILL" in err for err in errors) == 1
+    assert sum("task 1: Killed" in err for err in errors) == 1
     assert sum(f"job {run.job()} has it as attempt a0" in err for err in errors) == 1
     assert (run.end(0), run.read("record.json")["state"]) == (("failed", None), "failed")
-    assert run.exit(0)["exit_codes"]["1"] == -signal.SIGKILL
     assert not run.rank_pids()
     with runs.background(*words) as waiting:
         run.wait_for_step(max(run.steps(0)) + 10, attempt=1)
@@ -277,15 +276,12 @@ def whatever_starts_the_ranks_they_lie_on_both_nodes_and_reach_the_same_losses(r
         assert run.steps(0, rank=2) == pytest.approx(losses, rel=1e-10)
         record = run.read("record.json")
         assert (record["state"], record["world"]) == ("done", 3)
-        nodes = Counter(line["node"] for line in run.events("rank_started"))
-        assert nodes == {"node1": 2, "node2": 1}
+        assert run.events("starter_started")[0]["nodes"] == ["node1", "node2"]
         # What the MPI itself says of the nodes.
         places = [(rank["rank"], rank["local_rank"]) for rank in record["provenance"]["ranks"]]
         assert places == [(0, 0), (1, 1), (2, 0)]
         programs = [Path(one["command"][0]).name for one in run.events("starter_started")]
         assert programs == [starter.split()[0]]
-        port = run.events("launch_started")[0]["port"]
-        assert port == 10000 + int(run.job()) % 20000
         until((run.path / "throughput.csv").exists, "the tables")
 
 
@@ -336,14 +332,11 @@ def odd_names_are_words_refusals_name_their_line_and_the_doctor_is_content(runs:
     assert run.end(1) == ("done", None)
     assert not list(runs.folder.rglob("oops*"))
     _, err = runs.hires("run", *TWO, "campaign=b", "launcher.partition=no 'such'", code=2)
-    script = runs.run("b").path / "job.sbatch"
-    lines = script.read_text().splitlines()
-    [number] = [n for n, line in enumerate(lines, 1) if line.startswith("#SBATCH --partition")]
     assert "nvalid partition" in err
-    assert f"line {number} of {script} is: {lines[number - 1]}" in err
+    assert "change launcher.partition" in err
     assert runs.run("b").exit()["reason"] == "launch"
     _, err = runs.hires("sweep", *TWO, "campaign=c", "seed=0,1", "launcher.threads=999", code=1)
-    assert "/arrays/0/job.sbatch is: #SBATCH --" in err
+    assert "/arrays/0/job.sbatch" in err
     assert err.count("sbatch refused the job") == 1
     assert {state["state"] for state in runs.states("c")} == {"failed"}
     run = runs.submit("campaign=e", "launcher.interface=ib7")

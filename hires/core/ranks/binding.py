@@ -25,7 +25,6 @@ from pathlib import Path
 
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks import gpus
-from hires.core.ranks.gpus import NumaNode
 from hires.core.ranks.world import World
 
 _SYSTEM = Path("/sys/devices/system/cpu")
@@ -44,8 +43,6 @@ class Binding:
     """Whether those are its own share; else all that the machine or the job has."""
     devices: str | None
     """CUDA_VISIBLE_DEVICES; None where it is not set."""
-    numa_node: int | None = None
-    """The NUMA node of its GPU, if it is bound to cores of that one."""
 
 
 def bind(world: World, config: RunConfig) -> Binding:
@@ -58,12 +55,8 @@ def bind(world: World, config: RunConfig) -> Binding:
         cores, key=lambda core: (_fact(core, "physical_package_id"), _fact(core, "core_id"), core)
     )
     least = threads + (1 if config.launcher.is_here else 0)
-    nodes = gpu_nodes(world, config)
-    share, node = share_beside_gpu(neighbours, world.local_rank, nodes, least), None
-    if share:
-        node = nodes[world.local_rank]
-    else:
-        share = share_of(neighbours, world.local_rank, world.local_size)
+    share = share_beside_gpu(neighbours, world.local_rank, gpu_cores(world, config), least)
+    share = share or share_of(neighbours, world.local_rank, world.local_size)
     bound = config.launcher.bind == "auto" and least <= len(share) < len(cores)
     if bound:
         try:
@@ -76,51 +69,47 @@ def bind(world: World, config: RunConfig) -> Binding:
     if devices is not None:
         os.environ[gpus.VISIBLE] = devices
     kept = sorted(share) if bound else cores
-    number = node.number if node is not None and bound else None
-    return Binding(os.uname().nodename, world.local_rank, threads, kept, bound, devices, number)
+    return Binding(os.uname().nodename, world.local_rank, threads, kept, bound, devices)
 
 
-def gpu_nodes(
+def gpu_cores(
     world: World, config: RunConfig, environ: Mapping[str, str] = os.environ
-) -> list[NumaNode | None]:
-    """Returns the NUMA node of the GPU of each rank on this machine; None: it is not shown.
+) -> list[frozenset[int]]:
+    """Returns the cores near the GPU of each rank on this machine; none for all: not shown.
 
-    None for all where Slurm shows each rank other GPUs (``--gpus-per-task``): a rank that sees its
-    own GPU alone could not compute the shares of the others, and shares would overlap.
+    None where Slurm shows each rank other GPUs (``--gpus-per-task``): a rank that sees its own GPU
+    alone could not compute the shares of the others, and shares would overlap.
     """
-    none: list[NumaNode | None] = [None] * world.local_size
     if config.device != "cuda":
-        return none
+        return []
     count = config.cluster.gpus if config.comm.visible == "own" else None
     names = gpus.visible_gpus(count, environ)
     of_all = min(config.cluster.gpus or world.local_size, world.local_size)
     # Ranks that hires itself starts here have one environment, so they see the same GPUs.
     if not names or (len(names) < of_all and not config.launcher.is_here):
-        return none
-    nodes = [gpus.numa_node(name, environ) for name in names]
-    return [nodes[rank % len(nodes)] for rank in range(world.local_size)]
+        return []
+    near = [gpus.near_cores(name, environ) for name in names]
+    return [near[rank % len(near)] for rank in range(world.local_size)]
 
 
 def share_beside_gpu(
-    cores: Sequence[int], local_rank: int, nodes: Sequence[NumaNode | None], least: int
+    cores: Sequence[int], local_rank: int, near: Sequence[frozenset[int]], least: int
 ) -> list[int]:
-    """Returns one rank's part of the cores of its GPU's NUMA node, which ranks there share evenly.
+    """Returns one rank's part of the cores near its GPU, which ranks there share evenly.
 
-    No rank of the machine has any if the node of one is unknown, or one would have fewer than
-    ``least`` cores: ranks on their nodes and ranks anywhere would share cores.
+    No rank of the machine has any if those of one are unknown, or one would have fewer than
+    ``least``: ranks near their GPUs and ranks anywhere would share cores.
 
-    >>> two = NumaNode(0, frozenset({0, 1, 2, 3})), NumaNode(1, frozenset({4, 5, 6, 7}))
+    >>> two = frozenset({0, 1, 2, 3}), frozenset({4, 5, 6, 7})
     >>> share_beside_gpu(range(8), 2, [two[1], two[1], two[0]], 2)
     [0, 1, 2, 3]
     """
     shares = []
-    for rank, node in enumerate(nodes):
-        if node is None:
-            return []
-        mates = [other for other, its in enumerate(nodes) if its == node]
-        there = [core for core in cores if core in node.cores]
+    for rank, those in enumerate(near):
+        mates = [other for other, its in enumerate(near) if its == those]
+        there = [core for core in cores if core in those]
         shares.append(share_of(there, mates.index(rank), len(mates)))
-    return shares[local_rank] if min(map(len, shares)) >= least else []
+    return shares[local_rank] if shares and min(map(len, shares)) >= least else []
 
 
 def share_of(cores: list[int], local_rank: int, local_size: int) -> list[int]:

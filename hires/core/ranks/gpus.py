@@ -1,4 +1,4 @@
-"""Finds the NVIDIA GPUs that a process here may use, their NUMA nodes, and the installed torch.
+"""Finds the NVIDIA GPUs that a process here may use, the cores near them, and the installed torch.
 
 Nothing here imports torch, which takes seconds: the front end needs this before anything starts.
 """
@@ -32,13 +32,6 @@ class Torch(NamedTuple):
     version: str
     cuda: str | None
     """Version of CUDA that it was built for; None: it computes on CPUs only."""
-
-
-class NumaNode(NamedTuple):
-    """Cores, and memory that is closer to them than to others."""
-
-    number: int
-    cores: frozenset[int]
 
 
 def visible_gpus(gpus: int | None = None, environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -84,43 +77,18 @@ def cards() -> int:
     return count
 
 
-def numa_node(name: str, environ: Mapping[str, str] = os.environ) -> NumaNode | None:
-    """Returns the NUMA node of a GPU, named as in CUDA_VISIBLE_DEVICES; None: it is not shown.
+def near_cores(name: str, environ: Mapping[str, str] = os.environ) -> frozenset[int]:
+    """Returns the cores of the NUMA node of a GPU, named as in CUDA_VISIBLE_DEVICES.
 
-    A number counts the GPUs that this process may open, by bus, if CUDA_DEVICE_ORDER says so. Part
-    of a GPU (MIG), and a machine of one node that does not number it, have none.
+    None are returned unless the name is a number that counts by bus (CUDA_DEVICE_ORDER) and the
+    system shows the place of every GPU that it offers: a job may hide some.
     """
-    address = _addresses(environ).get(name)
-    if address is None and name.startswith("GPU-"):  # CUDA takes the begin of a name, too
-        fits = [at for uuid, at in _addresses(environ).items() if uuid.startswith(name)]
-        address = fits[0] if len(fits) == 1 else None
-    if address is None:
-        return None
-    with contextlib.suppress(OSError, ValueError):
-        folder = _PCI / address
-        number = int((folder / "numa_node").read_text(encoding="ascii"))
-        cores = _cores((folder / "local_cpulist").read_text(encoding="ascii"))
-        return NumaNode(number, cores) if number >= 0 and cores else None
-    return None
-
-
-def _addresses(environ: Mapping[str, str]) -> dict[str, str]:
-    # The place on the PCI bus of each GPU that may be opened, by number and by UUID. The driver's
-    # folders are named by the place; a container or a job's cgroup may leave out some GPUs.
-    found, numbered = {}, environ.get(_ORDER) == "PCI_BUS_ID"
-    folders = [path.name for path in (_DRIVER / "gpus").glob("*:*:*.*")]
-    count = 0
-    for address in sorted(folders, key=lambda name: (len(name), name)):
-        with contextlib.suppress(OSError):
-            lines = (_DRIVER / "gpus" / address / "information").read_text(errors="replace")
-            facts = dict(re.findall(r"^([\w ]+):[ \t]*(.*?)[ \t]*$", lines, re.M))
-            device = _DEV / f"nvidia{facts.get('Device Minor', '')}"
-            if os.access(device, os.R_OK | os.W_OK):
-                found[facts.get("GPU UUID", "")] = address
-                if numbered:
-                    found[str(count)] = address
-                count += 1
-    return found
+    places = sorted(path.name for path in (_DRIVER / "gpus").glob("*:*:*.*"))
+    by_bus = environ.get(_ORDER) == "PCI_BUS_ID" and len(places) == device_files()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        if by_bus and name.isdigit():
+            return _cores((_PCI / places[int(name)] / "local_cpulist").read_text(encoding="ascii"))
+    return frozenset()
 
 
 def _cores(text: str) -> frozenset[int]:

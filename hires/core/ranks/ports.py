@@ -14,16 +14,10 @@ import errno
 import socket
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from hires.core.errors import ConfigError
 
-_TAKEN = (b"EADDRINUSE", b"ddress already in use")
 _IS_LINUX = sys.platform.startswith("linux")
-
-
-FIRST_PORT, NUM_PORTS = 10000, 20000
-"""Range of ports tried on other machines: above the system's own, below Linux's for clients."""
 
 
 class PortTakenError(ConfigError):
@@ -52,14 +46,6 @@ def reserve(port: int) -> Iterator[int]:
         if not _IS_LINUX:
             kept.close()  # elsewhere a bound port keeps rank 0 out, too
         yield number
-
-
-def was_taken(log: Path) -> bool:
-    """Returns whether rank 0's log says that it could not listen because the port was taken."""
-    with contextlib.suppress(OSError):
-        text = log.read_bytes()
-        return any(words in text for words in _TAKEN)
-    return False
 
 
 def _claim(name: socket.socket, port: int) -> None:

@@ -4,7 +4,7 @@ A rank that a launcher starts itself has its log and its number already, and its
 One command (mpirun, srun, torchrun) that starts all ranks keeps their exit codes to itself: such a
 rank opens its log, says in ``events.jsonl`` where it runs, and how it ends:
 
-    rank_started    pid, host, node
+    rank_started    pid, host
     rank_ended      code
 
 To that command a preempted rank exits with 0, or it would end the others before they have saved.
@@ -76,6 +76,5 @@ def _join(run_dir: Path) -> World:
     for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:
         del os.environ[name]
     os.environ |= world.to_environment()
-    where = {**provenance.myself(), "node": os.environ.get("SLURMD_NODENAME")}
-    records.event(run_dir, world.attempt, "rank_started", rank=world.rank, **where)
+    records.event(run_dir, world.attempt, "rank_started", rank=world.rank, **provenance.myself())
     return world

@@ -94,7 +94,7 @@ class Attempt:
         path = self.folder / file_names.EVENTS
         whole = (reading.read_bytes(path, self.notes, first=_FIRST_BYTES) or b"").rpartition(b"\n")
         starts = [e for e in reading.parse_lines(whole[0]) if e.get("event") == "launch_started"]
-        return starts[-1] if starts else {}  # a start whose port was taken was repeated
+        return starts[-1] if starts else {}
 
     @property
     def events(self) -> list[Values]:

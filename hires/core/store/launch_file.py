@@ -38,12 +38,12 @@ def launch_script(config: RunConfig, argv: Sequence[str]) -> str:
     """Returns the text of a run's ``launch.sh``; ``argv`` is the command line as typed."""
     if config.launcher.has_jobs:
         return render(argv, f"{config.launcher.name}.sh")
-    name = config.launcher.name
+    name, starter = config.launcher.name, ""
     if name == "torchrun" or (name == "mpirun" and config.mpi != "srun"):
         # One command starts the ranks, on machines that are known beforehand.
         hosts = mpi_starter.hosts_of(config, config.parallel.num_ranks)
-        return render(argv, "mpirun.sh", STARTER=mpi_starter.starter(config, hosts).words)
-    return render(argv, "local.sh")
+        starter = f" -- \\\n    {shlex.join(mpi_starter.starter(config, hosts).words)}"
+    return render(argv, STARTER=starter)
 
 
 def render(argv: Sequence[str], template: str = "local.sh", **values: Sequence[str]) -> str:
@@ -58,6 +58,7 @@ def render(argv: Sequence[str], template: str = "local.sh", **values: Sequence[s
         "MODULE": [*python(), "-m"],
         "PYTHONPATH": [without_empty_entries(os.environ.get("PYTHONPATH", ""))],
         "RUN": ".",
+        "STARTER": "",
         **values,
     }
     texts = {k: v if isinstance(v, str) else shlex.join(v) for k, v in values.items()}

@@ -389,5 +389,5 @@ _MEMORY_KEYS = (
     "grads_bytes", "optimizer_bytes",
 )  # fmt: skip
 _BINDING_KEYS = (
-    "rank", "host", "local_rank", "threads", "cores", "bound", "devices", "numa_node",
+    "rank", "host", "local_rank", "threads", "cores", "bound", "devices",
 )  # fmt: skip

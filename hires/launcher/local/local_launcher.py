@@ -128,23 +128,9 @@ def _print_end(own: Attempt, end: Outcome) -> Outcome:
 
 
 def _run(job: Launch, interrupts: Interrupts) -> Outcome:
-    """Runs the ranks, with another port if one was taken between choosing and listening."""
-    choices = list(job.places.ports)
-    while True:
-        try:
-            with ports.reserve(choices.pop(0)) as port:
-                end = Supervisor(job, port, interrupts).run()
-        except ports.PortTakenError:
-            if choices:
-                continue
-            raise
-        # If no rank failed, the log may be that of the try before.
-        if end.failed_rank is None or end.reason != "launch" or not ports.was_taken(job.log(0)):
-            return end
-        if not choices:
-            why = f"port {port} was taken while the ranks started"
-            return replace(end, cause=f"{why}; run it again, with another launcher.port or 0")
-        records.event(job.run_dir, job.attempt, "port_taken", port=port)
+    """Runs the ranks, which meet at a port of their own."""
+    with ports.reserve(job.places.port) as port:
+        return Supervisor(job, port, interrupts).run()
 
 
 def _write_end(own: Attempt, end: Outcome, started: str, measured: bool = True) -> Outcome:

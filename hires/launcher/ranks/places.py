@@ -16,7 +16,6 @@ from hires.core.ranks.mpi_starter import Starter
 
 LOOPBACK = "127.0.0.1"
 """Where the ranks of one machine meet."""
-_ANY_PORT_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -38,12 +37,14 @@ class RankPlaces:
     """What starts the ranks of a world, and where they meet."""
 
     num_ranks: int
-    ports: Sequence[int]
-    """Ports to meet at, of which the next is tried if one is taken; 0: any free one."""
+    port: int
+    """Where they meet; 0: at any free port."""
     address: str = LOOPBACK
     """Where rank 0 listens on this machine."""
     interface: str | None = None
     """Network interface of the ranks' messages; unset: each rank finds out."""
+    nodes: Sequence[str] = ()
+    """Names of the machines, where a scheduler has chosen them."""
     starter: Starter | None = None
     """The one command that starts all ranks; unset: each is a child of this process."""
     preemption: Callable[[], Preemption] = Preemption
@@ -56,7 +57,7 @@ class RankPlaces:
 
 def here(num_ranks: int, port: int) -> RankPlaces:
     """Returns the places of ranks on this machine, which meet at ``port``; 0: at any free one."""
-    return RankPlaces(num_ranks, (port,) if port else (0,) * _ANY_PORT_TRIES, interface=loopback())
+    return RankPlaces(num_ranks, port, interface=loopback())
 
 
 def loopback() -> str | None:

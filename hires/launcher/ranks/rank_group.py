@@ -174,8 +174,6 @@ class ChildRanks(RankGroup):
         for number in range(size):
             world = World(number, size, number, size, job.places.address, self.port, job.attempt)
             environ, log = shared | world.to_environment(), job.log(number)
-            with contextlib.suppress(OSError):
-                log.unlink()  # of a start whose port was taken
             child = spawn.start_logged(f"rank {number}", job.command, environ, log)
             self._children[number] = child
             self.ranks.append(Rank(number, log, child.pid))
@@ -235,7 +233,6 @@ class CommandRanks(RankGroup):
         self._starter = starter
         self._log = job.folder / file_names.LOGS / file_names.LAUNCHER_LOG
         self._events = MetricsTail(job.folder / file_names.EVENTS)
-        self._events.read()  # of a start whose port was taken
         self._process: spawn.Child | None = None
         self._latest_s = max(START_S, job.config.comm.timeout_s)
         self._began_s = time.monotonic()
@@ -246,10 +243,6 @@ class CommandRanks(RankGroup):
         """Starts the command, see :class:`RankGroup`."""
         require_program(self._starter)
         job, words = self.job, self._starter.words
-        with contextlib.suppress(OSError):  # a start whose port was taken complained, too
-            self._log.write_bytes(b"")  # not removed: a launcher of a sweep prints to it
-            for rank in self.ranks:
-                rank.log.unlink(missing_ok=True)
         base = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
         environ = rank_environment(base, job.config, job.places.interface)
         if job.config.comm.uses(MPI):
@@ -264,7 +257,8 @@ class CommandRanks(RankGroup):
             "the ranks", command, self._starter.environment(environ), self._log, death_signal=number
         )
         self._began_s = time.monotonic()
-        job.note("starter_started", pid=self._process.pid, command=command)
+        facts = {"command": command, "nodes": [*job.places.nodes]}
+        job.note("starter_started", pid=self._process.pid, **facts)
 
     def poll(self) -> Sequence[Rank]:
         """Returns the ranks that ended since the last call."""

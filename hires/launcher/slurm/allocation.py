@@ -18,7 +18,6 @@ from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks import mpi_starter
-from hires.core.ranks.ports import FIRST_PORT, NUM_PORTS
 from hires.core.store import launch_file
 from hires.launcher.ranks.places import LOOPBACK, Preemption, RankPlaces, loopback, meeting
 from hires.launcher.ranks.rank_group import last_lines
@@ -78,13 +77,11 @@ class Allocation:
                 f"cluster.modules"
             )
         address, interface = self._meeting(config)
-        # That of a job differs from those of other jobs on a node.
-        first = FIRST_PORT + int(self.job) % NUM_PORTS
-        ports = (config.launcher.port,) if config.launcher.port else (first, 0, 0)
         shares = list(zip(self.nodes, spread(num_ranks, len(self.nodes)), strict=False))
         hosts = [mpi_starter.Host(node.name, size) for node, size in shares]
         starter = mpi_starter.starter(config, hosts, in_slurm=True)
-        return RankPlaces(num_ranks, ports, address, interface, starter)
+        nodes = [host.name for host in hosts]
+        return RankPlaces(num_ranks, config.launcher.port, address, interface, nodes, starter)
 
     def _meeting(self, config: RunConfig) -> tuple[str, str | None]:
         # Where the ranks meet, and their interface.

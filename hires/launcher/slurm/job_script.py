@@ -1,4 +1,4 @@
-"""Writes the script of a Slurm job, ``job.sbatch``, submits it, and explains why sbatch refuses it.
+"""Writes the script of a Slurm job, ``job.sbatch``, and submits it.
 
 It runs one supervisor (``slurm.batch``), which starts the ranks, and may be submitted by hand, too.
 
@@ -10,7 +10,6 @@ function, so the version is pinned and ``tests/launcher/test_slurm_script.py`` r
 from __future__ import annotations
 
 import functools
-import getpass
 import re
 import shlex
 import tempfile
@@ -33,8 +32,6 @@ from hires.launcher.status.state import states
 
 BATCH, CHECKUP = "hires.launcher.slurm.batch", "--checkup"
 """What a job starts, and its option for the ranks of ``hires doctor``."""
-OR_RANKS = " or the layout's ranks"
-"""Where the number of ranks of a job comes from; that of a check follows from its nodes alone."""
 _TIMEOUT_S = 120
 _JOB = re.compile(r"\d+(_\d+)?")
 _SHOWN = 3
@@ -118,7 +115,7 @@ def submit(script: Path, options: Sequence[str] = (), *words: str) -> str:
     """Submits a script with its ``words`` and returns the number of the job or array.
 
     A site may have put a command of its own in sbatch's place, that greets and advises; only the
-    line that names the job counts. A ConfigError shows the option that Slurm refuses; a RunError:
+    line that names the job counts. A ConfigError names the key that Slurm refuses; a RunError:
     it is not here, does not answer, or names no job.
     """
     answer = _sbatch("--parsable", *options, str(script), *words, script=script)
@@ -212,7 +209,7 @@ def _joined(site: object, *others: str) -> str:
 
 
 def _sbatch(*words: str, script: Path) -> str:
-    """Returns what sbatch prints; of a refusal, the reason and the line that caused it."""
+    """Returns what sbatch prints; a ConfigError or RunError: it refuses the job."""
     try:
         done = commands.run("sbatch", *words, most_s=_TIMEOUT_S)
     except commands.MissingProgramError:
@@ -225,68 +222,27 @@ def _sbatch(*words: str, script: Path) -> str:
     return done.stderr + done.stdout  # of two lines that name a job the last one counts
 
 
-class RefusedError(ConfigError):
-    """sbatch refuses a job because of an option of its script: why, and what would help."""
-
-    def __init__(self, why: str, remedy: str) -> None:
-        super().__init__(f"{why}; {remedy}")
-        self.why, self.remedy = why, remedy
-
-
-_OF_SITE = "exclude|nodelist|nodefile|constraint|gres|gpus[a-z-]*|mem[a-z-]*|reservation"
-"""Options of ``cluster.options`` that leave fewer nodes to choose from."""
-_SIZES = "nodes|ntasks-per-node|cpus-per-task"
-_CAUSES = (
-    ("dependency", "after", "give --after the number of a job that Slurm knows, or a campaign"),
-    (
-        "node name",
-        "exclude",
-        "a node of that list does not exist (any more): change cluster.options.exclude, or if it "
-        "is not from there run the points with `hires sweep`",
+_CAUSES = {
+    "dependency": "--after",
+    "node name": "cluster.options.exclude",
+    "account": "launcher.account",
+    "qos": "launcher.qos",
+    "array": "--max-parallel, or sweep fewer points at once",
+    "partition": "launcher.partition (sinfo lists all)",
+    "time limit|--time|deadline": "launcher.minutes",
+    "signal": "launcher.signal_s",
+    "cpu count|processors|cpus-per-task|--ntasks": "launcher.threads or the number of ranks",
+    "node count|node configuration|--nodes": (
+        "launcher.nodes, launcher.threads, the number of ranks or cluster.options"
     ),
-    ("account", "account", "sacctmgr -nP show associations users={user} format=Account"),
-    ("qos", "qos", "change launcher.qos"),
-    ("array", "array", "change --max-parallel, or sweep fewer points at once"),
-    ("partition", "partition", "sinfo --noheader '--format=%R (%a)'"),
-    ("time limit|--time|deadline", "time", "change launcher.minutes"),
-    ("signal", "signal", "change launcher.signal_s"),
-    (
-        "cpu count|processors|cpus-per-task|--ntasks",
-        "cpus-per-task|ntasks|ntasks-per-node",
-        f"change launcher.threads{OR_RANKS}",
-    ),
-    (
-        "node count|node configuration|--nodes",
-        f"{_SIZES}|{_OF_SITE}",
-        f"change launcher.nodes or launcher.threads{OR_RANKS}",
-    ),
-)
-"""Words of sbatch's message, the options of the script that they may mean, and what would help; of
-what the site names, the command that lists it. The first whose words occur counts."""
+}
+"""Words of sbatch's message, and what to change; the first whose words occur counts."""
 
 
 def _refusal(message: str, script: Path) -> ConfigError | RunError:
     why = "; ".join(line.removeprefix("sbatch: error: ") for line in message.splitlines() if line)
-    cause = next((one for one in _CAUSES if re.search(one[0], message, re.I)), None)
-    if cause is None:
-        return RunError(f"sbatch refused the job: {why or 'it gave no reason'}; see {script}")
-    _, option, remedy = cause
-    text = f"sbatch refused the job: {why}"
-    pattern = re.compile(rf"#SBATCH --({option})(=|$)")
-    for number, line in enumerate(script.read_text(encoding="utf-8").splitlines(), start=1):
-        match = pattern.match(line)
-        if match is not None:
-            text += f"; line {number} of {script} is: {line}"
-            if _OF_SITE in option and re.fullmatch(_OF_SITE, match[1]):
-                remedy += f" or cluster.options.{match[1]}"
-    if option in ("account", "partition"):
-        key, command = f"launcher.{option}", shlex.split(remedy.format(user=getpass.getuser()))
-        try:
-            lines = scheduler.ask(*command).splitlines()
-        except RunError:
-            remedy = f"choose another {key}"
-        else:
-            names = dict.fromkeys(line.strip().removesuffix(" (up)") for line in lines)
-            offered = ", ".join(filter(None, names))
-            remedy = f"{key} may be one of {offered}" if offered else f"leave {key} out"
-    return RefusedError(text, remedy)
+    text = f"sbatch refused the job: {why or 'it gave no reason'}; "
+    keys = next((keys for words, keys in _CAUSES.items() if re.search(words, message, re.I)), None)
+    if keys is None:
+        return RunError(f"{text}see {script}")
+    return ConfigError(f"{text}change {keys}; its options are in {script}")

@@ -172,8 +172,9 @@ def avoided_nodes(states: Sequence[RunState], configs: Sequence[RunConfig]) -> l
             attempt = Attempt(str(state.path), number)
             is_latest = number == state.attempt and state.reason == "node"
             if is_latest or attempt.exit.get("reason") == "node":
-                starts = (e for e in attempt.events if e.get("event") == "rank_started")
-                suspects.update(str(event["node"]) for event in starts if event.get("node"))
+                for event in attempt.events:
+                    if event.get("event") == "starter_started":
+                        suspects.update(map(str, event.get("nodes") or ()))
     if not suspects:
         return []
     partitions = {config.partition for config in configs}

@@ -111,10 +111,7 @@ def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) ->
             job = job_script.submit_attempt(folder, 0, (), job_script.CHECKUP)
         except HiresError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            why, remedy = str(error), "fix the cause that Slurm names"
-            if isinstance(error, job_script.RefusedError):
-                why, remedy = error.why, error.remedy.replace(job_script.OR_RANKS, "")
-            return [Check("job", FAILED, why, remedy, "job")]
+            return [Check("job", FAILED, str(error), "fix the cause that Slurm names", "job")]
         sys.stderr.write(f"job {job} checks {launcher.nodes} nodes\n")
         wait, outcome = JobWait(launcher_named("slurm"), RunDir(folder, 0), job), None
         until_s = time.monotonic() + patience_s

@@ -64,7 +64,6 @@ class Supervisor:
         self.ranks: Sequence[Rank] = self._group.ranks  # those that were started, in order
         self._metrics = MetricsTail(job.folder / file_names.METRICS)
         self._events = MetricsTail(job.folder / file_names.EVENTS)
-        self._events.read()  # those of an earlier start, whose port was taken
         self._watchdog = watchdog.Watchdog(job.folder, job.config.comm.timeout_s)
         self._oom = blame.OomCount()
         self._looks_for_exit = not (job.folder / file_names.EXIT).exists()

@@ -53,7 +53,6 @@ class Watchdog:
     def __init__(self, attempt: Path, timeout_s: float) -> None:
         self.attempt, self.timeout_s = attempt, timeout_s
         self._events = MetricsTail(attempt / file_names.EVENTS)
-        self._events.read()  # of an earlier start of the same attempt
         self._beats: dict[int, tuple[float, float]] = {}  # last beat, and when it was seen here
 
     def look(self, ended: Container[int] = ()) -> bool:

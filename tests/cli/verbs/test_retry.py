@@ -150,8 +150,7 @@ def of_slurm(cluster, runs) -> Path:
 def test_job_is_submitted_as_the_next_attempt_not_on_nodes_that_failed(
     hires, of_slurm, nodes, excluded
 ):
-    for rank, node in enumerate(nodes):
-        records.event(of_slurm, 0, "rank_started", rank=rank, node=node)
+    records.event(of_slurm, 0, "starter_started", nodes=nodes)
     end = json.loads((of_slurm / "a0" / "exit.json").read_text())
     (of_slurm / "a0" / "exit.json").write_text(json.dumps({**end, "reason": "node"}))
     answer = hires("retry", "--set", "launcher.minutes=7")

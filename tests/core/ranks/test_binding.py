@@ -97,66 +97,40 @@ def test_shares_cover_all_cores_once():
 
 
 @pytest.fixture
-def card(machine, tmp_path, monkeypatch):
-    """Adds a GPU on a place of the PCI bus, with its number of /dev, and its NUMA node."""
+def cards(machine, tmp_path, monkeypatch):
+    """Two GPUs, the first by bus beside the second processor."""
     monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "driver")
     monkeypatch.setattr(gpus, "_PCI", tmp_path / "pci")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-
-    def add(place: str, minor: int, node: int) -> None:
-        facts = f"Model: \t NVIDIA A100\nVideo BIOS: \t\nGPU UUID: \t GPU-{minor}abc\n"
-        facts += f"Device Minor: \t {minor}\n"
-        for folder, name, text in (
-            ("driver/gpus", "information", facts),
-            ("pci", "numa_node", f"{node}\n"),
-            ("pci", "local_cpulist", ["0-7", "0-1,4-5", "2-3,6-7"][node + 1] + "\n"),
-        ):
-            path = tmp_path / folder / place / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        (tmp_path / f"nvidia{minor}").touch()
-
-    return add
+    for place, cores in (("0000:07:00.0", "2-3,6-7"), ("0000:c1:00.0", "0-1,4-5")):
+        (tmp_path / "driver/gpus" / place).mkdir(parents=True)
+        (tmp_path / "pci" / place).mkdir(parents=True)
+        (tmp_path / "pci" / place / "local_cpulist").write_text(f"{cores}\n")
 
 
-def shares(count: int, threads: int = 1) -> list[tuple[list[int], int | None]]:
-    """Returns the cores of each rank in a job, and the NUMA node that it is bound to."""
-    given = config("slurm", threads, gpus=2)
-    given.device, given.comm.visible = "cuda", "node"  # so that no rank changes the variable
-    bound = [binding.bind(rank_of(rank, count), given) for rank in range(count)]
-    return [(one.cores, one.numa_node) for one in bound]
+def shares(count: int, visible: str = "node") -> list[list[int]]:
+    """Returns the cores of each rank in a job."""
+    job = config("slurm", gpus=2)
+    job.device, job.comm.visible = "cuda", visible
+    return [binding.bind(rank_of(rank, count), job).cores for rank in range(count)]
 
 
-def test_rank_gets_cores_of_the_numa_node_of_its_gpu(card):
-    """The first GPU by bus is that of the second node, and has the second file in /dev."""
-    card("0000:07:00.0", 1, 1)
-    card("0000:c1:00.0", 0, 0)
-    assert shares(2) == [([2, 3, 6, 7], 1), ([0, 1, 4, 5], 0)]
-    assert shares(4) == [([2, 6], 1), ([0, 4], 0), ([3, 7], 1), ([1, 5], 0)]
-    # One rank alone keeps to its GPU's cores, too.
-    assert shares(1) == [([2, 3, 6, 7], 1)]
+def test_rank_gets_the_cores_beside_its_gpu(cards, tmp_path):
+    assert shares(2) == [[2, 3, 6, 7], [0, 1, 4, 5]]
+    assert shares(4) == [[2, 6], [0, 4], [3, 7], [1, 5]]
+    assert shares(1) == [[2, 3, 6, 7]]  # one rank alone keeps to them, too
+    (tmp_path / "nvidia1").unlink()  # which of the two the job may open, the system does not show
+    assert shares(2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
 
 
-def test_gpu_that_the_job_may_not_open_is_not_counted(card, tmp_path):
-    card("0000:07:00.0", 1, 0)
-    card("0000:c1:00.0", 0, 1)
-    (tmp_path / "nvidia1").unlink()
-    assert shares(1) == [([2, 3, 6, 7], 1)]
-
-
-def test_shares_are_disjoint_where_slurm_shows_each_rank_its_own_gpu(card, monkeypatch):
-    """One rank alone would find cores enough on its node, and take some of the other's half."""
-    card("0000:07:00.0", 0, 1)
-    card("0000:c1:00.0", 1, 0)
+def test_shares_are_disjoint_where_slurm_shows_each_rank_its_own_gpu(cards, monkeypatch):
+    """One rank alone would find cores enough beside it, and take some of the other's half."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 4, 5})
-    given = config("slurm", gpus=2)
-    given.device = "cuda"
-    bound = []
+    found = []
     for rank in range(2):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", str(rank))
-        bound.append(binding.bind(rank_of(rank, 2), given))
-    assert [one.devices for one in bound] == ["0", "1"]
-    assert [one.cores for one in bound] == [[0, 1, 4], [2, 5]]
+        found.append(shares(2)[rank])
+    assert found == [[0, 1, 4], [2, 5]]
 
 
 def test_visible_gpus_are_counted_as_cuda_counts_them():
