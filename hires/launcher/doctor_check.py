@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import hires
+from hires.core import programs
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks import network
 from hires.core.store.provenance import collect
 from hires.core.units import seconds, size
-from hires.launcher import commands
 from hires.plan.hardware import CUDA
 
 OK, WARNING, FAILED = "ok", "warning", "failed"
@@ -47,9 +47,9 @@ _of_job = functools.partial(Check, where="job")
 def ask(*command: str, most_s: float = _TIMEOUT_S) -> tuple[int, str]:
     """Returns exit code and output of a program, of one that failed its errors."""
     try:
-        done = commands.run(*command, most_s=most_s)
+        done = programs.run(*command, most_s=most_s)
     except RunError as error:  # the codes of a shell for what is missing or took too long
-        return (127 if isinstance(error, commands.MissingProgramError) else 124), str(error)
+        return (127 if isinstance(error, programs.MissingProgramError) else 124), str(error)
     return done.returncode, done.stdout if done.returncode == 0 else done.stderr or done.stdout
 
 

@@ -19,12 +19,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hires.core import programs
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import CommError, RunError
 from hires.core.python_command import code_command
@@ -180,18 +180,9 @@ def probe(environ: Mapping[str, str], start: bool = False) -> Facts:
     """
     command = code_command(_PROBE, "start" if start else "load")
     try:
-        done = subprocess.run(
-            command,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PROBE_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise RunError(f"the MPI library could not be tried: {error}") from error
+        done = programs.run(*command, most_s=_PROBE_S, environ=environ)
+    except RunError as error:
+        raise RunError(f"the MPI library could not be tried: {error}") from None
     try:
         name, standard, threads, gpus = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -219,10 +210,8 @@ def _folders(program: str, environ: Mapping[str, str]) -> Iterator[Path]:
     yield Path(sys.prefix, "lib")
     tool = shutil.which("ldconfig", path=f"{environ.get('PATH', '')}:/usr/sbin:/sbin")
     if tool is not None:
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(
-                [tool, "-p"], capture_output=True, text=True, timeout=10, check=False
-            )
+        with contextlib.suppress(RunError):
+            done = programs.run(tool, "-p", most_s=10)
             entries = re.findall(r"^\tlibmpi\S* .*=> (/.*)$", done.stdout, re.MULTILINE)
             yield from dict.fromkeys(Path(entry).parent for entry in entries)
 

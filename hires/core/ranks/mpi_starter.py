@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hires.core import programs
 from hires.core.config.launcher_config import spread
 from hires.core.config.mpi_dialects import DIALECTS, Dialect
 from hires.core.config.run_config import RunConfig
@@ -82,16 +82,8 @@ def mpi_here() -> str | None:
 def _is_of(program: str, dialect: Dialect) -> bool:
     # Several MPIs call their program mpirun.
     try:
-        done = subprocess.run(
-            [program, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=30,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
+        done = programs.run(program, "--version", most_s=30)
+    except RunError:
         return False
     return re.search(dialect.version, done.stdout + done.stderr, re.IGNORECASE) is not None
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hires.core import programs
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
@@ -24,7 +25,7 @@ from hires.core.python_command import python
 from hires.core.store import file_names, launch_file
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
-from hires.launcher import commands, interface
+from hires.launcher import interface
 from hires.launcher.slurm import scheduler
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.run_state import DONE, PENDING, RUNNING, RunState
@@ -211,8 +212,8 @@ def _joined(site: object, *others: str) -> str:
 def _sbatch(*words: str, script: Path) -> str:
     """Returns what sbatch prints; a ConfigError or RunError: it refuses the job."""
     try:
-        done = commands.run("sbatch", *words, most_s=_TIMEOUT_S)
-    except commands.MissingProgramError:
+        done = programs.run("sbatch", *words, most_s=_TIMEOUT_S)
+    except programs.MissingProgramError:
         raise RunError(
             "there is no sbatch here: start it on a machine of a Slurm cluster, or use "
             "launcher=local; --dry-run writes the script all the same"

@@ -16,11 +16,11 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from hires.core import programs
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store.attempts import Attempt, job_name
 from hires.core.store.file_names import attempt_numbers
-from hires.launcher import commands
 from hires.launcher.interface import ENDED, GONE, PENDING, RUNNING, UNKNOWN, Job, JobStatus
 from hires.launcher.status.run_state import RunState
 
@@ -53,8 +53,8 @@ def ask(*command: str, most_s: float | None = None) -> str:
     environ = {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
     environ["SLURM_BITSTR_LEN"] = "0"  # or lists of tasks would be cut after 64 characters
     try:
-        done = commands.run(*command, most_s=most_s or _TIMEOUT_S, environ=environ)
-    except commands.MissingProgramError as error:
+        done = programs.run(*command, most_s=most_s or _TIMEOUT_S, environ=environ)
+    except programs.MissingProgramError as error:
         raise RunError(f"{error}; use a machine of the cluster") from None
     if done.returncode:
         why = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
