@@ -50,7 +50,7 @@ def _edit(run: Path, by_time: bool) -> str | None:
     if frozen is None:
         return None
     for name in frozen.files:
-        if not frozen.accepts(name, frozen_sha256(run, name)):
+        if frozen_sha256(run, name) != frozen.files[name]:
             other = f"{_OWN_RUN} with what you want{_again(run)}"
             how = _remedy(run, frozen) if name == file_names.CONFIG else other
             return (

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -116,14 +116,8 @@ class Frozen:
     files: Mapping[str, str]
     """SHA-256 of ``config.yaml`` and ``plan.json``."""
     inputs: RunInputs
-    replaced: Mapping[str, str] = field(default_factory=dict)
-    """While files are replaced, the digests of those that are still there; else empty."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """The config, to see what was edited; empty in a folder of an older hires."""
-
-    def accepts(self, name: str, sha256: str | None) -> bool:
-        """Whether a file of this digest is the frozen one, or the one that it replaces."""
-        return sha256 is not None and sha256 in (self.files[name], self.replaced.get(name))
 
     def continues(self, other: Frozen) -> bool:
         """Whether the runs differ in their length at most."""
@@ -131,10 +125,7 @@ class Frozen:
 
     def text(self) -> str:
         """Returns the text of the file."""
-        values = {"schema": SCHEMA, **asdict(self)}
-        if not self.replaced:
-            del values["replaced"]  # older versions had none
-        return json.dumps(values, indent=1) + "\n"
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n"
 
 
 def frozen_of(config: RunConfig, files: Mapping[str, str], inputs: RunInputs) -> Frozen:
@@ -154,26 +145,11 @@ def read(run: StrPath) -> Frozen | None:
     values = reading.read_json(Path(run) / file_names.FROZEN, [])
     try:
         inputs = RunInputs.from_dict(values.get("inputs") or {})
-        files, replaced = (
-            {str(name): str(value) for name, value in (values.get(key) or {}).items()}
-            for key in ("files", "replaced")
-        )
+        files = {str(name): str(value) for name, value in (values.get("files") or {}).items()}
         config, series, held = str(values["config"]), str(values["series"]), values.get("values")
-        return Frozen(config, series, files, inputs, replaced, held if type(held) is dict else {})
+        return Frozen(config, series, files, inputs, held if type(held) is dict else {})
     except (ConfigError, AttributeError, KeyError, TypeError):
         return None
-
-
-def while_replacing(run: StrPath, new: Frozen) -> Frozen | None:
-    """Returns what to hold until all files of ``new`` are there; None if nothing is compared.
-
-    Files that are as they were frozen stay good, whenever another process looks.
-    """
-    held, now = read(run), {name: frozen_sha256(Path(run), name) for name in new.files}
-    if held is None:
-        return None
-    good = {n: d for n, d in now.items() if d and n in held.files and held.accepts(n, d)}
-    return replace(new, replaced=good)
 
 
 def source_file(name: str, path: Path) -> SourceFile | None:

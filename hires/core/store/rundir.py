@@ -28,7 +28,7 @@ from hires.core.store import edits, file_names, frozen, launch_file, reading, tr
 from hires.core.store.attempts import Attempt, environment, next_attempt
 from hires.core.store.file_names import StrPath, attempt_dir, attempt_numbers, last_number
 from hires.core.store.files import cannot_write, make_folder, write_atomically
-from hires.core.store.frozen import Frozen, RunInputs
+from hires.core.store.frozen import RunInputs
 from hires.core.store.naming import identity, plain, run_name
 from hires.core.store.reading import Values
 from hires.core.store.records import done_attempt
@@ -109,12 +109,11 @@ def refreeze(path: Path, config: RunConfig) -> None:
     edits.require_unchanged(path)
     _check_same_config(path, config)
     text, before = _config_text(config), frozen.read(path)
-    files, after = {file_names.CONFIG: text}, None
+    files = {file_names.CONFIG: text}
     if before is not None:
         hashes = {**before.files, **frozen.hashes(files)}
-        after = replace(before, files=hashes, replaced={})
-        files[file_names.FROZEN] = after.text()
-    _refresh(path, files, after)
+        files[file_names.FROZEN] = replace(before, files=hashes).text()
+    _refresh(path, files)
 
 
 def done_attempts(path: StrPath) -> list[int]:
@@ -224,7 +223,7 @@ def _freeze(
         finally:
             shutil.rmtree(building, ignore_errors=True)
     _check_same_config(path, config)
-    _refresh(path, files, held)
+    _refresh(path, files)
     _write_files(path, planned or {})
     return RunDir(path, next_attempt(path, argv) if planned is None else 0)
 
@@ -243,13 +242,11 @@ def _write_files(folder: Path, files: dict[str, str]) -> None:
         write_atomically(folder / name, text, executable=name.endswith(".sh"))
 
 
-def _refresh(path: Path, files: dict[str, str], after: Frozen | None) -> None:
+def _refresh(path: Path, files: dict[str, str]) -> None:
     """Replaces frozen files that differ; the old ones move to the last attempt that used them.
 
-    ``after`` is what ``frozen.json`` will hold. A process that reads the files meanwhile, or after
-    this one was killed, finds none that was edited:
-
-        frozen.json: old, new digests -> config.yaml -> plan.json -> frozen.json: new digests
+    If this process is killed meanwhile, the run seems to have been edited until the command that
+    made it is given again.
     """
     attempts, changed = attempt_numbers(path), {}
     for name, text in files.items():
@@ -262,11 +259,6 @@ def _refresh(path: Path, files: dict[str, str], after: Frozen | None) -> None:
             if not kept.exists():
                 write_atomically(kept, old)
         changed[name] = text
-    if after is not None and changed.keys() & after.files.keys():
-        meanwhile = frozen.while_replacing(path, after)
-        if meanwhile is not None:
-            _write_files(path, {file_names.FROZEN: meanwhile.text()})
-            changed[file_names.FROZEN] = after.text()
     _write_files(path, changed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from dataclasses import replace
@@ -82,7 +83,7 @@ def test_edit_after_the_run_was_planned_is_named(config, net, name):
 
 
 @pytest.mark.parametrize("writes", range(4))
-def test_process_killed_while_it_replaces_the_files_leaves_none_that_was_edited(
+def test_process_killed_while_it_replaces_the_files_is_mended_by_the_same_command(
     config, monkeypatch, writes
 ):
     run = rundir.create(config, PLAN, ARGV)
@@ -98,18 +99,10 @@ def test_process_killed_while_it_replaces_the_files_leaves_none_that_was_edited(
 
     with monkeypatch.context() as patch:
         patch.setattr(rundir, "write_atomically", killed)
-        with pytest.raises(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt):
             rundir.create(other, {**PLAN, "more": 1}, ARGV)
-    edits.require_unchanged(run)
-    plan = run.path / "plan.json"
-    text = plan.read_text()
-    plan.write_text(text + "\n")
-    with pytest.raises(EditedError):
-        edits.require_unchanged(run)
-    plan.write_text(text)
     rundir.create(other, {**PLAN, "more": 1}, ARGV)
     edits.require_unchanged(run)
-    assert frozen.read(run).replaced == {}
     assert records.read_config(run).comm.timeout_s == 600  # a key that changes nothing
 
 
