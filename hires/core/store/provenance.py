@@ -165,10 +165,5 @@ def _cpu_facts() -> dict[str, str]:
     return {}
 
 
-def processor_kind() -> str:
-    """Returns the name of the processor and its instruction sets, in one text."""
-    return f"{_cpu_name()} {_cpu_facts().get('flags', '')}".strip()
-
-
 def _cpu_name() -> str:
     return _cpu_facts().get("model name") or platform.processor() or platform.machine()

@@ -29,8 +29,6 @@ try:
     import yaml
 except ModuleNotFoundError:  # a machine with torch, numpy and safetensors alone
     yaml = None  # type: ignore[assignment]
-HAS_YAML = yaml is not None
-"""Whether this process reads YAML; without it JSON alone."""
 
 log = logging.getLogger(__name__)
 

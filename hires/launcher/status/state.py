@@ -40,7 +40,7 @@ OLD_S = 60.0
 """A heartbeat of this age has stopped: twelve beats."""
 AGAIN_S = 1.0
 """What looks lost is looked at again after so long: its exit.json may be on its way."""
-_NUMBER = re.compile(r"^(steps|batch): (\d+)$", re.MULTILINE)
+_NUMBER = re.compile(r'^(?:  ")?(steps|batch)"?: (\d+),?$', re.MULTILINE)  # of YAML or JSON
 
 
 def states(paths: Sequence[Path]) -> list[RunState]:
