@@ -41,7 +41,7 @@ from tests.helpers.slurm_runs import (
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 OPENMPI = "launcher.mpi=openmpi"
 SAVING = ["checkpoint.every=3", LONG]
-DOCTOR = ("doctor", "launcher=slurm", "--nodes", "2", "--patience", "60", "--json")
+DOCTOR = ("doctor", "launcher=slurm", "--nodes", "2", "--timeout", "60", "--json")
 FORGETFUL = "#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n"
 ODD = "it's $(touch oops) `touch oops`; touch oops #\"&"
 STARTERS: dict[str, list[str]] = {
@@ -399,8 +399,7 @@ def _ends_that_only_the_accounts_know(runs: Runs) -> None:
     other = runs.submit("seed=1", "launcher.account=hires", "launcher.partition=later")
     ask("scancel", other.job(), **runs.variables)
     _, err = runs.hires("run", *TWO, "seed=2", "launcher.account=nope", code=2)
-    offered = err.partition("launcher.account may be one of ")[2]
-    assert set(offered.strip().split(", ")) == {"hires", "root"}
+    assert "change launcher.account" in err
     assert run.end() == ("done", None)
     until(lambda: state(run.job()) == "COMPLETED", "sacct", pause_s=0.5)
     until(lambda: "CANCELLED" in state(other.job()), "sacct", pause_s=0.5)
