@@ -27,16 +27,16 @@ from hires.data.opening import open_data
 from hires.engine import arithmetic
 from hires.engine.build import build_rank
 from hires.engine.calibrate import Calibrator, write_calibration
-from hires.engine.checkpoint import Saver, choose_begin
+from hires.engine.checkpoint import Saver
 from hires.engine.device import RankDevice, open_device
-from hires.engine.epochs import Epochs
+from hires.engine.epochs import Epochs, Scalars
 from hires.engine.evaluate import Evaluator, write_evaluation
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.predict import Predictor, write_prediction
 from hires.engine.region_calls import Compilation
 from hires.engine.region_compiler import compile_regions
+from hires.engine.resume_point import resume_point
 from hires.engine.run import hold_preemption, run_steps
-from hires.engine.scalars import Scalars
 from hires.engine.seen_outputs import Observer
 from hires.engine.validate import Validation
 from hires.engine.verify import verify_rank
@@ -135,7 +135,7 @@ def run_attempt(
 ) -> int:
     """Runs the attempt's steps, from the last checkpoint on; returns the exit code."""
     metrics = file_names.attempt_dir(run_dir, world.attempt) / file_names.METRICS
-    begin = choose_begin(run_dir, config, plan, world)
+    begin = resume_point(run_dir, config, plan, world)
     steps = range(begin.step, config.steps)
     # A resumed run reads its own checkpoint, since its first weights may be gone.
     weights = None if begin.checkpoint is not None else agreed_weights(config, run_dir)

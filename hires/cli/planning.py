@@ -206,7 +206,9 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             run = run_path(config, inputs)
             candidates, _ = checkpoints.candidates(run, config, frozen_of(config, {}, inputs))
             if candidates and candidates[0].path.parent != run / checkpoints.FOLDER:
-                checkpoints.refuse_other_network(candidates, shapes_of(self.traced(config)), source)
+                needed, held = shapes_of(self.traced(config)), candidates[0].shapes()
+                how = "use the model and model.classes of its run"
+                require_fit(f"checkpoint.resume={source}", held, needed, held, how)
 
     def _check_weights(self, config: RunConfig) -> None:
         stored = stored_scales(config)

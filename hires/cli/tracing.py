@@ -1,8 +1,8 @@
 """Gets graphs and memory from a process that has torch, since the front end imports no torch.
 
-``python -m hires.engine.footprint`` starts with the first request that the user's cache of answers
-does not hold, or before where one is likely. ``HIRES_CACHE=off`` leaves the cache alone; a damaged
-entry is made again.
+``python -m hires.engine.torch_server`` starts with the first request that the cache of answers does
+not hold, or before where one is likely. ``HIRES_CACHE=off`` leaves the cache alone; a damaged entry
+is made again.
 
     ~/.cache/hires/trace/HASH.json     graph of a network of hires
     ~/.cache/hires/memory/HASH.json    memory of every rank of a plan
@@ -35,7 +35,7 @@ _END_S = 5.0  # of a process that gave no answer, to end by itself
 class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
     """A process that has torch and answers requests, one line of JSON each."""
 
-    def __init__(self, module: str = "hires.engine.footprint") -> None:
+    def __init__(self, module: str = "hires.engine.torch_server") -> None:
         self._module = module
         self._process: spawn.Child | None = None
         self.tensors: dict[str, list[str]] = {}

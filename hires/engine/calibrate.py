@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -30,9 +30,10 @@ from hires.engine.build import RankEngine
 from hires.engine.calibration_values import decibels, fake_quantized, one_step, watch_values
 from hires.engine.kept_layers import kept_layers
 from hires.plan.graph import INPUT, describe
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.passes.int8_scales import kept_by_name, observed_values, params_digest
 from hires.quant.affine import Affine, affine_of
-from hires.quant.observers import PIECE, WITH_COUNTS, Observed, reduce_all
+from hires.quant.observers import PIECE, WITH_COUNTS, Observed, num_bytes, reduce_all, scratch
 from hires.quant.scales import Scales, calibration_key, write_scales
 
 POOR_DB = 20.0
@@ -147,3 +148,35 @@ def write_calibration(
 
 def _reduce(tensor: Tensor, how: str) -> None:
     comm.all_reduce(tensor, getattr(comm.ReduceOp, how.upper()))
+
+
+def observe_blank(config: RunConfig, engine: RankEngine) -> int:
+    """Lets the steps of a calibration allocate what observing their values does.
+
+    Returns the bytes of the host that a rank keeps of all values; another task has none.
+    """
+    if config.task.name != "calibrate":
+        return 0
+    counting = config.quant.observer in WITH_COUNTS
+    names = observed_values(engine.context.plan.graph)
+    watch_values(engine, names, lambda name, x, image: scratch(x, counting))
+    return len(names) * num_bytes(config.quant.images, counting)
+
+
+def rehearse_choice(config: RunConfig, engine: RankEngine, step: Callable[[], object]) -> None:
+    """Allocates what ``quant.auto`` does; ``step`` runs a step with the exact weights beside."""
+    if config.task.name != "calibrate" or config.quant.auto is None:
+        return
+    tensors = {**engine.tensors, **engine.derived.tensors}
+    nodes = [node for one in engine.contexts for node in one.plan.nodes(one.stage.index)]
+    names = {name for n in nodes if facts_of(n.kind).multiplies for name in n.params}
+    weights = [tensors[name] for name in sorted(names & tensors.keys()) if tensors[name].dim() > 1]
+    exact = [torch.empty_like(weight) for weight in weights]
+    again = [torch.empty_like(packed) for packed in engine.packed]
+    del again  # the old ones have gone by the time of the step
+    step()
+    del exact
+    # Of the int8 network: its own weights, their numbers, and these in the order of kernels.
+    own = [torch.empty_like(weight) for weight in weights]
+    numbers = [torch.empty_like(weight, dtype=torch.int8) for weight in own for _ in range(2)]
+    del own, numbers

@@ -23,9 +23,7 @@ of them, and the run goes on; a training whose last save failed ends as failed. 
 between steps and adds a few MiB to what is kept (:data:`hires.engine.tensorfile.PIECE_BYTES`), so
 the predicted peak of a step holds.
 
-An attempt begins at the latest checkpoint of which every rank finds the files that it reads to be
-those that were written. Layers are found by their names, whatever stage the run that wrote them had
-them in.
+Layers are found by their names, whatever stage the run that wrote them had them in.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,23 +44,21 @@ from torch import Tensor
 from hires import comm
 from hires.core.config.run_config import RunConfig
 from hires.core.config.value_checks import build
-from hires.core.errors import HiresError, RunError
-from hires.core.ranks.world import World
+from hires.core.errors import RunError
 from hires.core.store import checkpoints, records
-from hires.core.store.checkpoints import Checkpoint, DamagedError, StoredFile
+from hires.core.store.checkpoints import Checkpoint, StoredFile
 from hires.core.store.edits import overrides
 from hires.core.store.files import append_line, cannot_write, write_atomically
 from hires.core.store.naming import plain
+from hires.core.store.network_weights import misfit
 from hires.core.units import size
 from hires.engine import tensorfile
 from hires.engine.build import RankEngine, names_of
-from hires.engine.checkpoint_contents import ContentsReader, stage_file
 from hires.engine.optimizer import EMA, Optimizer
-from hires.engine.stopped_pass import agreed_step
+from hires.engine.resume_point import ResumePoint
+from hires.engine.tensorfile import ContentsReader, stage_file
 from hires.engine.weight_sharing import reader_of, share_weights
-from hires.plan.groups import held_stages
 from hires.plan.ownership import shares_of_holders
-from hires.plan.plan import Plan
 
 SCALE, UPDATES = "loss_scale", "updates"
 """Numbers of the manifest: the loss scale with its counters, and the steps of the optimiser."""
@@ -76,15 +71,6 @@ SETTINGS = (
 log = logging.getLogger(__name__)
 
 
-class Begin(NamedTuple):
-    """Where an attempt begins."""
-
-    step: int  # number of its first step
-    checkpoint: Checkpoint | None  # that it resumes from; None: it needs none
-    attempt: int | None = None  # whose lines hold the steps before, of a pass without a checkpoint
-    damaged: frozenset[Path] = frozenset()  # checkpoints that were found to be so
-
-
 @dataclass
 class Saver:
     """Restores and saves a rank's part of a run, in step with the other ranks."""
@@ -93,7 +79,7 @@ class Saver:
     attempt: int
     config: RunConfig
     engine: RankEngine
-    begin: Begin
+    begin: ResumePoint
 
     def __post_init__(self) -> None:
         self.first = self.last = self.begin.step  # steps that were done at the last checkpoint
@@ -266,10 +252,11 @@ class Saver:
             for kind, parts in kinds.items():
                 needed = [n for n in sorted(tensors) if kind == "stage" or n in parts]
                 shapes = {name: list(tensors[name].shape) for name in needed}
-                if wrong := checkpoints.differences(parts, shapes):
+                held = checkpoint.shapes(kind)
+                if wrong := misfit(held, shapes, others=held):
                     raise RunError(
                         f"the checkpoint is of another network: {checkpoint.path}: "
-                        f"{checkpoints.first_of(wrong)}; use the model and model.classes of its run"
+                        f"{wrong.names(3)}; use the model and model.classes of its run"
                     )
                 for name in needed:
                     tensor, first = tensors[name].data, 0
@@ -295,44 +282,6 @@ class Saver:
         if optimizer is not None and not kinds.get(EMA, True):  # of a run that kept none
             optimizer.begin_ema()
         return [kind for kind, parts in kinds.items() if not parts and kind != EMA]
-
-
-def choose_begin(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> Begin:
-    """Returns where all ranks begin; all pass over a checkpoint that is damaged for one of them.
-
-    ConfigError: ``checkpoint.resume`` names something that this run cannot go on with; RunError:
-    all that it names is damaged.
-    """
-    there, problems = _candidates(run_dir, config, world)
-    damaged, chosen = [Path(one.path) for one in there], None
-    for checkpoint in there:
-        try:
-            checkpoint.verify(_files_read(checkpoint, plan, world.rank))
-            problem = 0
-        except DamagedError as error:
-            problems.append(str(error))
-            problem = 1
-        if not comm.max_all(problem, patient=True):
-            chosen = checkpoint
-            damaged = damaged[: there.index(checkpoint)]
-            break
-    result = (
-        f"{chosen.path} is used"
-        if chosen
-        else "there is no other to go on from: it begins at step 0"
-    )
-    if chosen is None and there and config.checkpoint.source:
-        result = "checkpoint.resume names no other one; name a whole one, or its run folder"
-    for problem_text in problems:
-        _warn(run_dir, world, f"{problem_text}; {result}")
-    if chosen is None and there and config.checkpoint.source:
-        paths = ", ".join(str(path) for path in damaged)
-        raise RunError(f"{'; '.join(problems) or f'{paths}: damaged'}; {result}")
-    step, attempt = (0, None) if chosen is None else (checkpoints.begin_of(chosen, config), None)
-    # Parameters of another run, or none: a pass over the data may go on.
-    if step == 0 and (chosen is not None or not there):
-        step, attempt = agreed_step(run_dir, config, world)
-    return Begin(step, chosen, attempt, frozenset(damaged))
 
 
 def _plain_files(files: dict[str, StoredFile]) -> dict[str, dict[str, object]]:
@@ -364,53 +313,6 @@ def _files_of(engine: RankEngine) -> dict[str, dict[str, Tensor]]:
             moved = {key: state[kind] for key, state in kept.items() if state}
             files[stage_file(kind, stage, part)] = moved
     return files
-
-
-def _candidates(
-    run_dir: Path, config: RunConfig, world: World
-) -> tuple[list[Checkpoint], list[str]]:
-    # Rank 0 looks, so that all ranks try the same checkpoints in one order, the best first. Beside
-    # them, on rank 0, what is wrong with others.
-    there: list[Checkpoint] = []
-    damaged: list[str] = []
-    failure = None
-    if world.rank == 0:
-        try:
-            there, damaged = checkpoints.candidates(run_dir, config)
-        except HiresError as error:  # the other ranks wait for an answer in this case too
-            failure = error
-    answer = [
-        [{**dataclasses.asdict(one), "path": str(one.path)} for one in there],
-        failure and str(failure),
-    ]
-    agreed, problem = json.loads(comm.broadcast_text(json.dumps(answer)))
-    if problem is not None:
-        raise failure or RunError(problem)
-    return [checkpoints.from_dict(values) for values in agreed], damaged
-
-
-def _warn(run_dir: Path, world: World, problem: str) -> None:
-    log.warning("%s", problem)
-    records.event(run_dir, world.attempt, "checkpoint_damaged", rank=world.rank, text=problem)
-
-
-def _files_read(checkpoint: Checkpoint, plan: Plan, rank: int) -> list[str]:
-    # Names of the files that a rank reads.
-    names, kept = set[str](), set[str]()
-    for stage in held_stages(plan, rank):
-        shares = shares_of_holders(plan, stage)
-        if reader_of(plan, stage) == rank:
-            own = {name for node in plan.nodes(stage) for name in node.params}
-            own = plan.graph.own_params(own)
-            names |= own
-            kept |= set() if shares else own
-        kept |= {rows.name for rows in shares.get(rank, [])}
-    read = []
-    for file, stored in checkpoint.files.items():
-        wanted = names if file.startswith("stage") else kept
-        if any(checkpoints.part_of_key(key)[0] in wanted for key in stored.shapes):
-            read.append(file)
-    return read
 
 
 def _sync(folder: Path) -> None:  # returns when the names in a folder are on the disk

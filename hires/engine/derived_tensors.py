@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hires.core.registry import Registry
 from hires.engine.device import HOST
 from hires.engine.finite_tensors import Look, no_look
-from hires.nets.constants import constant_tensor
+from hires.nets.build_network import constant_tensor
 from hires.parallel.compile_node import local_operator
 from hires.parallel.context import Context
 from hires.plan.graph import Graph, Node, Parameter

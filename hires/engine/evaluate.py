@@ -63,6 +63,9 @@ class Evaluator:
         self._tiles: list[tuple[Context, int, SeenOutput]] = []
         """Images in tiles, whose borders other ranks have: they count when the step is done."""
 
+    def prepare(self, step: int) -> None:
+        """Makes nothing: ranks write lines of their own."""
+
     def see(self, context: Context, output: Tensor) -> None:
         """Counts the output of the microbatch that a slot of the last stage has just computed."""
         seen = seen_output(context, self._config, len(self._source), output)

@@ -15,22 +15,15 @@ The objects of a run are built for one rank at a time, and run one step:
 
 So activations in flight follow the schedule, and halos, receive buffers and recomputation are those
 of a run. What no operator allocates (shared memory, the process) is added.
-
-``python -m hires.engine.footprint`` answers the front end, which has no torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import json
-import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,12 +31,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hires.comm import rehearsal
 from hires.comm.rehearsal import SilentStaging
-from hires.core import streams
-from hires.core.config.run_config import EngineConfig, RunConfig, from_dict, to_dict
+from hires.core.config.model_config import ModelConfig
+from hires.core.config.run_config import EngineConfig, RunConfig, to_dict
 from hires.core.config.task_config import INFERENCE
-from hires.core.errors import ConfigError, HiresError, PlanError
+from hires.core.config.value_checks import build
 from hires.core.evaluation_summary import IMAGES
-from hires.engine.backend_memory import backend_bytes
 from hires.engine.build import (
     RankEngine,
     assemble,
@@ -53,17 +45,12 @@ from hires.engine.build import (
     place_tensors,
 )
 from hires.engine.caching_allocator import CachingAllocator
-from hires.engine.calibration_memory import observe_blank, rehearse_choice
-from hires.engine.compiled_kernels import kernel_bytes
+from hires.engine.calibrate import observe_blank, rehearse_choice
 from hires.engine.live_bytes import LiveBytes
 from hires.engine.loader import image_dtype, needs_of
-from hires.engine.network_files import write_network, write_weights
+from hires.engine.memory_beside import backend_bytes, kernel_bytes
 from hires.engine.optimizer import OPTIMIZERS
-from hires.engine.quantised_file import write_quantised
-from hires.engine.weights_file import open_weights
 from hires.nets.build_network import build_model
-from hires.nets.custom import error_line
-from hires.nets.trace import trace_config
 from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
 from hires.plan.event import OF_WORLD
@@ -92,7 +79,7 @@ PROCESS_BYTES["calibrate"] = PROCESS_BYTES["infer"]
 the plan as Python objects, threads of the transport. Between the imports and the second step of
 ResNet-50 and -101, 224 to 512 pixels, a rank grew by 7 to 9 MiB more than its tensors in training
 and by 1 MiB in inference; of ResNet-18 and -50 at 32 pixels in sp+gems by 2.8 to 3.8 MiB, in fp32
-and (without :mod:`hires.engine.compiled_kernels`) in int8."""
+and (without :mod:`hires.engine.memory_beside`) in int8."""
 
 # FakeTensorMode runs an operator without a shape function on real zeros of the size of its inputs:
 # minutes and gigabytes for a large image. These have none in torch.
@@ -216,7 +203,7 @@ def network_of(config: RunConfig) -> nn.Module:
 @functools.lru_cache(maxsize=1)
 def _built(model: str, seed: int, height: int, width: int) -> nn.Module:
     # A network of the user's may take long to build, and is traced before its step is rehearsed.
-    return build_model(from_dict({"model": json.loads(model)}).model, seed, (height, width))
+    return build_model(build(ModelConfig, json.loads(model)), seed, (height, width))
 
 
 def _blank_feed(config: RunConfig, context: Context, live: LiveBytes) -> Iterator[Batch]:
@@ -281,60 +268,3 @@ def _blank(tensor: Tensor | None, fact: Parameter | None) -> Tensor:
     blank = torch.empty(tensor.shape, dtype=tensor.dtype)
     is_parameter = isinstance(tensor, nn.Parameter)
     return nn.Parameter(blank, requires_grad=tensor.requires_grad) if is_parameter else blank
-
-
-def main() -> int:
-    """Answers the front end until its input ends; requests and replies are one line of JSON each.
-
-    All other output, of a user's network or of a library below Python, goes to standard error.
-    """
-    with os.fdopen(os.dup(1), "w") as output:
-        os.dup2(2, 1)
-        for line in sys.stdin:
-            output.write(json.dumps(reply_to(json.loads(line))) + "\n")
-            output.flush()
-    gc.freeze()  # else Python looks through all objects of torch before it ends: a second
-    return 0
-
-
-def reply_to(request: dict[str, Any]) -> dict[str, Any]:
-    """Returns the answer to a request of the front end.
-
-    These are ``{"trace": config}``, ``{"memory": {"config": config, "plan": plan}}``,
-    ``{"weights": path}``,
-    ``{"quantised": {"config": config, "plan": plan, "path": path, "mark": mark}}``,
-    ``{"stored": {"config", "source", "path", "names", "first"}}`` and
-    ``{"exported": {"config", "form", "path"}}``.
-    """
-    [(name, values)] = request.items()
-    try:
-        if name == "weights":
-            held = open_weights(values)
-            return {"shapes": held.shapes, "dtypes": held.dtypes}
-        config = from_dict(values.get("config", values))
-        if name == "quantised":
-            plan = Plan.from_dict(values["plan"])
-            return write_quantised(config, plan, Path(values["path"]), values["mark"])
-        if name == "stored":
-            names = values["names"], values["first"], config
-            return write_weights(values["source"], Path(values["path"]), *names)
-        if name == "exported":
-            return write_network(config, values["form"], Path(values["path"]))
-        if name == "trace":
-            model = network_of(config)
-            graph = trace_config(config, model)
-            return {"graph": graph.to_dict(), "tensors": [*named_tensors(model)]}
-        try:
-            ranks = footprint(config, Plan.from_dict(values["plan"]))
-            return {"memory": [memory.to_dict() for memory in ranks]}
-        except ConfigError as error:  # a key of the user's, which the message names
-            raise PlanError(str(error)) from error
-        except Exception as error:  # a user's network and FakeTensorMode raise any type
-            raise PlanError(f"a rank cannot run its step: {error_line(error)}") from error
-    except HiresError as error:
-        return {"error": {"type": type(error).__name__, "text": str(error)}}
-
-
-if __name__ == "__main__":
-    streams.secure()
-    sys.exit(main())

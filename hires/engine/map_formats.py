@@ -2,18 +2,22 @@
 
     tiff       ID.tif       one page of planes, or of colours
     ome-tiff   ID.ome.tif   the same pixels, a page for each class, and OME-XML: axes, type, classes
-    zarr       ID.zarr      a folder of chunks
+    zarr       ID.zarr      a folder of chunks, by the package zarr
 
-All are uncompressed, so a part of them is written through a mapping of the file. Their blocks are
-allocated at once: on a full disk a mapping would end the process by SIGBUS.
+All are uncompressed. A part of a TIFF is written through a mapping of the file, whose blocks are
+allocated at once: on a full disk a mapping would end the process by SIGBUS. Ranks share chunks
+where a tile ends inside one, and the package writes a chunk anew: one rank writes at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -22,11 +26,14 @@ from numpy.typing import NDArray
 
 from hires.core.config.predict_config import OME_TIFF, TIFF, ZARR
 from hires.core.errors import RunError
-from hires.core.store.shared_files import locked_for_writing
-from hires.core.store.zarr_files import Place, ZarrFolder, make_zarr, map_chunks
 
 BIG_BYTES = 2**32 - 2**25
 """Size from which a file is a BigTIFF, with offsets of 64 bits."""
+CHUNK = 1024
+"""Rows and columns of a chunk at the most, whatever the layout: its files are the same in all."""
+Place = tuple[slice, ...]
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+"""A file system has none."""
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -133,18 +140,60 @@ class ZarrFormat:
     suffix = ".zarr"
 
     def __init__(self, kind: MapKind) -> None:
-        self._kind = kind
+        try:
+            import zarr
+        except ImportError:
+            text = "predict.format=zarr needs the package zarr: pip install 'hires[zarr]'"
+            raise RunError(text) from None
+        self._zarr, self._kind = zarr, kind
 
     def make(self, path: Path, identity: str) -> None:
         """Makes a folder of zeros; OSError: it cannot."""
+        shape, axes = tuple(self._kind.shape), self._kind.axes
         classes = [xml_text(name) for name in self._kind.classes]
-        about = {"classes": classes} if classes else {}
-        make_zarr(path, self._kind.shape, self._kind.dtype, self._kind.axes, about)
+        self._zarr.create_array(
+            str(path),
+            shape=shape,
+            chunks=map_chunks(shape, axes),
+            dtype=np.dtype(self._kind.dtype).name,
+            compressors=None,
+            fill_value=0,
+            dimension_names=[*axes.lower()],
+            attributes={"classes": classes} if classes else {},
+        )
 
     def write(self, path: Path, part: NDArray[Any], place: Place) -> None:
         """Writes a part at a place; OSError, ValueError: it cannot."""
-        shape, axes = self._kind.shape, self._kind.axes
-        ZarrFolder(path, shape, map_chunks(shape, axes), self._kind.dtype).write(part, place)
+        with locked_for_writing(path / "zarr.json"):
+            self._zarr.open_array(str(path), mode="r+")[place] = part
+
+
+def map_chunks(shape: Sequence[int], axes: str) -> tuple[int, ...]:
+    """Returns the sizes of a chunk: one class of a map, all colours of an image.
+
+    ``axes`` are letters of ``CYXS``: class, row, column, colour.
+
+    >>> map_chunks([4, 9000, 300], "CYX")
+    (1, 1024, 300)
+    """
+    most = {"C": 1, "S": max(shape)}
+    return tuple(min(size, most.get(a, CHUNK)) for size, a in zip(shape, axes, strict=True))
+
+
+@contextlib.contextmanager
+def locked_for_writing(path: Path) -> Iterator[None]:
+    """Holds the lock of a file while parts of it are written; OSError: it cannot be opened.
+
+    Two nodes that write into one page of a network file system would each send the page as they see
+    it. A file system without locks is used without.
+    """
+    with path.open("r+b") as file:  # NFS locks only what is open for writing
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        yield
 
 
 def xml_text(name: str) -> str:

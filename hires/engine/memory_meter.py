@@ -149,12 +149,6 @@ def load_lazy_parts() -> None:
     np.random.default_rng()
 
 
-def give_back_memory() -> None:
-    """Gives freed memory back to the system, which a run keeps for its next step."""
-    with contextlib.suppress(OSError, AttributeError):  # the allocator is not glibc's
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
 def _reset_peak() -> None:
     with contextlib.suppress(OSError):  # where the kernel does not allow it, the old peak stands
         Path("/proc/self/clear_refs").write_text("5")

@@ -3,6 +3,7 @@
     weights     .safetensors, or .pt of torch.save: a plain state dict, by the names of the network
     onnx        a graph of ONNX operators with its weights; images (batch, C, H, W), any batch
     exported    a torch.export.ExportedProgram, for torch.export.load or AOTInductor
+    quantised   .safetensors of every tensor that the nodes of an int8 network read
 
 A file is there as a whole or not at all.
 """
@@ -15,10 +16,11 @@ import importlib
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import util
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +31,20 @@ from hires.core.errors import ConfigError
 from hires.core.store.files import cannot_write
 from hires.core.store.network_weights import PICKLES
 from hires.engine import tensorfile
-from hires.engine.build import named_tensors, whole_model
+from hires.engine.build import filled_tensors, named_tensors, placement, whole_model
+from hires.engine.calibration_values import decibels
+from hires.engine.derived_tensors import DerivedTensors
+from hires.engine.device import HOST
+from hires.engine.finite_tensors import look_of
 from hires.engine.loader import image_dtype
+from hires.engine.quantized_tensors import WEIGHT_RECIPE, rounded_weight
 from hires.engine.weights_file import open_weights
 from hires.nets.custom import error_line
+from hires.parallel.context import Context
+from hires.plan.graph import Graph
+from hires.plan.passes.int8_tensors import stored_params
+from hires.plan.plan import Plan
+from hires.quant.scales import MARK
 
 INPUT, OUTPUT = "images", "outputs"
 """Names of what a written network reads and returns."""
@@ -168,3 +180,41 @@ _WRITERS: dict[str, Callable[[nn.Module, Tensor, Path], tuple[Tensor | None, str
     "exported": _exported,
 }
 """By the value of ``--to``."""
+
+
+def write_quantised(config: RunConfig, plan: Plan, path: Path, mark: str) -> dict[str, Any]:
+    """Writes a file that is there as a whole or not at all; returns the bytes of its tensors.
+
+    ``weight_noise_db`` is the signal over the noise that rounding adds to each layer's weights.
+    ``plan`` is of one process, ``mark`` that of the scales beside the file (``Scales.mark``).
+    RunError: the file cannot be written, or the weights not be read.
+    """
+    context = cast(Context, SimpleNamespace(plan=plan, stage=plan.stages[0], device=HOST))
+    tensors = filled_tensors(config, [context])
+    before = sum(tensor.nbytes for tensor in tensors.values())
+    place = placement(image_dtype(config), plan.graph)
+    look = look_of(config, plan.graph)
+    derived = DerivedTensors([context], tensors, place, look=look)
+    every = {**tensors, **derived.tensors}
+    names = sorted(stored_params(plan.graph))
+    held = {name: every[name] if name in every else derived.made(name) for name in names}
+    for name, tensor in held.items():
+        look(name, tensor)
+    with whole_file(path, "out=FILE") as hidden:
+        tensorfile.write(hidden, held, {MARK: mark})
+    after = sum(tensor.nbytes for tensor in held.values())
+    noise = _weight_noise(plan.graph, derived, held)
+    return {"bytes": after, "float_bytes": before, "weight_noise_db": noise}
+
+
+def _weight_noise(graph: Graph, derived: DerivedTensors, held: Iterable[str]) -> dict[str, float]:
+    # Layer -> signal over noise, of the weights whose integers are held.
+    noise = {}
+    for name in held:
+        recipe = graph.params[name].recipe or {}
+        if recipe.get("make") == WEIGHT_RECIPE:
+            weight = derived.made(recipe["params"][0]).double()
+            error = rounded_weight(recipe, weight) - weight
+            powers = (float(one.square().sum()) for one in (weight, error))
+            noise[name.rpartition(":")[0]] = decibels(*powers)
+    return noise

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hires import comm
 from hires.core.config.predict_config import PARQUET, PROBABILITY
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
@@ -63,6 +64,13 @@ class Predictor:
         self._config, self._length = config, len(source)
         self._kind = kind_of(config, graph)
         self._maps = maps_of(config, source, graph, attempt)
+
+    def prepare(self, step: int) -> None:
+        """Makes the files of a step's maps, on rank 0; RunError: it cannot."""
+        if self._maps is not None and comm.get_rank() == 0:
+            batch = self._config.batch
+            for sample in range(step * batch, min((step + 1) * batch, self._length)):
+                self._maps.make(sample)
 
     def see(self, context: Context, output: Tensor) -> None:
         """Takes the output of the microbatch that a slot of the last stage has just computed."""

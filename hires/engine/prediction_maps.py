@@ -1,23 +1,18 @@
 """Writes the map, or image, of each sample into a file: every rank the part that it computed.
 
-    rank 0  creates ID.tif |  rows   0 to 149        No rank holds the whole map. Whichever comes
-    rank 1  finds it       |  rows 150 to 299        first makes the file under another name and
-                                                     links it to its own: it is there once, whole.
+    rank 0          makes ID.tif |                  before the barrier of the step
+    rank 0, rank 1  write        |  rows 0 to 149, rows 150 to 299: no rank holds the whole map
 
-A map of ``predict.format=zarr`` is a folder, made and taken in the same way.
+A map of ``predict.format=zarr`` is a folder, made and written in the same way.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import re
 import shutil
-import time
 import unicodedata
-import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +24,36 @@ from hires.core.store.files import cannot_write, make_folder
 from hires.engine.map_formats import MapKind, map_format
 
 _MOST_BYTES = 180  # of a name; file systems take 255
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""A file system has no hard links."""
-_PATIENCE_S, _POLL_S = 60.0, 0.01
 
 
 class PredictionMaps:
     """The files of a data set in one folder."""
 
     def __init__(self, folder: Path, names: Iterable[str], kind: MapKind, form: str = TIFF) -> None:
-        """Makes the folder; RunError: it cannot be made, or there is no tifffile.
+        """Makes the folder; RunError: it cannot be made, or a package that it needs is missing.
 
         ``names`` are those of all samples, and ``form`` is one of ``predict.format``.
         """
         self.kind, self._form = kind, map_format(form, kind)
         self.folder, self.names = folder, safe_names(names, self._form.suffix)
         make_folder(folder)
+
+    def make(self, sample: int) -> None:
+        """Makes the file of a sample, of zeros, unless it is there; RunError: it cannot.
+
+        One rank calls it, before any writes.
+        """
+        path = self.folder / self.names[sample]
+        if path.exists():
+            return
+        # Other attempts of the run make the same file, so that what is left to do ends the same.
+        run_name = self.folder.absolute().parent.parent.name
+        try:
+            self._form.make(path, f"{run_name}/{path.name}")
+        except OSError as error:
+            shutil.rmtree(path, ignore_errors=True)
+            path.unlink(missing_ok=True)
+            raise cannot_write(path, error) from error
 
     def write(self, sample: int, part: NDArray[Any], place: tuple[Any, ...]) -> None:
         """Writes the part of a sample's map at a place, as numpy indexes it.
@@ -53,8 +62,6 @@ class PredictionMaps:
         """
         path = self.folder / self.names[sample]
         try:
-            if not path.exists():
-                self._make(path)
             self._form.write(path, part, place)
         except (OSError, ValueError) as error:
             raise cannot_write(path, error) from error
@@ -65,33 +72,12 @@ class PredictionMaps:
         if path.exists():
             return
         try:
-            if not other.is_dir():
+            if other.is_dir():
+                shutil.copytree(other, path, copy_function=_link)
+            else:
                 _link(other, path)
-                return
-            with _hidden(path) as hidden:
-                shutil.copytree(other, hidden, copy_function=_link)
-                _publish(hidden, path)
         except OSError as error:
             raise cannot_write(path, error) from error
-
-    def _make(self, path: Path) -> None:
-        # Other attempts of the run make the same file, so that what is left to do ends the same.
-        run_name = self.folder.absolute().parent.parent.name
-        with _hidden(path) as hidden:
-            self._form.make(hidden, f"{run_name}/{path.name}")
-            _publish(hidden, path)
-
-
-@contextlib.contextmanager
-def _hidden(path: Path) -> Iterator[Path]:
-    """Returns another name for what shall be a path; afterwards nothing has it."""
-    hidden = path.with_name(f".{uuid.uuid4().hex}.tmp")
-    try:
-        yield hidden
-    finally:
-        if hidden.is_dir():
-            shutil.rmtree(hidden)
-        hidden.unlink(missing_ok=True)
 
 
 def _link(file: StrPath, path: StrPath) -> None:
@@ -102,45 +88,6 @@ def _link(file: StrPath, path: StrPath) -> None:
         raise
     except OSError:
         shutil.copyfile(file, path)
-
-
-def _publish(hidden: Path, path: Path) -> None:
-    """Gives a file or folder its name, unless another rank was faster; OSError: it cannot."""
-    try:
-        with contextlib.suppress(FileExistsError):
-            if hidden.is_dir():
-                _rename_folder(hidden, path)
-            else:
-                os.link(hidden, path)
-        return
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-    # A rename would replace what the other rank has written into its file by now, so one rank at a
-    # time may rename: the one that could make the claim.
-    claim, until_s = path.with_name(f".{path.name}.claim"), time.monotonic() + _PATIENCE_S
-    while not path.exists():
-        try:
-            claim.open("xb").close()
-        except FileExistsError:
-            if time.monotonic() > until_s:
-                raise OSError(errno.ETIMEDOUT, f"{claim} stays; remove it") from None
-            time.sleep(_POLL_S)
-            continue
-        try:
-            if not path.exists():
-                hidden.rename(path)
-        finally:
-            claim.unlink()
-
-
-def _rename_folder(hidden: Path, path: Path) -> None:
-    # A folder never replaces one that holds something.
-    try:
-        hidden.rename(path)
-    except OSError as error:
-        if error.errno != errno.ENOTEMPTY:
-            raise
 
 
 def safe_names(ids: Iterable[str], suffix: str) -> list[str]:

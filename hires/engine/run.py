@@ -29,12 +29,11 @@ from hires.core.store.files import append_line
 from hires.core.store.step_lines import ENDED_LINE, VALIDATED_LINE
 from hires.engine.build import RankEngine
 from hires.engine.checkpoint import Saver
-from hires.engine.epochs import Epochs
+from hires.engine.epochs import Epochs, Scalars
 from hires.engine.finite_loss import FiniteLoss
 from hires.engine.loader import sample_names
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.region_compiler import LateGraphs
-from hires.engine.scalars import Scalars
 from hires.engine.seen_outputs import Observer
 from hires.engine.validate import Validation
 from hires.plan import traffic
@@ -106,6 +105,8 @@ def run_steps(
             if validation is not None and validation.ends:
                 done = step
                 break
+            if observer is not None:
+                observer.prepare(step)
             # The barrier of the step: all ranks agree whether the run ends here.
             if engine.executor.begin(functools.partial(_ends_before, step, saver)):
                 done = step

@@ -62,6 +62,10 @@ class Observer(Protocol):
     line: str
     """Kind of the lines of ``metrics.jsonl`` that hold what it found in a step."""
 
+    def prepare(self, step: int) -> None:
+        """Makes what all ranks write into during a step, before its barrier."""
+        ...
+
     def see(self, context: Context, output: Tensor) -> None:
         """Takes the output of the microbatch that a slot of the last stage has just computed."""
         ...

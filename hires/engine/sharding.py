@@ -34,7 +34,7 @@ from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.precisions import HALF, PRECISIONS
 from hires.core.ranks.world import World
-from hires.engine.plain_tensors import plain_tensor
+from hires.engine.library_inputs import plain_tensor
 from hires.engine.tiled_pass import TiledPass
 from hires.nets.refusals import refuse_hooks
 from hires.nets.trace import trace
@@ -348,8 +348,7 @@ def _refuse_transforms(plain: nn.Module) -> None:
 
 
 def _images(name: str, images: Tensor) -> Tensor:
-    if not isinstance(images, Tensor):
-        raise ConfigError(f"{name} are a {type(images).__name__}; give a tensor (n, C, H, W)")
+    images = plain_tensor(name, images)
     if images.dim() != 4:
         raise ConfigError(f"{name} of shape {[*images.shape]} are no images; use (n, C, H, W)")
-    return plain_tensor(name, images)
+    return images

@@ -10,10 +10,8 @@ schedule are those of the config. The module's own parameters move, those of thi
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +25,6 @@ from hires.core.config.parallel_config import AUTO
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.ranks.world import World
-from hires.core.registry import offer
 from hires.engine.build import (
     assemble,
     contexts_of,
@@ -37,9 +34,8 @@ from hires.engine.build import (
 )
 from hires.engine.device import HOST, open_device
 from hires.engine.finite_loss import FiniteLoss
-from hires.engine.given_targets import require_target
+from hires.engine.library_inputs import plain_tensor, require_target
 from hires.engine.loader import image_dtype, needs_of
-from hires.engine.plain_tensors import plain_tensor
 from hires.nets.refusals import refuse_hooks
 from hires.nets.trace import trace
 from hires.parallel.context import Context
@@ -106,21 +102,19 @@ class Engine:
         """
         refuse_hooks(self.model)
         wanted = [self.config.batch, self.config.model.channels, *self.config.image]
-        _require_tensors(images=images, targets=target)
+        images, target = plain_tensor("images", images), plain_tensor("targets", target)
         if [*images.shape] != wanted or target.shape[:1] != images.shape[:1]:
             count = len(target) if target.dim() else "no"
             raise ConfigError(
                 f"a batch of {[*images.shape]} with {count} targets, where the config says "
                 f"{wanted}; give that, or make an Engine for it"
             )
-        images, target = plain_tensor("images", images), plain_tensor("targets", target)
         output = self.plan.graph.shape(self.plan.graph.output)
         require_target(self.config.objective, target, [self.config.batch, *output[1:]])
         feeds = [self._feed(context, images, target) for context in self._engine.contexts]
         result = self._engine.executor.step(feeds, number=self.steps)
-        own = [] if result.loss is None else [result.loss]
-        every = [x for text in comm.gather_texts(json.dumps(own)) for x in json.loads(text)]
-        loss = math.fsum(every) / len(every) if all(map(math.isfinite, every)) else math.nan
+        known = result.loss is not None
+        loss = comm.sum_all(result.loss or 0.0) / comm.sum_all(float(known))
         if not result.skipped:
             self._finite.require(self.steps, result, loss)
         self.steps += 1
@@ -151,7 +145,7 @@ class Engine:
     def _planned(self) -> Plan:
         samples = max(1, self.config.batch // self.config.parallel.pieces)
         shape = [samples, self.config.model.channels, *self.config.image]
-        graph = trace(self.model, shape, True, image_dtype(self.config))
+        graph = trace(self.model, shape, True, image_dtype(self.config), self.config.model.trusted)
         self.config = _scaled(self.config, graph.shape(graph.output))
         plan = make_plan(self.config, graph)
         if not plan.ok:
@@ -161,74 +155,10 @@ class Engine:
 
 
 _USABLE = (
-    "image",
-    "batch",
-    "steps",
-    "seed",
-    "model",
-    "parallel",
-    "precision",
-    "engine",
-    "comm",
-    "optimizer",
-    "lr_schedule",
-    "loss",
-    "memory",
-)
+    "image", "batch", "steps", "seed", "model", "parallel", "precision", "engine", "comm",
+    "optimizer", "lr_schedule", "loss", "memory",
+)  # fmt: skip
 """Keys and sections that an engine reads."""
-_IN_THE_LOOP = {
-    "data": "give its batches to step",
-    "augment": "change the images before step",
-    "validate": "evaluate the module in your loop, with its parameters as they are",
-    "weights": "load them into the module before",
-    "epochs": "count them in your loop, and give steps, of which a schedule of rates needs to know",
-    "checkpoint": "save model.state_dict() in your loop",
-    "predict": "call the module",
-    "task": "an engine trains",
-    "device": "an engine computes where the parameters of the module are",
-    "ranks": "start as many as the layout has",
-    "launcher": "start the ranks, as with torchrun",
-    "cluster": "start the ranks, as with torchrun",
-    "results": "an engine writes no run folder",
-    "campaign": "an engine writes no run folder",
-    "measure": "measure the steps in your loop",
-    "quant": "an engine trains, in real numbers",
-}
-"""Keys of `hires run` for what a loop of the user's, or its caller, does by itself."""
-
-
-def _refuse_keys_of_runs(config: Mapping[str, Any]) -> None:
-    for key, remedy in _IN_THE_LOOP.items():
-        if config.get(key) and (key, config[key]) != ("task", {"name": "train"}):
-            value = json.dumps(config[key], default=str)
-            raise ConfigError(
-                f"{key}={value} is for `hires run`, and hires.Engine would ignore it; leave it "
-                f"out: {remedy}"
-            )
-    parallel = config.get("parallel")
-    name = parallel.get("name") if isinstance(parallel, Mapping) else parallel
-    if name == AUTO:
-        raise ConfigError(
-            "parallel=auto is for `hires run`, which chooses the layout before it starts ranks; "
-            "give the keys of a layout, as `hires plan --choose` lists them"
-        )
-
-
-def _refuse_unknown_keys(config: Mapping[str, Any]) -> None:
-    unknown = sorted(str(key) for key in config if key not in (*_USABLE, *_IN_THE_LOOP))
-    if not unknown:
-        return
-    sections = {name: getattr(RunConfig(), name) for name in _USABLE}
-    inside = [f"{name}.{unknown[0]}" for name, one in sections.items() if hasattr(one, unknown[0])]
-    inside = [name for name in inside if is_dataclass(sections[name.partition(".")[0]])]
-    remedy = f"did you mean {' or '.join(inside)}?" if inside else offer(unknown[0], _USABLE)
-    raise ConfigError(f"unknown key {unknown[0]}; {remedy}")
-
-
-def _require_tensors(**values: object) -> None:
-    for name, value in values.items():
-        if not isinstance(value, Tensor):
-            raise ConfigError(f"{name} are a {type(value).__name__}; give a tensor")
 
 
 def _scaled(config: RunConfig, output: Sequence[int]) -> RunConfig:
@@ -252,8 +182,17 @@ def _scaled(config: RunConfig, output: Sequence[int]) -> RunConfig:
 
 
 def _settings(model: nn.Module, config: Mapping[str, Any]) -> RunConfig:
-    _refuse_keys_of_runs(config)
-    _refuse_unknown_keys(config)
+    if others := sorted(map(str, config.keys() - {*_USABLE})):
+        raise ConfigError(
+            f"hires.Engine takes no key {others[0]}; use {', '.join(_USABLE)}. Data, checkpoints "
+            f"and evaluations are those of your loop"
+        )
+    parallel = config.get("parallel")
+    if AUTO in (parallel, parallel.get("name") if isinstance(parallel, Mapping) else None):
+        raise ConfigError(
+            "parallel=auto is for `hires run`, which chooses the layout before it starts ranks; "
+            "give the keys of a layout, as `hires plan --choose` lists them"
+        )
     place = next((one.device.type for one in model.parameters()), HOST.type)
     values = {**config, "device": place, "task": {"name": "train"}}
     if "model" in values and {*values["model"]} - {"channels", "trusted"}:
@@ -262,8 +201,7 @@ def _settings(model: nn.Module, config: Mapping[str, Any]) -> RunConfig:
         )
     if "image" not in values or "batch" not in values:
         raise ConfigError("hires.Engine needs the keys image and batch, the shape of a step")
-    channels = values.get("model", {}).get("channels", 3)
-    values["model"] = {"name": "custom", "target": "own:module", "channels": channels}
+    values["model"] = {"name": "custom", "target": "own:module", **values.get("model", {})}
     types = {p.dtype for p in model.parameters() if p.is_floating_point()}
     wanted = {torch.float64: "fp64", torch.float32: "fp32"}
     if "precision" not in values and len(types) == 1 and (own := wanted.get(next(iter(types)))):

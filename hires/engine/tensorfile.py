@@ -1,4 +1,4 @@
-"""Writes and reads safetensors files one tensor at a time.
+"""Writes and reads safetensors files one tensor at a time, alone or as those of a checkpoint.
 
 ``safetensors.torch.save_file`` wants contiguous tensors, so it would copy all convolution weights,
 which lie in channels-last order, and it maps the file into memory, where a full disk is a deadly
@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hires.core.errors import RunError
-from hires.core.store.checkpoints import DamagedError, StoredFile
+from hires.core.store.checkpoints import Checkpoint, DamagedError, StoredFile, StoredTensor
 from hires.engine.device import to_host
 
 PIECE_BYTES = 2**22
@@ -57,13 +57,6 @@ class TensorFile:
         except (SafetensorError, OSError) as error:
             raise DamagedError(f"{self.path} is damaged: {name}: {error}") from None
         return tensor
-
-    def shape(self, name: str) -> list[int]:
-        """Returns the shape of a tensor, without reading it; DamagedError: it cannot be read."""
-        try:
-            return list(self._file.get_slice(name).get_shape())
-        except (SafetensorError, OSError) as error:
-            raise DamagedError(f"{self.path} is damaged: {name}: {error}") from None
 
 
 def write(
@@ -112,3 +105,34 @@ def _pieces(tensor: Tensor) -> Iterable[memoryview]:
     row_bytes = rows[0].numel() * rows.element_size()
     for part in torch.split(rows, max(1, PIECE_BYTES // row_bytes)):
         yield to_host(part).contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+class ContentsReader:
+    """Reads tensors of a checkpoint; each file is opened once."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._opened: dict[str, TensorFile] = {}
+
+    def fill(self, tensor: Tensor, parts: list[StoredTensor], first: int = 0) -> None:
+        """Fills a tensor, or its rows from ``first`` on; DamagedError: a part cannot be read."""
+        if not tensor.dim():
+            tensor.copy_(self.tensor(parts[0]))
+            return
+        last = first + len(tensor)
+        for held in parts:
+            begin, end = max(first, held.first), min(last, held.first + held.shape[0])
+            if begin < end:
+                rows = self.tensor(held)[begin - held.first : end - held.first]
+                tensor[begin - first : end - first].copy_(rows)
+
+    def tensor(self, held: StoredTensor) -> Tensor:
+        """Returns a tensor or rows; DamagedError: they cannot be read."""
+        if held.file not in self._opened:
+            self._opened[held.file] = TensorFile(self._checkpoint.path / held.file)
+        return self._opened[held.file].tensor(held.key)
+
+
+def stage_file(kind: str, stage: int, part: int | None = None) -> str:
+    """Returns the name of the file of one kind of tensors of a stage, or of one holder's rows."""
+    return f"{kind}{stage:02d}{'' if part is None else f'.{part:03d}'}.safetensors"

@@ -5,7 +5,7 @@ over the microbatches of all replicas, and every rank compares what it holds wit
 
 Some tensors are noise in float64 itself: the gradient of a bias before a norm is a sum whose terms
 cancel. Where one differs by more than the tolerance, the module is run again, with samples in
-another order and with pixels moved by some ulps (:mod:`hires.engine.verify_reruns`): the most that
+another order and with pixels moved by some ulps (:mod:`hires.engine.verify_bounds`): the most that
 it differs by is its noise. Noise excuses a difference up to a limit; a larger one that is within
 the noise is undecided. A layout in lower precision has wider bounds
 (:mod:`hires.engine.verify_bounds`), and the noise is the error of one process in that precision.
@@ -37,19 +37,21 @@ from hires.engine.device import HOST, RankDevice, to_host
 from hires.engine.loader import slot_loader, whole_microbatches
 from hires.engine.optimizer import optimizer_of
 from hires.engine.verify_bounds import (
+    AS_IS,
     EXACT,
     KINDS,
     LOWERED,
     TOLERANCE,
     ZERO,
     Bounds,
+    Rerun,
     bounds_of,
     coarsest,
     in_float64,
     lowest,
+    reruns,
 )
 from hires.engine.verify_int8 import float_sums, quantised_step
-from hires.engine.verify_reruns import AS_IS, Rerun, reruns
 from hires.nets.custom import error_line
 from hires.nets.network_call import without_checkpoints
 from hires.nets.random_draws import Draws

@@ -22,14 +22,8 @@ from hires import comm
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import frozen
-from hires.core.store.checkpoints import whole_shape
-from hires.core.store.network_weights import (
-    COUNTER,
-    WeightsPlace,
-    find_weights,
-    is_mean,
-)
-from hires.engine.tensorfile import TensorFile
+from hires.core.store.network_weights import COUNTER, WeightsPlace, find_weights
+from hires.engine.tensorfile import ContentsReader, TensorFile
 
 _NESTED = ("state_dict", "model")
 """Keys under which training scripts keep a state dict."""
@@ -44,24 +38,19 @@ class WeightsFile:
     def __init__(self, place: WeightsPlace) -> None:
         self.place = place
         self._tensors = _unpickled(place) if place.is_pickle else {}
-        held: dict[str, dict[int, tuple[TensorFile, str]]] = {}  # by name and first row
-        means: dict[str, dict[int, tuple[TensorFile, str]]] = {}
-        for path in () if place.is_pickle else place.files:
-            file, of_kind = TensorFile(path), means if is_mean(path) else held
-            for key in file.names:
-                name, first = place.part(key)
-                of_kind.setdefault(name, {})[first] = file, key
-        self._files = held | means
-        self._verified = {*place.files} if place.verified else set[Path]()
+        checkpoint, self._parts = place.checkpoint, place.parts()
+        self._reader = None if checkpoint is None else ContentsReader(checkpoint)
+        self._file = None if place.is_pickle or self._reader else TensorFile(place.path)
+        self._verified = {path.name for path in place.files if place.verified}
+        in_file = set[str]() if self._file is None else self._file.names
+        self._names = {*self._tensors, *self._parts, *in_file}
 
     @property
     def shapes(self) -> dict[str, list[int]]:
         """The shapes of all tensors."""
-        held = {
-            name: whole_shape([file.shape(key) for file, key in parts.values()])
-            for name, parts in self._files.items()
-        }
-        return held | {name: list(tensor.shape) for name, tensor in self._tensors.items()}
+        if self.place.is_pickle:
+            return {name: list(tensor.shape) for name, tensor in self._tensors.items()}
+        return self.place.shapes()
 
     @property
     def dtypes(self) -> dict[str, str]:
@@ -70,14 +59,14 @@ class WeightsFile:
 
     def tensor(self, name: str) -> Tensor:
         """Returns a tensor as it was written; RunError: its file is damaged."""
-        if name not in self._files:
-            return self._tensors[name]
+        if self._reader is None:
+            return self._tensors[name] if self._file is None else self._file.tensor(name)
         made = []
-        for _, (file, key) in sorted(self._files[name].items()):
-            if self.place.checkpoint is not None and file.path not in self._verified:
-                self.place.checkpoint.verify([file.path.name])
-                self._verified.add(file.path)
-            made.append(file.tensor(key))
+        for part in self._parts[name]:
+            if self.place.checkpoint is not None and part.file not in self._verified:
+                self.place.checkpoint.verify([part.file])
+                self._verified.add(part.file)
+            made.append(self._reader.tensor(part))
         return made[0] if len(made) == 1 else torch.cat(made)
 
     def fill_all(self, tensors: Mapping[str, Tensor]) -> None:
@@ -91,7 +80,7 @@ class WeightsFile:
         RunError: it is missing, damaged, of another shape, or holds no fractions where the network
         has some.
         """
-        if name not in self._tensors and name not in self._files:
+        if name not in self._names:
             if name.rpartition(".")[2] == COUNTER:
                 return
             raise RunError(f"{self.place.key} has no {name}; it has changed since the plan")

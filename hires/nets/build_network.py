@@ -1,11 +1,13 @@
 """Registers networks by name, builds them, and initialises the layers that a rank holds.
 
 The weights of a layer depend only on the seed and the name of the layer, so every layout starts
-with equal weights and each rank fills only its own layers.
+with equal weights and each rank fills only its own layers. Constants, tensors that are neither
+parameters nor buffers, are stored in the graph with their numbers.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import hashlib
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from hires.core.config.model_config import ModelConfig
 from hires.core.errors import ConfigError
 from hires.core.registry import Registry
+from hires.plan.graph import Parameter
 
 NETS: Registry[Callable[..., nn.Module]] = Registry("network")
 """``model.name`` -> what makes the network; its parameters are named after config keys, or are
@@ -121,3 +124,20 @@ def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
 def _can_be_filled(module: nn.Module) -> bool:
     is_listed = first_values.dispatch(type(module)) is not first_values.dispatch(nn.Module)
     return is_listed or hasattr(module, "reset_parameters") or not _own(module)
+
+
+def constant_of(tensor: Tensor) -> Parameter:
+    """Returns a constant with its numbers, which :func:`constant_tensor` gives back."""
+    flat = tensor.detach().contiguous().view(-1)
+    data = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
+    shape, dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    return Parameter(shape, dtype, False, base64.b64encode(data).decode())
+
+
+def constant_tensor(fact: Parameter) -> Tensor:
+    """Returns the tensor of a constant."""
+    assert fact.data is not None
+    data = bytearray(base64.b64decode(fact.data))
+    dtype = getattr(torch, fact.dtype)
+    flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return flat.view(fact.shape)

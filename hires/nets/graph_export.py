@@ -25,7 +25,7 @@ from hires.nets.buffer_updates import (
     with_reads,
     written,
 )
-from hires.nets.constants import constant_of
+from hires.nets.build_network import constant_of
 from hires.nets.program_calls import NO_GRAD, Call, inline, layer_of
 from hires.nets.traced_memory import (
     Ref,

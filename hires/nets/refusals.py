@@ -11,7 +11,10 @@ import gc
 import os
 import pickle
 import random
+import sys
+import tempfile
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -76,17 +79,17 @@ def refuse_gradient_hooks(model: nn.Module) -> None:
 @contextlib.contextmanager
 def traceable(model: nn.Module, training: bool) -> Iterator[None]:
     """Raises ConfigError if a forward pass of ``model`` in the block does what no graph holds."""
-    numbers, states, draws = _numbers(model), _generator_states(), contextlib.ExitStack()
+    numbers, draws = _numbers(model), contextlib.ExitStack()
+    states: list[tuple[Any, bytes]] = []
     reads: list[str] = []
 
     def begin(*call: Any) -> None:  # torch draws, too, when it does not call the network
-        states.update(_generator_states())
+        states[:] = _generator_states()
         draws.enter_context(_entropy_reads(reads))
 
     def end(*call: Any) -> None:
         draws.close()
-        after = _generator_states().items()
-        if reads or any(states.get(key, state) != state for key, state in after):
+        if reads or any(pickle.dumps(one) != before for one, before in states):
             raise ConfigError(_DRAWS)
 
     handles = model.register_forward_pre_hook(begin), model.register_forward_hook(end)
@@ -137,11 +140,12 @@ def _entropy_reads(reads: list[str]) -> Iterator[None]:
     seed = random.Random.seed
 
     def noted_read(size: int) -> bytes:
-        reads.append("os.urandom")
+        if _is_of_network():
+            reads.append("os.urandom")
         return os.urandom(size)
 
     def noted_seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
-        if a is None:
+        if a is None and _is_of_network():
             reads.append("random.Random()")
         seed(generator, a, version)
 
@@ -153,14 +157,30 @@ def _entropy_reads(reads: list[str]) -> Iterator[None]:
         yield
 
 
-def _generator_states() -> dict[int, bytes]:
-    """Returns the states of all generators of random numbers of Python and NumPy, by identity."""
-    kinds, states = (random.Random, np.random.Generator, np.random.RandomState), {}
+def _is_of_network() -> bool:
+    # What first calls, behind Python's and NumPy's own functions, is no part of torch: it names
+    # temporary files and symbols while it traces.
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in sys.stdlib_module_names and package != "numpy":
+            return package not in ("torch", "sympy")
+        frame = frame.f_back
+    return True
+
+
+def _generator_states() -> list[tuple[Any, bytes]]:
+    """Returns all generators of random numbers of Python and NumPy, each with its state."""
+    kinds = (random.Random, np.random.Generator, np.random.RandomState)
     shared = [random.random.__self__, np.random.rand.__self__]  # type: ignore[attr-defined]
+    # What torch itself draws from while it traces.
+    own = [getattr(tempfile._get_candidate_names(), "rng", None)]  # type: ignore[attr-defined]
+    own += vars(sys.modules.get("sympy.core.random", gc)).values()
+    states = []
     for generator in [*gc.get_objects(), *shared]:
-        if issubclass(type(generator), kinds):
+        if issubclass(type(generator), kinds) and not any(generator is one for one in own):
             with contextlib.suppress(Exception):  # of the system, which have no state
-                states[id(generator)] = pickle.dumps(generator)
+                states.append((generator, pickle.dumps(generator)))
     return states
 
 

@@ -30,6 +30,8 @@ from hires.plan.graph import Graph
 LARGER = (2, 4)
 """Factors by which an image is enlarged to find out whether a network refuses only its size."""
 
+_BY_VALUES = "its control flow depends on the values of tensors"
+
 
 def trace(
     model: nn.Module,
@@ -92,6 +94,9 @@ def trace_config(config: RunConfig, model: nn.Module | None = None) -> Graph:
     try:
         return trace_of(config.height, config.width)
     except ConfigError as problem:
+        # Only a forward pass that failed may do so for its size.
+        if problem.__cause__ is None or _BY_VALUES in str(problem):
+            raise
         for factor in LARGER:
             height, width = factor * config.height, factor * config.width
             with contextlib.suppress(ConfigError):
@@ -131,7 +136,7 @@ def _reason(error: Exception) -> str:
     text = error_line(error)
     if "data-dependent" in text or "DataDependent" in text:
         return (
-            "its control flow depends on the values of tensors, as that of `if x.mean() > 0:`; "
+            f"{_BY_VALUES}, as that of `if x.mean() > 0:`; "
             "compute both sides and choose with torch.where(condition, a, b)"
         )
     if "Cannot view a tensor" in text or "view size is not compatible" in text:

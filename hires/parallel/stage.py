@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hires.nets.constants import constant_tensor
+from hires.nets.build_network import constant_tensor
 from hires.parallel.buffer_states import BufferStates
 from hires.parallel.compile_node import compile_node
 from hires.parallel.compiled_region import CompiledRegion, NodeSteps, See, Step

@@ -20,8 +20,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,9 @@ from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import INFERENCE
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
-from hires.core.store.checkpoints import first_of
 from hires.core.store.file_names import MIB, StrPath
 from hires.core.store.files import write_atomically
+from hires.core.store.frozen import listed
 from hires.core.store.naming import identity, plain
 from hires.core.store.network_weights import FLOATS, SAFETENSORS, WeightsPlace, find_weights
 from hires.core.store.reading import read_named
@@ -47,8 +47,6 @@ MARK = "hires.scales"
 """Key of the safetensors file's metadata: :attr:`Scales.mark` of the scales beside it."""
 AUTO = ("asked_db", "signal_db", "images", "operators")
 """Names of :attr:`Scales.auto`."""
-_OBJECTS = ("values", "ranges", "kept", "noise", "auto", "alone", "min_max_noise")
-"""What the file holds by names."""
 _REMEDY = "make it again with `hires quantize`"
 
 
@@ -87,22 +85,7 @@ class Scales:
 
     def text(self) -> str:
         """Returns what the file holds."""
-        facts = {
-            "version": VERSION,
-            "network": self.network,
-            "source": self.source,
-            "observer": self.observer,
-            "images": self.images,
-            "values": {name: list(one) for name, one in self.values.items()},
-            "ranges": {name: list(one) for name, one in self.ranges.items()},
-            "kept": dict(self.kept),
-            "noise": dict(self.noise),
-            "weights": self.weights,
-            "linear": self.linear,
-            "auto": dict(self.auto),
-            "alone": dict(self.alone),
-            "min_max_noise": dict(self.min_max_noise),
-        }
+        facts = {"version": VERSION, **asdict(self)}
         return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
     @property
@@ -254,7 +237,7 @@ def require_pair(place: WeightsPlace, scales: Scales, types: Mapping[str, str]) 
         if dtype != asked and not {dtype, asked} <= FLOATS:
             wrong.append(f"{name} is {dtype} there and {asked} here")
     if wrong:
-        raise ConfigError(f"{place.key} has tensors of other types: {first_of(wrong)}; {again}")
+        raise ConfigError(f"{place.key} has tensors of other types: {listed(wrong)}; {again}")
 
 
 def linear_way(config: RunConfig, scales: Scales) -> str:
@@ -287,64 +270,39 @@ def _holds_numbers(file: Path) -> bool:
 
 
 def _checked(held: Any) -> Scales:
-    if _object(held, "it")["version"] != VERSION:
-        raise ValueError(f"version {str(held['version'])[:20]!r}, this hires reads {VERSION}")
-    for name in _OBJECTS:
-        _object(held[name], name)
-    values = {_text(name): _affine(name, one) for name, one in held["values"].items()}
-    ranges = {_text(name): _range(name, one) for name, one in held["ranges"].items()}
-    if values.keys() != ranges.keys():
+    # A file may be a stranger's: every number is looked at before anything is planned with it.
+    if type(held) is not dict or held["version"] != VERSION:
+        raise ValueError(f"it is of another version, this hires reads {VERSION}")
+    facts = {one.name: held[one.name] for one in fields(Scales)}
+    for name, check in _BY_NAME.items():
+        facts[name] = {_text(key): check(one) for key, one in facts[name].items()}
+    for name in ("network", "source", "observer", "weights"):
+        _text(facts[name])
+    if facts["values"].keys() != facts["ranges"].keys():
         raise ValueError("values and ranges have different names")
-    images = held["images"]
-    if type(images) is not int or images < 1:
-        raise ValueError(f"images are {str(images)[:20]}")
-    kept = {_text(name): _text(why) for name, why in held["kept"].items()}
-    noise = {_text(name): _finite(one) for name, one in held["noise"].items()}
-    texts = (_text(held[name]) for name in ("network", "source", "observer", "weights"))
-    network, source, observer, weights = texts
-    linear = held["linear"]
-    if linear not in LINEAR:
-        raise ValueError(f"linear layers of {str(linear)[:20]!r} scales, not {' or '.join(LINEAR)}")
-    auto = {name: _finite(one) for name, one in held["auto"].items() if name in AUTO}
-    if auto and not {"asked_db", "images"} <= auto.keys():
-        raise ValueError("auto lacks what was asked for")
-    measured = (held[name].items() for name in ("alone", "min_max_noise"))
-    alone, min_max = ({_text(name): _finite(one) for name, one in some} for some in measured)
-    rest = kept, noise, weights, source, linear, auto, alone, min_max
-    return Scales(network, observer, images, values, ranges, *rest)
+    if type(facts["images"]) is not int or facts["images"] < 1:
+        raise ValueError(f"images are {str(facts['images'])[:20]}")
+    if facts["linear"] not in LINEAR:
+        raise ValueError(f"linear is {str(facts['linear'])[:20]!r}, not {' or '.join(LINEAR)}")
+    if facts["auto"] and not {"asked_db", "images"} <= facts["auto"].keys() <= {*AUTO}:
+        raise ValueError("auto has other names than those of quant.auto")
+    return Scales(**facts)
 
 
-def _object(held: Any, what: str) -> dict[str, Any]:
-    if not isinstance(held, dict):
-        raise ValueError(f"{what} is {_kind(held)}, not an object of names")
-    return held
-
-
-def _kind(held: Any) -> str:
-    names = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-    return names.get(type(held), "a number" if isinstance(held, (int, float)) else "an object")
-
-
-def _pair(name: str, held: Any, what: str) -> tuple[Any, Any]:
-    if not isinstance(held, list) or len(held) != 2:
-        raise ValueError(f"{what} of {name[:40]} is {_kind(held)}, not a list of two numbers")
-    return held[0], held[1]
-
-
-def _affine(name: str, held: Any) -> Affine:
-    scale, zero_point = _pair(name, held, "the scale")
+def _affine(held: Any) -> Affine:
+    scale, zero_point = held
     # Normal numbers of float32, in which kernels multiply.
     if type(scale) is not float or not 2.0**-126 <= scale < 2.0**127:
-        raise ValueError(f"the scale of {name} is {str(scale)[:20]}")
+        raise ValueError(f"a scale is {str(scale)[:20]}")
     if type(zero_point) is not int or not 0 <= zero_point <= LAST:
-        raise ValueError(f"the zero point of {name} is {str(zero_point)[:20]}")
+        raise ValueError(f"a zero point is {str(zero_point)[:20]}")
     return Affine(scale, zero_point)
 
 
-def _range(name: str, held: Any) -> tuple[float, float]:
-    low, high = (_finite(end) for end in _pair(name, held, "the range"))
+def _range(held: Any) -> tuple[float, float]:
+    low, high = map(_finite, held)
     if low > high:
-        raise ValueError(f"the range of {name} is {low} to {high}")
+        raise ValueError(f"a range is {low} to {high}")
     return low, high
 
 
@@ -358,3 +316,10 @@ def _text(held: Any) -> str:
     if type(held) is not str or len(held) > 4096 or not held.isprintable():
         raise ValueError(f"{str(held)[:40]!r} is no name")
     return held
+
+
+_BY_NAME: dict[str, Callable[[Any], Any]] = {
+    "values": _affine, "ranges": _range, "kept": _text, "noise": _finite, "auto": _finite,
+    "alone": _finite, "min_max_noise": _finite,
+}  # fmt: skip
+"""What the file holds by names of nodes and values."""

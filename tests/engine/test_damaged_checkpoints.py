@@ -16,7 +16,7 @@ from hires.core.errors import PREEMPTED
 from hires.core.ranks.world import World
 from hires.core.store import checkpoints, file_names, records
 from hires.core.store.reading import read_lines
-from hires.engine.checkpoint import choose_begin
+from hires.engine.resume_point import resume_point
 from hires.plan.plan import Plan
 from tests.helpers.file_faults import STRUCTURAL
 from tests.helpers.ranks import run_ranks
@@ -117,7 +117,7 @@ def begins_of(world: World, folders: list[str]) -> list[str | None]:
     found, own = [], dataclasses.replace(world, attempt=1)
     for folder in folders:
         plan = Plan.from_dict(records.read_plan(folder))
-        begin = choose_begin(Path(folder), records.read_config(folder), plan, own)
+        begin = resume_point(Path(folder), records.read_config(folder), plan, own)
         found.append(begin.checkpoint.name if begin.checkpoint else None)
     comm.shutdown()
     return found

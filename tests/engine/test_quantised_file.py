@@ -19,7 +19,7 @@ from hires.core.store import file_names
 from hires.core.store.network_weights import find_weights
 from hires.engine.build import build_rank
 from hires.engine.footprint import footprint
-from hires.engine.quantised_file import write_quantised
+from hires.engine.network_files import write_quantised
 from hires.engine.weights_file import open_weights
 from hires.plan.operators.operator_facts import facts_of
 from hires.quant.scales import read_scales, write_scales

@@ -6,7 +6,7 @@ import pytest
 
 from hires.cli.data_keys import with_classes
 from hires.data.make_data import make_data
-from hires.engine.scalars import FOLDER
+from hires.engine.epochs import FOLDER
 from hires.plan import hardware
 from tests.helpers.layouts import config_of
 from tests.helpers.saved import attempt, killed_attempt, lines_of, mean_losses, run_folder

@@ -1,4 +1,4 @@
-"""The front end talks to ``python -m hires.engine.footprint``: JSON in, JSON out, nothing else."""
+"""The front end talks to ``python -m hires.engine.torch_server``: JSON in and out, nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.config.task_config import TaskConfig
 from hires.core.errors import RunError
 from hires.engine.build import contexts_of, made_tensors
-from hires.engine.footprint import reply_to
+from hires.engine.torch_server import reply_to
 from hires.nets.trace import trace_config
 from hires.plan.graph import Graph, describe
 from hires.plan.planner import make_plan
@@ -49,7 +49,7 @@ def test_process_answers_whatever_a_network_prints(tmp_path):
     values = to_dict(config)
     broken = {**values, "model": {"name": "custom", "target": "nowhere:net"}}
     done = subprocess.run(
-        [sys.executable, "-m", "hires.engine.footprint"],
+        [sys.executable, "-m", "hires.engine.torch_server"],
         input="".join(json.dumps({"trace": one}) + "\n" for one in (values, broken)),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},

@@ -13,7 +13,7 @@ from hires.cli.planning import Planner
 from hires.cli.tracing import TorchProcess
 from hires.core.errors import ConfigError, RunError
 from hires.engine.build import whole_model
-from hires.engine.footprint import reply_to
+from hires.engine.torch_server import reply_to
 from hires.engine.weights_file import open_weights
 from tests.helpers.layouts import config_of, verified
 from tests.helpers.saved import attempt, losses, make

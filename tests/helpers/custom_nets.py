@@ -79,20 +79,6 @@ class Spectral(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-class Remembers(nn.Module):
-    """Keeps a part of its weights of the step before, of which a copy is easily a view."""
-
-    def __init__(self, classes: int = 4) -> None:
-        super().__init__()
-        self.head = nn.Linear(3, classes)
-        self.register_buffer("past", torch.zeros(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.past.copy_(self.head.weight[0])
-        return self.head(x.mean((2, 3)))
-
-
 class Cells(nn.Module):
     """Cells whose branches read the same values: windows of several sizes on each, as AmoebaNet."""
 

@@ -335,9 +335,8 @@ def wrong_engines(world: World) -> list[tuple[str, str]]:
                 parallel={"replicas": 3}, batch=6
             ),
             "needs the keys image and batch": lambda: hires.Engine(network("of samples"), {}),
-            "unknown key imagee": lambda: engine(imagee=3),
+            "hires.Engine takes no key imagee; use image, batch": lambda: engine(imagee=3),
             "it takes channels and trusted": lambda: engine(model={"name": "unet"}),
-            'validate={"every": 2} is for `hires run`': lambda: engine(validate={"every": 2}),
             "loss=l1 compares images of 3": lambda: engine(loss={"name": "l1"}),
             "a batch of [2, 3, 18, 16] with 2 targets": lambda: made.step(images[:2], labels[:2]),
             "targets are a list; give a tensor": lambda: made.step(images, [0, 1, 2, 3]),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hires.nets.constants import constant_tensor
+from hires.nets.build_network import constant_tensor
 from hires.nets.random_draws import Draws
 from hires.nets.trace import trace
 from hires.parallel.compile_node import compile_node

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hires.nets.generators import seeded
-from hires.nets.random_draws import GOLDEN, MASK, Draws, fill, key_of
+from hires.nets.random_draws import GOLDEN, MASK, Draws, fill, key_of, seeded
 from tests.helpers.simulated_tiles import check_tiles
 from tests.helpers.tiny_nets import Forward, Net
 

@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError
-from hires.engine.footprint import reply_to
+from hires.engine.torch_server import reply_to
+from hires.nets import trace as tracing
 from hires.nets.refusals import refuse_gradient_hooks
 from hires.nets.trace import trace
 
@@ -130,9 +131,14 @@ class Plain(nn.Conv2d):
         super().__init__(3, 4, 3)
 
 
-def test_trusted_network_is_traced_for_the_front_end():
+def test_trusted_network_is_traced_for_the_front_end(monkeypatch):
+    traced, export = [], tracing.export_network
+    monkeypatch.setattr(
+        tracing, "export_network", lambda *args: traced.append(args[1]) or export(*args)
+    )
     model = ModelConfig("custom", target=f"{__name__}:Middle", classes=5)
     config = RunConfig(image=SHAPE[2:], batch=2, model=model)
     assert "model.trusted=true" in reply_to({"trace": to_dict(config)})["error"]["text"]
+    assert len(traced) == 1  # no larger image is tried: its size is not to blame
     config.model.trusted = True
     assert reply_to({"trace": to_dict(config)})["tensors"][0] == "conv1.weight"

@@ -13,8 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from hires.core.config.model_config import ModelConfig
-from hires.nets.build_network import build_model
-from hires.nets.constants import constant_tensor
+from hires.nets.build_network import build_model, constant_tensor
 from hires.nets.trace import trace
 from hires.plan.graph import INPUT, Graph
 from tests.helpers.simulated_tiles import check_tiles

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from hires.cli.tracing import TorchProcess
-from hires.engine.footprint import reply_to
+from hires.engine.torch_server import reply_to
 
 FILE = Path(__file__).resolve().parents[2] / "results/figures/figures.py"
 SPEC = importlib.util.spec_from_file_location("figures", FILE)

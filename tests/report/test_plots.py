@@ -172,6 +172,7 @@ def predicted_run(results, maps, axes, form="tiff"):
     folder, names = run / "a0" / file_names.PREDICTIONS, map(str, range(len(maps)))
     files = PredictionMaps(folder, names, kind, form)
     for number, one in enumerate(maps):
+        files.make(number)
         files.write(number, one, (slice(None),) * one.ndim)
     facts = {**kind._asdict(), "shape": [*kind.shape], "dtype": np.dtype(kind.dtype).name}
     change(run, prediction={"kind": "pixels", "images": len(maps), "map": facts})

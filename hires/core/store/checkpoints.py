@@ -40,8 +40,6 @@ _DIGEST = "digest"
 """Key of a file's digest of its other values."""
 _ROWS = re.compile(r"(.*)\[(\d+):\d+\]", re.DOTALL)
 """A key of a file that holds rows of a tensor: ``conv1.weight[16:32]``."""
-_SHOWN = 3
-"""Tensors that one error names."""
 
 
 class DamagedError(RunError):
@@ -118,6 +116,11 @@ class Checkpoint:
                 name, first = part_of_key(key)
                 parts.setdefault(name, []).append(StoredTensor(file, key, first, shape))
         return {name: sorted(some, key=lambda one: one.first) for name, some in parts.items()}
+
+    def shapes(self, kind: str = "stage") -> dict[str, Shape]:
+        """Returns the whole shapes of the tensors of one kind, by name."""
+        parts = self.tensors(kind).items()
+        return {name: whole_shape([part.shape for part in some]) for name, some in parts}
 
     def verify(self, names: Iterable[str]) -> None:
         """Reads whole files; raises DamagedError if one is not what was written."""
@@ -374,34 +377,3 @@ def part_of_key(key: str) -> tuple[str, int]:
 def whole_shape(shapes: list[Shape]) -> Shape:
     """Returns the shape of a tensor that lies in rows of these shapes."""
     return [sum(one[0] for one in shapes), *shapes[0][1:]] if shapes[1:] else shapes[0]
-
-
-def refuse_other_network(
-    there: list[Checkpoint], needed: Mapping[str, Shape], source: str | None
-) -> None:
-    """Refuses a checkpoint, the first of ``there``, of other layers than a network has.
-
-    ``needed`` are the shapes of the network's parameters and buffers; ``checkpoint.resume`` names
-    ``source``. A ConfigError names the first layers that differ.
-    """
-    if there and (wrong := differences(there[0].tensors("stage"), needed)):
-        raise ConfigError(
-            f"checkpoint.resume={source}: {there[0].name} is of another network: "
-            f"{first_of(wrong)}; use the model and model.classes of its run"
-        )
-
-
-def differences(stored: Mapping[str, list[StoredTensor]], needed: Mapping[str, Shape]) -> list[str]:
-    """Returns in words which tensors that a network needs are missing or have another shape."""
-    held = {name: whole_shape([part.shape for part in parts]) for name, parts in stored.items()}
-    return [
-        f"{n} is {held[n]} there and {shape} here" if n in held else f"it has no {n}"
-        for n, shape in needed.items()
-        if held.get(n) != shape
-    ]
-
-
-def first_of(wrong: list[str]) -> str:
-    """Returns the first of some differences, and how many more there are."""
-    more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-    return "; ".join(wrong[:_SHOWN]) + more

@@ -26,7 +26,14 @@ from typing import Any
 
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints, frozen, reading
-from hires.core.store.checkpoints import Checkpoint, DamagedError, Shape, part_of_key, whole_shape
+from hires.core.store.checkpoints import (
+    Checkpoint,
+    DamagedError,
+    Shape,
+    StoredTensor,
+    part_of_key,
+    whole_shape,
+)
 
 SAFETENSORS, PICKLES = (".safetensors",), (".pt", ".pth")
 FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -91,15 +98,18 @@ class WeightsPlace:
 
     def shapes(self) -> dict[str, Shape]:
         """Returns the shapes of all tensors but those of a pickle; ConfigError: it is damaged."""
-        parts: dict[str, dict[int, Shape]] = {}  # by name and first row
-        means: dict[str, dict[int, Shape]] = {}
-        for path in self.files:
-            of_kind = means if is_mean(path) else parts
-            with self._opened(path) as file:
-                for key in sorted(file.keys()):
-                    name, first = self.part(key)
-                    of_kind.setdefault(name, {})[first] = list(file.get_slice(key).get_shape())
-        return {name: whole_shape([*one.values()]) for name, one in (parts | means).items()}
+        if self.checkpoint is not None:
+            parts = self.parts().items()
+            return {name: whole_shape([one.shape for one in some]) for name, some in parts}
+        with self._opened(self.path) as file:
+            return {key: list(file.get_slice(key).get_shape()) for key in sorted(file.keys())}
+
+    def parts(self) -> dict[str, list[StoredTensor]]:
+        """Returns the tensors of its checkpoint by name, each as its parts; none of a file."""
+        if self.checkpoint is None:
+            return {}
+        means = self.checkpoint.tensors(EMA) if any(map(is_mean, self.files)) else {}
+        return self.checkpoint.tensors("stage") | means
 
     def metadata(self) -> dict[str, str]:
         """Returns what the header of its only file says beside the tensors; ConfigError: damaged.
@@ -120,12 +130,8 @@ class WeightsPlace:
         for path in self.files:
             with self._opened(path) as file:
                 types = {key: file.get_slice(key).get_dtype() for key in sorted(file.keys())}
-            names |= {self.part(key)[0]: dtype for key, dtype in types.items()}
+            names |= {part_of_key(key)[0]: dtype for key, dtype in types.items()}
         return {name: _TYPES.get(dtype, dtype) for name, dtype in names.items()}
-
-    def part(self, key: str) -> tuple[str, int]:
-        """Returns the tensor that a key of its files names, and the first of its rows there."""
-        return part_of_key(key) if self.is_checkpoint else (key, 0)
 
     @contextmanager
     def _opened(self, path: Path) -> Iterator[Any]:
@@ -305,7 +311,7 @@ def require_fit(
         if prefix:
             how = f"all names begin with {prefix!r}: `hires weights import` takes that away"
         if not whole and wrong.has_more(_NAMED):
-            source = shlex.quote(key.removeprefix("weights="))
+            source = shlex.quote(key.partition("=")[2])
             how += f"; `hires weights show {source} model=...` lists all names"
         raise ConfigError(
             f"{key} is of another network: of {len(needed)} tensors {wrong.counts()}; {how} "

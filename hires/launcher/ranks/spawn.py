@@ -40,7 +40,7 @@ from hires.core.store.files import cannot_write
 
 MODULES = [
     "hires.worker",
-    "hires.engine.footprint",
+    "hires.engine.torch_server",
     "hires.launcher.local.local_launcher",
     "hires.launcher.interface:all_launchers",
     "hires.engine.memory_meter:load_lazy_parts",

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from hires.core.store import file_names, reading
 from hires.core.store.reading import Notes, text
-from hires.core.store.zarr_files import Place, ZarrFolder, map_chunks
 from hires.report.read.plain_values import count, dig
 from hires.report.read.runs import Run
 
@@ -33,10 +32,13 @@ MAX_COUNTED = 2**28
 """Pixels of a map of which all are counted; of larger ones those that the overview shows."""
 PIECE_BYTES = 2**18
 """Of the numbers that are read at once."""
+MAX_CHUNK_BYTES = 2**28
+"""Of a Zarr folder; one that claims more is a stranger's."""
 NOT_FINITE = -1
 _DTYPES = ("uint8", "uint16", "float32")
 _AXES = ("YX", "CYX", "YXS")
 _MAX_NAME = 60
+Place = tuple[slice, ...]
 Read = Callable[[Place], NDArray[Any]]
 
 
@@ -79,7 +81,7 @@ def overviews(run: Run, most: int, notes: Notes) -> list[Overview]:
     for path in heapq.nsmallest(most, file_names.entries_of(folder), key=_natural):
         try:
             found.append(_overview(path, *facts))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError) as error:
             if notes is not None:
                 notes.append(reading.note(path, f"is not drawn: {error}"[:200]))
     return found
@@ -165,7 +167,16 @@ def _classes(piece: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.float32
 def _reader(path: Path, shape: list[int], dtype: str, axes: str) -> Read:
     """Returns what reads a part of a map; OSError, ValueError: it cannot."""
     if path.suffix == ".zarr":
-        return ZarrFolder(path, shape, map_chunks(shape, axes), dtype).read
+        try:
+            import zarr
+        except ImportError:
+            raise ValueError("it needs the package zarr: pip install 'hires[zarr]'") from None
+        array = zarr.open_array(str(path), mode="r")
+        facts = array.shape, array.dtype.name, array.compressors, array.filters
+        num_bytes = math.prod(array.chunks) * array.dtype.itemsize
+        if facts != (tuple(shape), dtype, (), ()) or num_bytes > MAX_CHUNK_BYTES:
+            raise ValueError("it is no map of this prediction")
+        return lambda place: np.asarray(array[place])
     if not path.is_file():
         raise ValueError("it is no file")
     import tifffile

@@ -12,9 +12,8 @@ from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.config.task_config import TaskConfig
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints
-from hires.core.store.checkpoints import refuse_other_network
 from hires.core.store.frozen import RunInputs, frozen_of
-from tests.helpers.run_folders import saved_stages, saved_with
+from tests.helpers.run_folders import saved_stages
 
 CONFIG = RunConfig(steps=10, measure=MeasureConfig(warmup=0))
 
@@ -150,20 +149,3 @@ def test_tidying_removes_what_crashes_left_and_all_but_the_latest_and_the_best(t
         "step000001",
         "step000006",
     ]
-
-
-SHAPES = {f"layer{n}.weight": [n + 1, 3] for n in range(6)}
-
-
-def test_first_layers_that_differ_are_named_and_the_others_counted(tmp_path):
-    checkpoint = checkpoints.read(saved_with(SHAPES, tmp_path))
-    needed = {name: [9, 9] for name in SHAPES}
-    with pytest.raises(ConfigError) as caught:
-        refuse_other_network([checkpoint], {"new.bias": [1], **needed}, "there")
-    assert str(caught.value) == (
-        "checkpoint.resume=there: step000001 is of another network: it has no new.bias; "
-        "layer0.weight is [1, 3] there and [9, 9] here; layer1.weight is [2, 3] there and [9, 9] "
-        "here; and 4 more; use the model and model.classes of its run"
-    )
-    refuse_other_network([checkpoint], SHAPES, "there")
-    refuse_other_network([], needed, "there")

@@ -1,8 +1,9 @@
-"""Checks the targets that a loop of the user's gives: type, size, and the range of classes."""
+"""Checks what a loop of the user's gives: plain tensors, and targets that the loss can compare."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,42 +13,53 @@ from hires.core.errors import ConfigError
 from hires.core.losses import CLASSES
 
 
+def plain_tensor(name: str, tensor: object) -> Tensor:
+    """Returns a tensor, or the same numbers without the subclass that it is of.
+
+    A subclass, as loaders of other libraries return, may replace any operator. ConfigError, which
+    calls it ``name``: it is none, or holds no numbers of its own, as ``DTensor``.
+    """
+    kind: Any = type(tensor)
+    if not isinstance(tensor, Tensor):
+        raise ConfigError(f"{name} are a {kind.__name__}; give a tensor")
+    if kind is Tensor:
+        return tensor
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise ConfigError(
+            f"{name} of type {kind.__name__} hold no numbers of their own; give a plain tensor, of "
+            f"a DTensor its to_local() or full_tensor()"
+        )
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Tensor)
+
+
 def require_target(loss: LossConfig, target: Tensor, output: Sequence[int]) -> None:
     """Refuses targets that a loss cannot compare with outputs, a batch of them.
 
     ConfigError: it says what they are and what the loss takes. Targets of ``loss=custom`` may be of
     any type, and their classes any number.
     """
-    name, (batch, channels, *size) = f"loss={loss.name}", output
+    name, shape, (batch, channels, *size) = f"loss={loss.name}", [*target.shape], output
     if loss.compares != CLASSES:
-        if [*target.shape] != [*output]:
+        if shape != [*output] or not target.is_floating_point():
             raise ConfigError(
-                f"a target of {[*target.shape]}, where {name} compares it with an output of "
-                f"{[*output]}; give images of that size, or another loss.name for classes"
+                f"a target of {shape}, {target.dtype}, where {name} compares it with an output of "
+                f"{[*output]}; give images of that size in real numbers, or another loss.name"
             )
-        _require_floats(name, target)
         return
-    if [*target.shape] == [*output] and target.is_floating_point() and loss.name != "custom":
+    if shape == [*output] and target.is_floating_point() and loss.name != "custom":
         raise ConfigError(
-            f"a target of {[*target.shape]} real numbers: soft labels, shares of each class, are "
-            f"not supported by {name}; give class numbers, as target.argmax(1)"
+            f"a target of {shape} real numbers: soft labels are not supported by {name}; give "
+            f"class numbers, as target.argmax(1)"
         )
     shapes = [[batch], [batch, *size]] if size else [[batch]]
-    if [*target.shape] not in shapes:
+    if shape not in shapes:
         raise ConfigError(
-            f"a target of {[*target.shape]}, where {name} compares classes with an output of "
-            f"{[*output]}; give {' or '.join(map(str, shapes))} class numbers"
+            f"a target of {shape}, where {name} compares classes with an output of {[*output]}; "
+            f"give {' or '.join(map(str, shapes))} class numbers"
         )
     if loss.name != "custom":
         _require_labels(loss, target, max(2, channels))  # a single score is that of class 1
-
-
-def _require_floats(name: str, target: Tensor) -> None:
-    if not target.is_floating_point():
-        raise ConfigError(
-            f"a target of {target.dtype}, where {name} compares images of real numbers; give "
-            f"target.float()"
-        )
 
 
 def _require_labels(loss: LossConfig, target: Tensor, num_classes: int) -> None:

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hires.engine.backend_memory import backend_bytes
 from hires.engine.footprint import footprint
+from hires.engine.memory_beside import backend_bytes
 from hires.plan.memory import Room
 from tests.helpers.layouts import config_of, plan_of
 
