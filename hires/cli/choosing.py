@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hires.cli.calibration import with_assumed_scales
-from hires.cli.deciding_keys import deciding
-from hires.cli.planning import Planner
+from hires.cli.planning import Planner, plan_key
 from hires.cli.screens.screen import print_activity
 from hires.core.config.parallel_config import AUTO, OBJECTIVES, ParallelConfig
 from hires.core.config.run_config import RunConfig
@@ -143,7 +142,7 @@ class LayoutSearch:
         effort: float,
     ) -> Choice:
         """Returns the kept choice of the same question, or searches; ``scaled`` has scales."""
-        facts = [deciding(config), ranks, given_values(config, self.words).values]
+        facts = [plan_key(config), ranks, given_values(config, self.words).values]
         facts += [objective, effort]
         facts += [config.memory.limit, machine_bytes(), plain(machine.network)]
         facts += [machine.cores, plain(machine.device)]

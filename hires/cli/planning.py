@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.data_keys import DataSize
-from hires.cli.deciding_keys import deciding
 from hires.cli.named_weights import trained_network
 from hires.cli.screens.screen import print_activity
 from hires.cli.screens.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess, trace_key
-from hires.core.config.run_config import RunConfig
+from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError
 from hires.core.precisions import INT8
 from hires.core.store import checkpoints
@@ -46,6 +45,19 @@ from hires.plan.search.advice import fewer_on_a_node, offered, other_layouts
 from hires.plan.validation import add_validation, evaluation_of, with_evaluations
 from hires.quant.scales import require_pair, scales_of, stored_scales
 
+NOT_IN_PLAN = (
+    "campaign", "results", "steps", "measure", "checkpoint", "weights", "predict", "optimizer.lr",
+    "optimizer.scale_lr", "optimizer.weight_decay", "optimizer.betas", "optimizer.eps",
+    "lr_schedule", "comm.timeout_s", "comm.visible", "launcher.port", "data.path", "data.classes",
+    "data.length", "data.fit", "data.shuffle", "data.split", "data.validation", "data.split_seed",
+    "augment", "data.normalize", "data.mean", "data.std", "data.images", "data.masks",
+    "data.split_file", "data.test", "data.balance", "data.level", "data.region", "data.stride",
+    "data.tissue", "data.labels", "data.outside", "data.cut", "data.names",
+    "data.groups", "data.detections",
+)  # fmt: skip
+"""Keys that change neither the network, nor the plan, nor its memory. A new key that is not
+named here costs time and gives no wrong answer. ``model.classes`` is what follows of
+``data.classes``."""
 _DECIDE = (
     "image", "model", "data", "parallel", "precision", "comm", "task", "memory", "optimizer",
     "loss", "seed", "ahead",
@@ -141,7 +153,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
 
     def packed(self, config: RunConfig) -> PackedPlan:
         """Returns the plan of one point of a sweep; raises what :meth:`plan` raises."""
-        key = json.dumps([deciding(config), has_weights(config)], sort_keys=True)
+        key = json.dumps([plan_key(config), has_weights(config)], sort_keys=True)
         if key in self._plans:
             self._check_begin(config)  # it is no part of the plan, so not of the key
         else:
@@ -312,7 +324,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
 
     def rehearsed(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
         """Returns the memory of every rank of a plan; HiresError: it cannot be predicted."""
-        values = {key: value for key, value in deciding(config).items() if key in _DECIDE}
+        values = {key: value for key, value in plan_key(config).items() if key in _DECIDE}
         del values["memory"]["limit"]
         if config.task.name == "calibrate":  # of an inference, quant decides the graph alone
             values["quant"] = vars(config.quant)
@@ -324,6 +336,19 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             memory = self._process.footprint(config, plan)
             keep("memory", key, memory)
         return memory
+
+
+def plan_key(config: RunConfig) -> dict[str, Any]:
+    """Returns a config as plain values without the keys that do not decide its plan."""
+    values = to_dict(config)
+    for key in NOT_IN_PLAN:
+        section, _, name = key.rpartition(".")
+        del (values[section] if section else values)[name]
+    # A run of fewer steps than microbatches are read ahead holds fewer of them.
+    values["ahead"] = min(config.steps, config.data.prefetch + 1)
+    if config.model.name != "custom":  # a user's function may draw what it builds
+        del values["seed"]
+    return values
 
 
 def _gpu_bytes(room: Room, plan: Plan) -> tuple[int, ...]:

@@ -22,9 +22,7 @@ from hires.report.columns import MEMORY, POINT, Row
 from hires.report.read import (
     evaluation_rows,
     measured_points,
-    prediction_rows,
     rows,
-    validation_rows,
 )
 from hires.report.read.plain_values import count, dicts, dig, value_text
 from hires.report.read.runs import Run, campaign_labels, read_runs
@@ -73,10 +71,10 @@ class Frames:
     evaluations = _frame_of(evaluation_rows.COLUMNS, evaluation_rows.evaluation_rows)
     """One row an evaluation: its accuracy, and what agrees with the most exact precision."""
 
-    validations = _frame_of(validation_rows.COLUMNS, validation_rows.training_rows)
+    validations = _frame_of(evaluation_rows.TRAINING_COLUMNS, evaluation_rows.training_rows)
     """Two rows a training that was evaluated as it went on: its best and its last evaluation."""
 
-    predictions = _frame_of(prediction_rows.COLUMNS, prediction_rows.prediction_rows)
+    predictions = _frame_of(evaluation_rows.PREDICTION_COLUMNS, evaluation_rows.prediction_rows)
     """One row a prediction: of how many images, and where in the folder of the run it lies."""
 
     @functools.cached_property

@@ -35,9 +35,8 @@ from hires.report.columns import (
 )
 from hires.report.frames import Frames, plain_cells, plain_rows
 from hires.report.message_tables import CAPTION
-from hires.report.read.evaluation_rows import AGREEMENT, with_reference
+from hires.report.read.evaluation_rows import AGREEMENT, TRAINING, with_reference
 from hires.report.read.measured_points import efficiency, single_speeds
-from hires.report.read.validation_rows import TRAINING
 from hires.report.templates import rendered
 
 FORMATS = ("csv", "md", "tex", "parquet")

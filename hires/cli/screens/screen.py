@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 from hires.cli.screens.printable import behind
-from hires.cli.screens.show_training import confusion_table, training_lines
 from hires.core import terminal
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.screen_table import screen_lines
@@ -19,7 +18,6 @@ from hires.core.store.file_names import SCALES, StrPath, attempt_dir
 from hires.core.store.reading import Note, printable, text
 from hires.report.columns import Column
 from hires.report.read.plain_values import count, dig, value_text
-from hires.report.tables import tables
 
 _MOST_NOTES = 5
 _KEEP = ("layout", "img_per_s_median", "step_s_median", "ranks", "precision", "peak_bytes")
@@ -54,6 +52,10 @@ def print_record(record: dict[str, Any], run: StrPath = "") -> None:
     scales of a calibration lie; behind them which classes were taken for which, and the weights of
     a training there.
     """
+    # They read plans and checkpoints, for which a list of choices need not wait.
+    from hires.cli.screens.show_training import confusion_table, training_lines
+    from hires.report.tables import tables
+
     if (skipped := count(record.get("skipped_steps"))) is not None:
         steps, scale = plural(skipped, "step"), value_text(record.get("loss_scale"))
         were = "was" if skipped == 1 else "were"

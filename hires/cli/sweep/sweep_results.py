@@ -11,13 +11,17 @@ from hires.cli.sweep.sweep_points import Points, SweepPoint, attempts_of, end_of
 from hires.core.units import MIB
 from hires.launcher.attempt_queue import Ended
 from hires.report.columns import ACCURACY, POINT, QUANT, RANKS, RUN, Column, Table, keys, table_of
-from hires.report.read.evaluation_rows import AGREEMENT, evaluation_rows, with_reference
+from hires.report.read.evaluation_rows import (
+    AGREEMENT,
+    best_column,
+    best_of,
+    evaluation_rows,
+    with_reference,
+)
 from hires.report.read.measured_points import median_speed
 from hires.report.read.plain_values import dicts
 from hires.report.read.rows import largest
 from hires.report.read.runs import read_runs
-from hires.report.read.validation_rows import best_column, best_of
-from hires.report.tables import done_records
 
 _SPEED = Column("img_per_s_median", "median", "img/s", digits=2)
 _MEMORY = (
@@ -34,14 +38,16 @@ def print_results(points: Points, ends: Sequence[Ended], repeat: int, memory: bo
     Trainings that were evaluated as they went on have the number of their best evaluation, too.
     """
     attempts, rows = attempts_of(ends), []
-    best = {p.path: best_of(done_records(p.path, repeat)) for p in points.valid}
+    runs = read_runs(point.path for point in points.valid)
+    records = {run.path: [one.record for one in run.repeats] for run in runs}
+    best = {path: best_of(own) for path, own in records.items()}
     metrics = [*dict.fromkeys(one[0] for one in best.values() if one is not None)]
     for number, point in enumerate(points.listed, start=1):
         ranks = point.resolved.parallel.num_ranks if point.resolved else None
         row: list[Any] = [number, *points.values(point), ranks, point.state, *[None] * 3]
         if not point.reason:
             state = end_of(point, attempts[point.path], repeat)
-            row[-4:] = [state, *_numbers(point, repeat)]
+            row[-4:] = [state, *_numbers(point, records[point.path])]
         own = best.get(point.path)
         learnt = [own[1] if own and own[0] == metric else None for metric in metrics]
         rows.append([*(row if memory else row[:-2]), *learnt, point.path.name or None])
@@ -49,7 +55,7 @@ def print_results(points: Points, ends: Sequence[Ended], repeat: int, memory: bo
     learnt_columns = [best_column(metric) for metric in metrics]
     columns += [*(_MEMORY if memory else ()), *learnt_columns, RUN]
     shown = Table("results", "Results", columns, rows).text_rows()
-    title = f"Results, medians over {repeat} attempts" if repeat > 1 else "Results"
+    title = "Results, medians over the attempts of each" if repeat > 1 else "Results"
     keep = ("state", _SPEED.key, *(column.key for column in learnt_columns))
     print_table(title, columns, shown, keep)
     _print_accuracy(points)
@@ -67,9 +73,10 @@ def _print_accuracy(points: Points) -> None:
         print_table(table.title, table.columns, table.text_rows(), _SHOWN)
 
 
-def _numbers(point: SweepPoint, repeat: int) -> tuple[float | None, float | None, int | None]:
+def _numbers(
+    point: SweepPoint, records: Sequence[dict[str, Any]]
+) -> tuple[float | None, float | None, int | None]:
     """Returns images per second, and the bytes of the fullest rank, measured and predicted."""
-    records = done_records(point.path, repeat)
     peaks = [largest(dicts(one.get("memory")), "peak_bytes") for one in records]
     known = [peak for peak in peaks if peak]
     predicted = [largest(dicts(one.get("memory")), "predicted_bytes") for one in records]

@@ -13,8 +13,8 @@ from hires.core.config.validate_config import METRICS
 from hires.core.store.step_lines import VALIDATED_LINE
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, DrawnRun, PlotData, plot
-from hires.report.plots.loss_curves import losses_of, thinned
-from hires.report.read.step_curves import Curve, number_by_step
+from hires.report.plots.loss_curves import Curve, losses_of, thinned
+from hires.report.read.plain_values import count, number
 
 _TITLES = {"lr": "learning rate", "grad_norm": "gradient norm"}
 
@@ -58,8 +58,13 @@ def evaluations_of(drawn: DrawnRun, key: str) -> Curve:
 
 
 def curve_of(drawn: DrawnRun, kind: str, key: str) -> Curve:
-    """Returns a number of the lines of a kind by the steps that were done."""
-    return {step + 1: v for step, v in number_by_step(drawn.run.lines(kind), key).items()}
+    """Returns a number of the lines of a kind, of the first rank that has it, by steps done."""
+    curve: Curve = {}
+    for line in drawn.run.lines(kind):
+        step, value = count(line.get("step")), number(line.get(key))
+        if step is not None and value is not None:
+            curve.setdefault(step + 1, value)
+    return dict(sorted(curve.items()))
 
 
 def metric_of(drawn: DrawnRun) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -12,8 +13,10 @@ from hires.core.precisions import INT8
 from hires.report.frames import numeric
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, DrawnRun, PlotData, plot
-from hires.report.read.step_curves import Curve, loss_by_step
+from hires.report.read.plain_values import count, number
 
+Curve = dict[int, float]
+"""A number by the steps that were done."""
 MAX_POINTS = 500  # points of a curve; a longer one is drawn by the means of as many parts
 _ERRORS = {
     "first_loss_error": "first step: same weights",
@@ -86,7 +89,12 @@ def error(data: PlotData) -> Drawing | str:
 
 def losses_of(drawn: DrawnRun) -> Curve:
     """Returns the finite losses of a run by step, each the mean over its ranks."""
-    return loss_by_step(drawn.run.lines("step"))
+    by_step: dict[int, list[float]] = collections.defaultdict(list)
+    for line in drawn.run.lines("step"):
+        step, loss = count(line.get("step")), number(line.get("loss"))
+        if step is not None and loss is not None:
+            by_step[step].append(loss)
+    return {step: math.fsum(by_step[step]) / len(by_step[step]) for step in sorted(by_step)}
 
 
 def thinned(losses: Curve) -> NDArray[np.float64]:

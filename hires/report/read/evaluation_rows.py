@@ -1,16 +1,30 @@
-"""Turns evaluations into rows: accuracy, and agreement with the most exact precision."""
+"""Turns evaluations into rows: accuracy and agreement, those of trainings, and predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
+from typing import Any
 
+from hires.core.config.validate_config import METRICS
 from hires.core.store.reading import text
-from hires.report.columns import ACCURACY, QUANT, Column, Row, keys, texts, values
+from hires.report.columns import (
+    ACCURACY,
+    PREDICTION,
+    QUANT,
+    VALIDATION,
+    Column,
+    Row,
+    keys,
+    texts,
+    validation_rows,
+    values,
+)
 from hires.report.read.agreement import agreement, evaluated
 from hires.report.read.measured_points import quant_text
-from hires.report.read.plain_values import dig
+from hires.report.read.plain_values import count, dig, number
 from hires.report.read.rows import most_exact, precision_mates, what
 from hires.report.read.runs import Run
 
@@ -29,6 +43,17 @@ COLUMNS = (
     *keys(AGREEMENT), "reproduce",
 )  # fmt: skip
 
+TRAINING = (*texts(metric="judged by"), Column("ended_early", "ended early at", digits=0))
+"""The number that says which evaluation is the best, and the step at which the training ended for
+want of a better one."""
+TRAINING_COLUMNS = (
+    "campaign", "run", "model", "image", "layout", "precision", "settings", "data",
+    *keys(VALIDATION, TRAINING), "reproduce",
+)  # fmt: skip
+PREDICTION_COLUMNS = (
+    "campaign", "run", "model", "image", "layout", "precision", "data", *keys(PREDICTION),
+    "reproduce",
+)  # fmt: skip
 _OF_FOLDERS = ("folder", "pairs", "slide")
 """Kinds of data whose folder says what the images are."""
 _MOST_PATH = 4096
@@ -54,6 +79,43 @@ def evaluation_rows(runs: Sequence[Run]) -> Iterator[Row]:
             "difference_low": less,
             "difference_high": more,
         }
+
+
+def training_rows(runs: Sequence[Run]) -> Iterator[Row]:
+    """Yields the best and the last evaluation of every training that was evaluated."""
+    for run in runs:
+        for row in validation_rows(run.record):
+            facts = {
+                "metric": text(dig(run.record, "validation", "metric"), 20),
+                "ended_early": count(dig(run.record, "validation", "ended_early")),
+            }
+            yield {**what(run), "data": data_label(run), **row, **facts}
+
+
+def best_column(metric: str) -> Column:
+    """Returns the column of a number of best evaluations, which says what they are judged by."""
+    own = next(column for column in ACCURACY if column.key == metric)
+    return replace(own, key=f"best_{metric}", title=f"best {own.title}")
+
+
+def best_of(records: Sequence[Mapping[str, Any]]) -> tuple[str, float] | None:
+    """Returns what the best evaluation of a training is judged by, and its median over attempts.
+
+    None: the training was not evaluated.
+    """
+    for metric in METRICS:
+        own = [one for one in records if dig(one, "validation", "metric") == metric]
+        numbers = [number(dig(one, "validation", "best", metric)) for one in own]
+        if found := [one for one in numbers if one is not None]:
+            return metric, statistics.median(found)
+    return None
+
+
+def prediction_rows(runs: Sequence[Run]) -> Iterator[Row]:
+    """Yields what every complete prediction wrote."""
+    for run in runs:
+        if run.end[0] == "done" and isinstance(run.record.get("prediction"), dict):
+            yield {**what(run), "data": data_label(run), **values(PREDICTION, run.record)}
 
 
 def with_reference(columns: Iterable[Column], references: Iterable[object]) -> list[Column]:
