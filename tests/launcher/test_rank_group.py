@@ -99,7 +99,7 @@ def script(path: Path, text: str) -> str:
 STARTS_ONE = (
     'while [ "$1" != localhost:1 ]; do shift; done; shift; '
     "OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 "
-    'OMPI_COMM_WORLD_LOCAL_SIZE=1 "$@"; {more}'
+    'OMPI_COMM_WORLD_LOCAL_SIZE=1 "$@"; echo $? > "$0.code"; {more}'
 )
 """Starts one rank as Open MPI's mpirun does."""
 
@@ -121,6 +121,8 @@ def test_command_that_fails_is_quoted_and_its_rank_reports_the_end(fake_world, l
         outcome = launch(run)
         assert (outcome.state, outcome.exit_codes) == (state, {0: code})
     assert outcome.reason == "preempted"
+    seen = program.with_name("mpirun.code")
+    assert seen.read_text() == "0\n"  # any other would end the ranks that still save
     assert (run.attempt_dir / "logs/rank0000.log").read_text() == "rank 0 is exit 75\n"
     for behaviour, end, cause, reason in (
         # Of the codes of a rank and of its command the rank's counts; without it, the words do.
@@ -135,6 +137,7 @@ def test_command_that_fails_is_quoted_and_its_rank_reports_the_end(fake_world, l
         script(program, STARTS_ONE.format(rank=0, more=end))
         outcome = launch(fake_world(behaviour, **keys))
         assert cause in outcome.cause
+        assert seen.read_text() == {"exit 4": "4\n", "kill": "137\n"}[behaviour]
         assert outcome.reason == reason
     script(program, STARTS_ONE.format(rank="none", more=""))
     assert "OMPI_COMM_WORLD_RANK='none' must be a number" in launch(fake_world("ok", **keys)).cause
