@@ -160,6 +160,7 @@ def test_choice_is_drawn_with_its_front(tmp_path):
     # Estimated memory looks different.
     assert (lines["sp"].get_fillstyle(), lines["pp"].get_fillstyle()) == ("full", "none")
     assert [*lines["does not fit"].get_xdata()] == [5.0]
+    assert [*lines["Pareto front"].get_xdata()] == [10.0, 20.0]
 
 
 CLASSES = ["_sky", "<b>road</b>", "$x$"]
