@@ -112,7 +112,7 @@ def test_plan_says_when_slurm_would_start_the_job_or_refuse_it(hires, slurm, clu
     assert json.loads(hires("plan", *SLURM, "--json").out)["slurm"].startswith("Job 9")
     cluster("sbatch", "echo 'allocation failure: Invalid qos specification' >&2; exit 1")
     for words, code, text in (
-        (["plan", "launcher.qos=x"], 2, "#SBATCH --qos=x"),
+        (["plan", "launcher.qos=x"], 2, "Invalid qos specification; change launcher.qos\n"),
         (["run", "launcher.nodes=3"], 3, "launcher.nodes=3 is more than the ranks of the layout"),
         (["verify"], 2, "launcher=slurm cannot verify"),
         (["sweep", "launcher=slurm,local"], 2, "a sweep has one launcher"),
@@ -156,6 +156,6 @@ def test_refused_array_does_not_stop_the_others(hires, slurm):
     assert answer.code == 1
     elements = json.loads(answer.out)["submitted"]
     assert [element["job"] for element in elements] == [None, "1_0", None, "1_1"]
-    assert "is: #SBATCH --partition=no" in elements[0]["why"]
+    assert "invalid partition; change launcher.partition" in elements[0]["why"]
     refused = json.loads((Path(elements[0]["run"]) / "a0/exit.json").read_text())
     assert (refused["state"], refused["reason"]) == ("failed", "launch")

@@ -137,7 +137,7 @@ def start_estimate(config: RunConfig) -> str:
         ranks = config.parallel.num_ranks
         script = write_script(Path(folder), config, ranks, ["hires", "run"])
         try:
-            lines = _sbatch("--test-only", str(script), script=script).splitlines()
+            lines = _sbatch("--test-only", str(script)).splitlines()
         except RunError as error:
             return str(error)
     estimates = [line for line in lines if " to start at " in line] or lines
@@ -209,8 +209,11 @@ def _joined(site: object, *others: str) -> str:
     return ",".join(dict.fromkeys(parts))
 
 
-def _sbatch(*words: str, script: Path) -> str:
-    """Returns what sbatch prints; a ConfigError or RunError: it refuses the job."""
+def _sbatch(*words: str, script: Path | None = None) -> str:
+    """Returns what sbatch prints; a ConfigError or RunError: it refuses the job.
+
+    ``script`` is named in the error, if it stays.
+    """
     try:
         done = programs.run("sbatch", *words, most_s=_TIMEOUT_S)
     except programs.MissingProgramError:
@@ -240,10 +243,11 @@ _CAUSES = {
 """Words of sbatch's message, and what to change; the first whose words occur counts."""
 
 
-def _refusal(message: str, script: Path) -> ConfigError | RunError:
+def _refusal(message: str, script: Path | None) -> ConfigError | RunError:
     why = "; ".join(line.removeprefix("sbatch: error: ") for line in message.splitlines() if line)
     text = f"sbatch refused the job: {why or 'it gave no reason'}; "
     keys = next((keys for words, keys in _CAUSES.items() if re.search(words, message, re.I)), None)
+    where = "" if script is None else f"; its options are in {script}"
     if keys is None:
-        return RunError(f"{text}see {script}")
-    return ConfigError(f"{text}change {keys}; its options are in {script}")
+        return RunError(f"{text}see what its options ask for{where}")
+    return ConfigError(f"{text}change {keys}{where}")
