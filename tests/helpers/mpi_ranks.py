@@ -20,7 +20,7 @@ from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks import mpi_library, mpi_starter, ports
 from hires.core.ranks.world import World, rank_numbers
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[2]
 LINGER_S = 3.0
@@ -41,6 +41,8 @@ def run_mpi(
         AssertionError: a rank failed or the time ran out; nothing is left behind.
     """
     work = (mpi, job.__module__, job.__name__, args)
+    for path in [*folder.glob("rank*.begun"), *folder.glob("rank*.pkl")]:
+        path.unlink()  # of an earlier command
     (folder / "job.pkl").write_bytes(pickle.dumps(work))
     config = RunConfig(launcher=LauncherConfig("mpirun", mpi=mpi))
     starter = mpi_starter.starter(config, mpi_starter.hosts_of(config, num_ranks))
@@ -89,6 +91,8 @@ def main() -> None:
     mpi, module, name, args = pickle.loads((folder / "job.pkl").read_bytes())
     numbers = rank_numbers(mpi, os.environ)
     world = World(*numbers, "127.0.0.1", int(os.environ["MASTER_PORT"]), 0)
+    (folder / f"rank{world.rank}.begun").touch()
+    until(lambda: len([*folder.glob("rank*.begun")]) == world.size)  # or short limits end their meeting
     try:
         answer = (True, getattr(import_module(module), name)(world, *args))
     except BaseException:

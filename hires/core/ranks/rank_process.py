@@ -56,8 +56,10 @@ def run(main: Callable[[], int | None]) -> NoReturn:
 def _join(run_dir: Path) -> World:
     """Takes the place of a rank that one command has started; returns its world.
 
-    RunError: its log cannot be written, or its launcher has ended meanwhile.
+    RunError: this node does not see the run folder, its log cannot be written, or its launcher has
+    ended meanwhile.
     """
+    records.require_seen(run_dir)
     trust.refuse_untrusted(run_dir)
     world = from_environment()
     attempt = Attempt(run_dir, world.attempt)
