@@ -92,7 +92,8 @@ def main() -> None:
     numbers = rank_numbers(mpi, os.environ)
     world = World(*numbers, "127.0.0.1", int(os.environ["MASTER_PORT"]), 0)
     (folder / f"rank{world.rank}.begun").touch()
-    until(lambda: len([*folder.glob("rank*.begun")]) == world.size)  # or short limits end their meeting
+    # Their meeting may have a shorter limit than the start of a process on a loaded machine.
+    until(lambda: len([*folder.glob("rank*.begun")]) == world.size)
     try:
         answer = (True, getattr(import_module(module), name)(world, *args))
     except BaseException:
