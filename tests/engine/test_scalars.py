@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from hires.cli.data_keys import with_classes
@@ -9,6 +11,7 @@ from hires.data.make_data import make_data
 from hires.engine.epochs import FOLDER
 from hires.plan import hardware
 from tests.helpers.layouts import config_of
+from tests.helpers.patience import until
 from tests.helpers.saved import attempt, killed_attempt, lines_of, mean_losses, run_folder
 
 
@@ -35,6 +38,8 @@ def test_numbers_are_those_of_the_metrics_and_end_at_the_checkpoint_of_a_killed_
     )  # fmt: skip
     path = run_folder(tmp_path / "runs", with_classes(config))
     killed_attempt(path, 3)
+    second = int(time.time())  # TensorBoard sorts files of one second by their processes
+    until(lambda: int(time.time()) > second)
     assert attempt(path) == [0, 0]
     found, own = shown(path), [line for line in lines_of(path, 1, "step") if line["rank"] == 0]
     assert [step for step, _ in found["train/loss"]] == [0, 1, 2, 3, 4, 5]
