@@ -193,3 +193,11 @@ def test_crops_keep_the_resolution_and_have_other_places_in_each_epoch(folder):
     first = pairs.target(0, (0, 16), (0, 20))
     assert not np.array_equal(first, pairs.target(len(pairs), (0, 16), (0, 20)))
     assert np.abs(whole(pairs, 0, (8, 10))[:2].mean() - first[:2].mean()) < 0.01
+
+
+def test_label_maps_are_cut_at_the_place_of_their_image(folder):
+    source = cropped(folder)
+    for number in range(12):
+        blue = (whole(source, number)[2] + 2) / 4 * 255  # 80 times the class
+        labels = source.target(number, (0, SIZE[0]), (0, SIZE[1]))
+        assert np.array_equal((blue / 80).round(), labels)

@@ -17,6 +17,7 @@ from tests.helpers.patience import until
 OVER, OTHERS = "the time is over; bye", "job 7 made way; again"
 LATE = {"preemption": lambda: Preemption("timeout", "the time is over", "bye", 60.0)}
 SOON = {"preemption": lambda: Preemption("timeout", "the time is over", "bye", 0.5)}
+LATER = {"preemption": lambda: Preemption("timeout", "the time is over", "bye", 4.0)}
 QUEUED = {"termination": lambda: Preemption("preempted", "job 7 made way", "again")}
 BY_USER = {"termination": lambda: None}
 HANG = ("hang", "hang")
@@ -26,6 +27,7 @@ ROWS: dict[str, tuple[Any, ...]] = {
     # Ranks, places, what arrives | state, reason, part of the cause, codes that matter.
     "saves": (("saver",) * 2, LATE, USR2, "failed", "timeout", OVER, {0: PREEMPTED}),
     "too-late": (("saver", "ignorer"), SOON, USR2, "failed", "timeout", OVER, {1: STOPPED}),
+    "one-is-done": (("ignorer", "finisher"), LATER, USR2, "failed", "timeout", OVER, {1: 0}),
     "fails": (("saver", "breaker"), LATE, USR2, "failed", "launch", "code 1", {1: 1}),
     "SIGTERM": (("ignorer",), LATE, USR2 + TERM, "cancelled", None, "SIGTERM", {0: STOPPED}),
     "cancel": (("ignorer",), LATE, (*USR2, CANCEL), "cancelled", None, CANCEL, {0: STOPPED}),

@@ -102,3 +102,11 @@ def test_hostile_runs_leave_the_good_one_in_page_and_tables(report, tmp_path):
     pending = write_report([run], [run.parent], ("html",), tmp_path / "out")
     assert "No run is complete" in pending.files[0].read_text(encoding="utf-8")
     assert len(pending.left_out) == 16
+
+
+def test_cause_of_a_failed_run_is_text(tmp_path):
+    cause = "<img src=x onerror=a>"
+    run = report_run(tmp_path / "results", state="failed", cause=cause, reason="nan")
+    page = write_report([run], [run.parent], ("html",), tmp_path / "out").files[0].read_text()
+    assert "<img src=x" not in page
+    assert "&lt;img src=x onerror=a&gt;" in page
