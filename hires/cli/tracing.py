@@ -7,7 +7,7 @@ is made again.
     ~/.cache/hires/trace/HASH.json     graph of a network of hires
     ~/.cache/hires/memory/HASH.json    memory of every rank of a plan
 
-A network of the user's is traced once a command, since nothing tells all that its code reads.
+A custom network is traced once per command: its code may read files that are not known here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Decides where all ranks begin: at a checkpoint that is whole for each, or behind written lines.
+"""Decides at which step all ranks begin: at a complete checkpoint, or after the recorded steps.
 
-A training goes on at the latest checkpoint of which every rank finds the files that it reads to be
-those that were written. A pass over the data goes on without one, behind the steps whose lines all
-ranks have written.
+A training resumes at the latest checkpoint whose files every rank finds complete and unchanged. An
+evaluation or prediction has no checkpoint: it resumes after the steps that all ranks have recorded.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def far_halos(stages: list[Stage]) -> list[Finding]:
             f"tiles of stage {stage.index} are smaller than the halo of {op.node}: tile "
             f"{target} also borrows from tile {source}; fewer tiles would send less"
             for op in stage.comm
-            if op.kind == "halo"  # a gather borrows from all tiles, and its note says so
+            if op.kind == "halo"  # gathers, which read from all tiles, have a note of their own
             for source, target, *_ in op.messages
             if abs(source // cols - target // cols) > 1 or abs(source % cols - target % cols) > 1
         )

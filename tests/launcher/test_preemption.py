@@ -33,8 +33,8 @@ ROWS: dict[str, tuple[Any, ...]] = {
     "cancel": (("ignorer",), LATE, (*USR2, CANCEL), "cancelled", None, CANCEL, {0: STOPPED}),
     "scheduler": (HANG, QUEUED, TERM, "failed", "preempted", OTHERS, {0: STOPPED}),
     "user": (HANG, BY_USER, TERM, "cancelled", None, "SIGTERM", {0: STOPPED}),
-    # Slurm alone has told the ranks.
-    "told": (("terminate", "hang"), QUEUED, (), "failed", "preempted", OTHERS, {}),
+    # Slurm signals the ranks, not their supervisor.
+    "ranks-signalled": (("terminate", "hang"), QUEUED, (), "failed", "preempted", OTHERS, {}),
 }  # fmt: skip
 
 

@@ -307,7 +307,7 @@ def _elsewhere(config: RunConfig) -> tuple[list[Checkpoint], list[str]]:
 
 
 def begin_of(checkpoint: Checkpoint, config: RunConfig) -> int:
-    """Returns the step at which a run goes on: an inference takes the parameters only."""
+    """Returns the first step of a run that starts from a checkpoint: 0 unless it trains."""
     return checkpoint.step if config.task.name == "train" else 0
 
 

@@ -56,7 +56,7 @@ from hires.plan.event import ALONE, JOINT, MEETINGS, POSTS, WORLD, Event
 from hires.plan.routes import MAILBOX, STREAMED
 
 Node = Any
-"""A tuple: its kind or rank, and what tells it from others."""
+"""A tuple: the kind or rank of the event, then values that identify it."""
 Graph = dict[Node, list[Node]]
 """Node -> those that it comes behind; one that is no key is never reached."""
 OTHER = {"send": "recv", "recv": "send"}
@@ -171,7 +171,7 @@ class _Reader:
         else:
             assert event.kind in MEETINGS or event.kind == "issue", event.kind
             behind, meeting = [], self._meet(event)
-            if event.kind == "issue":  # the rank goes on
+            if event.kind == "issue":  # the rank does not wait for it
                 self.graph.setdefault(meeting, []).extend(self.last)
                 self.issued[event.peer, event.tag].append(meeting)
                 return
