@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hires import comm
-from hires.comm.backends import rendezvous
+from hires.comm.backends import rendezvous, stores
 from hires.comm.process_group import HiresProcessGroup
 from hires.comm.transport import transport
 from hires.core.errors import ConfigError
@@ -89,7 +89,7 @@ def world_at(store: Any, rank: int, size: int, words: str = "") -> World:
     else:
         # Launchers name local ranks differently, so the ranks of a machine are counted here. No
         # text names a file: by other ones a stranger can only keep these ranks from meeting here.
-        place, signed = f"{socket.gethostname()} {_boot()}", rendezvous.signed(store, secret)
+        place, signed = f"{socket.gethostname()} {_boot()}", stores.signed(store, secret)
         _numbers[words] += 1
         keys = [f"hires/place {_numbers[words]}/{other}" for other in range(size)]
         signed.set(keys[rank], f"{secrets.token_hex(16)} {place}")

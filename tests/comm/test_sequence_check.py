@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from hires.comm.backends import rendezvous
-from hires.comm.backends.rendezvous import FolderStore
+from hires.comm.backends.stores import FolderStore, signed
 from hires.comm.call_board import CallBoard
 from hires.comm.sequence_check import SequenceCheck
 from hires.core.errors import CommError
@@ -87,7 +86,7 @@ def test_ranks_keep_what_the_others_called_before_rank_0_leaves():
 
 def test_store_of_several_machines_takes_what_a_folder_does_and_proves_it():
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    secret = rendezvous.signed(store, "0123456789abcdef")
+    secret = signed(store, "0123456789abcdef")
     board, stranger = CallBoard(secret), CallBoard(store)
     assert [board.first("a", "one"), board.first("a", "two"), board.ask()] == ["one", "one", 1]
     board.put(1, board.look(), "text")
