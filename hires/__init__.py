@@ -3,7 +3,7 @@
 hires.shard(model, mesh, example=x)     a module of one's own on tiles (docs/library.md)
 hires.Engine(model, config)             stages, GEMS and replicas in one's own loop
 hires.window(shape, mesh)               the pixels that a rank should read
-hires.report.load("results/fig2*")      runs as pandas DataFrames (docs/reports.md)
+hires.load("results/fig2*")             runs as pandas DataFrames (docs/reports.md)
 """
 
 from hires.core.python_path import remove_current_folder
@@ -19,6 +19,7 @@ _LIBRARY = {
     "ShardedModule": "hires.engine.sharding",
     "window": "hires.engine.sharding",
     "Engine": "hires.engine.stepping",
+    "load": "hires.report",
 }
 
 
@@ -26,8 +27,6 @@ def __getattr__(name: str) -> Any:
     # Imported on first use: the command line starts without torch.
     import importlib
 
-    if name == "report":
-        return importlib.import_module("hires.report")
     if name not in _LIBRARY:
         raise AttributeError(f"module 'hires' has no attribute {name!r}")
     return getattr(importlib.import_module(_LIBRARY[name]), name)

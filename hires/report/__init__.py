@@ -1,6 +1,6 @@
 """Run folders become tables.
 
-hires.report.load("results/fig2*")      runs, campaigns and patterns as pandas DataFrames
+hires.load("results/fig2*")      runs, campaigns and patterns as pandas DataFrames
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def test_run_without_a_record_or_an_end_is_reported(tmp_path):
 
 def test_paths_patterns_and_names_stand_for_their_runs(tmp_path, monkeypatch, capsys):
     def paths(*names, **options):
-        return [run.path for run in hires.report.load(*names, **options).run_list]
+        return [run.path for run in hires.load(*names, **options).run_list]
 
     monkeypatch.chdir(tmp_path)
     sizes = [("fig2.4", 16), ("fig2.4", 32), ("fig2.5", 48)]
@@ -89,7 +89,7 @@ def test_paths_patterns_and_names_stand_for_their_runs(tmp_path, monkeypatch, ca
         assert paths(name) == [first], name
     assert paths([other, "fig2.4"]) == [other, *both]
     with pytest.raises(ConfigError, match="'nowhere' is no campaign and no run"):
-        hires.report.load([first, "nowhere"])
+        hires.load([first, "nowhere"])
     [text] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(text, "reports.md", "exec"), {})  # the example of the docs
     assert "img_per_s_median" in capsys.readouterr().out
