@@ -53,8 +53,7 @@ lint: $(INSTALLED)  ## run ruff and mypy
 test-faults: $(INSTALLED)  ## show that the tests catch the faults of tests/faults; ARGS="plan" for one part
 	$(BIN)/python tests/faults/run_faults.py $(ARGS)
 
-docs: $(INSTALLED)  ## write the pages that come from the code, then build the documentation into build/site
-	for page in keys verbs libraries operators; do $(BIN)/hires list $$page --markdown >docs/$$page.md || exit; done
+docs: $(INSTALLED)  ## build the documentation into build/site
 	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 results: $(INSTALLED)  ## measure the table of results/README.md again: hours, nothing beside it

@@ -1,12 +1,8 @@
-"""``hires list``: lists what can be chosen, or the runs that there are.
-
-The reference pages of the documentation are written here, too.
-"""
+"""``hires list``: lists what can be chosen, or the runs that there are."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from argparse import Namespace
 from pathlib import Path
@@ -20,7 +16,7 @@ from hires.cli.compose.choices import (
     groups,
     summary,
 )
-from hires.cli.main import VERBS, module_of
+from hires.cli.main import VERBS
 from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, flag, option
 from hires.cli.screens.screen import print_table
 from hires.cli.verbs.list_keys import key_facts, key_lines, print_keys, sentence
@@ -29,9 +25,8 @@ from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
 from hires.core.terminal import columns
 from hires.core.text_table import aligned, folded
-from hires.plan.operators.operator_facts import operator_rows, operators_page
+from hires.plan.operators.operator_facts import operator_rows
 from hires.report.compare.metrics import METRICS
-from hires.report.templates import rendered
 
 Listing = dict[str, dict[str, str]]
 """Section -> name -> one line about it."""
@@ -40,7 +35,6 @@ RUNS = "runs"
 _SORTED = (*METRICS, "state", "started", "model", "image", "layout", "precision")
 OPERATORS = "operators"
 LIBRARIES = "libraries"
-PAGES = ("keys", "verbs", LIBRARIES, OPERATORS)
 
 
 PARSER = Parser(
@@ -52,7 +46,6 @@ PARSER = Parser(
         "hires list experiment           stored sweeps",
         "hires list keys                 every key with its default",
         "hires list parallel.stages      one key: default, choices and meaning",
-        "hires list keys --markdown      the reference of all keys",
         "hires list aliases              the thesis's words and ours",
         "hires list libraries            comm.options: what each library calls them",
         "hires list operators            how ATen operators are tiled and sharded",
@@ -65,7 +58,6 @@ PARSER = Parser(
         nargs="?",
     ),
     CONFIG_DIR,
-    flag("--markdown", "keys, verbs, libraries, operators: print the reference page in Markdown"),
     option(
         "--where",
         "EXPR",
@@ -81,12 +73,7 @@ PARSER = Parser(
 
 
 def main(args: Namespace) -> int:
-    """Prints choices as text, Markdown or JSON; returns 0."""
-    if args.markdown:
-        if args.what not in PAGES:
-            raise ConfigError(f"--markdown is for {' and '.join(PAGES)}, not {args.what or 'all'}")
-        print(_page(args.what), end="")
-        return 0
+    """Prints choices as text or JSON; returns 0."""
     if args.what == RUNS:
         from hires.cli.verbs.list_runs import list_runs  # choices come without reading runs
 
@@ -154,15 +141,3 @@ def _sections(what: str | None, extra: Path | None) -> Listing:
     hint = f"; did you mean {' or '.join(hits)}?" if hits else ""
     every = f"{offer('', [*listing, OPERATORS, RUNS])}, or any key"
     raise ConfigError(f"nothing to list under {what!r}; {every}{hint}")
-
-
-def _page(name: str) -> str:
-    if name == OPERATORS:
-        return operators_page()
-    sections = itertools.groupby(config_keys().values(), lambda key: key.name.rpartition(".")[0])
-    values = {
-        "sections": {section: list(keys) for section, keys in sections},
-        "options": OPTIONS,
-        "parsers": [module_of(verb).PARSER for verb in VERBS] if name == "verbs" else [],
-    }
-    return rendered(f"{name}.md", values, autoescape=False)

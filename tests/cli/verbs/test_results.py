@@ -122,7 +122,6 @@ def test_one_key_names_its_alias_and_the_choices_that_set_it(hires):
         (["parallel.stags"], "did you mean parallel.stages?"),
         (["nonsense"], "choose one of augment, cluster, "),
         (["model", "--where", "batch > 3"], "hires list runs --where"),
-        (["models", "--markdown"], "markdown"),
     ):
         answer = hires("list", *wrong)
         assert (answer.code, meant in answer.err) == (2, True)

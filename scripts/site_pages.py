@@ -1,0 +1,43 @@
+"""Writes the reference pages of the site from the code: keys, verbs, operators, library options."""
+
+from itertools import groupby
+
+from mkdocs.structure.files import File
+
+from hires.cli.compose.choices import config_keys
+from hires.cli.main import VERBS, module_of
+from hires.core.config import library_options
+from hires.plan.operators.operator_facts import operator_rows
+
+
+def on_files(files, config):
+    """Adds the pages, as MkDocs asks each of its hooks to do."""
+    keys, verbs, operators = [], [], {}
+    sections = groupby(config_keys().values(), lambda key: key.name.rpartition(".")[0])
+    for section, entries in sections:
+        rows = [(f"`{key.name}`", f"`{key.default}`", key.values, key.meaning) for key in entries]
+        keys += [f"## {section or 'The run'}", table("key default values meaning", rows)]
+    for parser in (module_of(verb).PARSER for verb in VERBS):
+        rows = [(f"`{names}`", meaning) for names, meaning in parser.options()]
+        examples = "\n".join(f"    {example}" for example in parser.examples)
+        verbs += [f"## {parser.prog}", parser.description, table("option meaning", rows), examples]
+    for name, row in operator_rows().items():
+        operators.setdefault((row.tiles, row.shards, row.memory), []).append(f"`{name}`")
+    rows = [(" ".join(names), *facts) for facts, names in operators.items()]
+    operators = [table("operators tiles shards memory", rows)]
+    rows = [
+        (name, option.values, option.meaning, f"`{option.settings}`", option.source)
+        for name, option in library_options.OPTIONS.items()
+    ]
+    libraries = [library_options.__doc__, table("option values meaning variables source", rows)]
+    pages = {"Keys": keys, "Verbs": verbs, "Operators": operators, "Libraries": libraries}
+    for title, parts in pages.items():
+        text = "\n\n".join([f"# {title}", *parts])
+        files.append(File.generated(config, f"{title.lower()}.md", content=text))
+    return files
+
+
+def table(heads, rows):
+    """Returns a table in Markdown."""
+    rows = [heads.split(), ["---"] * len(heads.split()), *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
