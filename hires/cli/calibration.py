@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hires.cli.compose.overrides import key_in
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.screens.screen import plural
 from hires.cli.screens.show_scales import auto_lines
@@ -148,7 +149,7 @@ def calibration_of(config: RunConfig, words: Iterable[str] = ()) -> RunConfig:
 
     ConfigError: the images are synthetic and not requested by name, or too few.
     """
-    quant, data = config.quant, _data_of(config, {word.lstrip("+~") for word in words})
+    quant, data = config.quant, _data_of(config, words)
     steps = -(-quant.images // config.batch)
     own = dataclasses.replace(
         config,
@@ -258,7 +259,7 @@ def _given(config: RunConfig, words: Iterable[str]) -> tuple[bool, Finding | Non
             f"has scales already; leave quant.auto out, or quantise the float weights again with "
             f"`hires quantize quant.auto={config.quant.auto}`"
         )
-    typed = {word.lstrip("+~").partition("=")[0] for word in words}
+    typed = {*map(key_in, words)}
     idle = sorted(
         key for key in typed if key.startswith("quant.") and key.split(".")[1] in _OF_CALIBRATION
     )
@@ -269,7 +270,7 @@ def _given(config: RunConfig, words: Iterable[str]) -> tuple[bool, Finding | Non
     return True, Finding("note", "quant.scales", text)
 
 
-def _data_of(config: RunConfig, words: set[str]) -> DataConfig:
+def _data_of(config: RunConfig, words: Iterable[str]) -> DataConfig:
     quant, own = config.quant, config.data
     if quant.calibration == "noise":
         if quant.data:
@@ -291,7 +292,7 @@ def _data_of(config: RunConfig, words: set[str]) -> DataConfig:
         data = dataclasses.replace(data, split="train")
     if data.name != MADE_UP:
         return data
-    named = {word.partition("=")[0] for word in words} & {"data", "data.name"}
+    named = {*map(key_in, words)} & {"data", "data.name"}
     if not named and "name" not in quant.data:
         raise ConfigError(
             "a calibration needs real images and none are named; use data=folder data.path=FOLDER "

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hires.cli.calibration import with_assumed_scales
+from hires.cli.compose.overrides import key_in
 from hires.cli.planning import Planner, plan_key
 from hires.cli.screens.screen import print_activity
 from hires.core.config.parallel_config import AUTO, OBJECTIVES, ParallelConfig
@@ -309,7 +310,7 @@ def explicit(argv: Sequence[str], config: RunConfig, choice: Choice) -> list[str
     chosen = ("parallel", "ranks", "parallel.objective", *DECIDED)
     if choice.objective == IMAGE:
         chosen = (*chosen, "image")
-    kept = [word for word in argv if word.lstrip("+").partition("=")[0] not in chosen]
+    kept = [word for word in argv if key_in(word) not in chosen]
     size = [f"image=[{config.height},{config.width}]"] if choice.objective == IMAGE else []
     return [*kept, *size, *choice.best.candidate.overrides.split()]
 

@@ -9,10 +9,9 @@ import contextlib
 import dataclasses
 import json
 import sys
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hires.cli.data_keys import DataSize
 from hires.cli.named_weights import trained_network
@@ -36,7 +35,7 @@ from hires.core.store.rundir import run_path
 from hires.data.content import HAS_FILES, content_of
 from hires.plan.checks import check_colours, has_weights
 from hires.plan.graph import Graph
-from hires.plan.memory import Room, cublas_workspaces, rooms_of
+from hires.plan.memory import cublas_workspaces, rooms_of
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
@@ -67,30 +66,28 @@ _DERIVED = ("findings", "verdict", "totals", "memory", "placement", "validation"
 """What follows from the rest of a plan."""
 _AS_QUANTISED = "use the model, model.classes and engine.fuse with which it was quantised"
 _MOST_GRAPHS = 128  # kept at the same time; a large one takes some megabytes
+_MOST_PLANS = 16
 
 
-@dataclasses.dataclass(frozen=True)
-class PackedPlan:
-    """What a sweep keeps of a plan, since thousands of whole ones would fill the memory."""
+class MemoryNeeds(NamedTuple):
+    """Predicted memory of a run."""
 
-    findings: Sequence[Finding] = ()
-    peak_bytes: int | None = None
-    """Predicted memory of the rank that needs most; None if unknown."""
-    needs_bytes: int = 0
-    """Predicted memory of the host for all ranks with their libraries; 0: it has errors."""
-    gpu_bytes: tuple[int, ...] = ()
-    """Predicted memory of each GPU that its ranks take, 0 if unknown; empty: they take none."""
-    packed: bytes = b""
-    """``plan.json``, packed."""
+    peak_bytes: int | None
+    """Of the rank that needs most; None if unknown."""
+    host_bytes: int
+    """Of all ranks of the host with their libraries; 0 if unknown."""
+    gpu_bytes: tuple[int, ...]
+    """Of each GPU of the first machine that its ranks take, 0 if unknown; empty: they take none."""
 
-    def texts(self, severity: str) -> list[str]:
-        """Returns the findings of a severity in words."""
-        return _texts(self.findings, severity)
-
-    def facts(self) -> dict[str, Any]:
-        """Returns what ``plan.json`` holds."""
-        facts: dict[str, Any] = json.loads(zlib.decompress(self.packed))
-        return facts
+    @classmethod
+    def of(cls, config: RunConfig, plan: Plan) -> MemoryNeeds:
+        """Returns the memory that a plan needs."""
+        room, *others = [dataclasses.replace(one, rank_bytes=None) for one in rooms_of(config)]
+        if not plan.memory:
+            return cls(None, 0, (0,) * min(plan.world, room.devices))
+        gpus = room.per_node(plan)[: room.devices] if room.devices else []
+        peak = max(entry["peak_bytes"] for entry in plan.memory)
+        return cls(peak, [room, *others][-1].needed(plan), tuple(gpu.bytes for gpu in gpus))
 
 
 class Planner(contextlib.AbstractContextManager["Planner"]):
@@ -99,7 +96,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     def __init__(self, process: TorchProcess | None = None) -> None:
         self._process = TorchProcess() if process is None else process
         self._graphs: dict[str, Graph] = {}
-        self._plans: dict[str, PackedPlan] = {}
+        self._plans: dict[str, Plan] = {}
         self._contents: dict[str, DataContent] = {}
         self._networks: dict[str, tuple[SourceFile, ...]] = {}
         """The files of networks of the user's, by the keys that name them."""
@@ -123,12 +120,19 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         does not fit is an error. ConfigError: the network cannot be built or traced, or
         ``checkpoint.resume`` names nothing that the run can go on with.
         """
-        plan = self._planned(config)
-        if memory:
-            self.add_memory(config, plan)
-            plan.findings += _data_findings(config)
+        self._check_begin(config)  # it is no part of the plan, so not of the key
+        key = json.dumps([plan_key(config), has_weights(config), memory], sort_keys=True)
+        plan = self._plans.pop(key, None)
+        if plan is None:
+            plan = self._planned(config)
+            if memory:
+                self.add_memory(config, plan)
+        self._plans[key] = plan  # the last is the one used last
+        if len(self._plans) > _MOST_PLANS:
+            del self._plans[next(iter(self._plans))]
         print_activity("")
-        return plan
+        more = _data_findings(config) if memory else []
+        return dataclasses.replace(plan, findings=[*plan.findings, *more])
 
     def expect_questions(self) -> None:
         """Starts the process with torch before its first question, so that it imports meanwhile."""
@@ -150,26 +154,6 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     ) -> dict[str, Any]:
         """Writes what the network of a plan for one process holds; see :class:`TorchProcess`."""
         return self._process.quantised(config, plan, path, mark)
-
-    def packed(self, config: RunConfig) -> PackedPlan:
-        """Returns the plan of one point of a sweep; raises what :meth:`plan` raises."""
-        key = json.dumps([plan_key(config), has_weights(config)], sort_keys=True)
-        if key in self._plans:
-            self._check_begin(config)  # it is no part of the plan, so not of the key
-        else:
-            plan = self._planned(config)
-            self.add_memory(config, plan)
-            peaks = [entry["peak_bytes"] for entry in plan.memory]
-            rooms = [dataclasses.replace(room, rank_bytes=None) for room in rooms_of(config)]
-            self._plans[key] = PackedPlan(
-                findings=plan.findings,
-                peak_bytes=max(peaks, default=None),
-                needs_bytes=rooms[-1].needed(plan) if peaks else 0,
-                gpu_bytes=_gpu_bytes(rooms[0], plan),
-                packed=zlib.compress(json.dumps(plan.to_dict()).encode(), 1),
-            )
-        shared = self._plans[key]
-        return dataclasses.replace(shared, findings=[*shared.findings, *_data_findings(config)])
 
     def add_memory(self, config: RunConfig, plan: Plan) -> None:
         """Adds the memory of every rank to a plan, and an error if it does not fit.
@@ -202,7 +186,6 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         plan.findings.append(Finding("error", "memory.limit", text))
 
     def _planned(self, config: RunConfig) -> Plan:
-        self._check_begin(config)
         graph = self.traced(config)
         plan = make_plan(config, graph, offered(config))
         add_validation(config, plan, self.traced)
@@ -351,14 +334,6 @@ def plan_key(config: RunConfig) -> dict[str, Any]:
     return values
 
 
-def _gpu_bytes(room: Room, plan: Plan) -> tuple[int, ...]:
-    """Returns what each GPU of the first machine needs, in turn; 0: unknown."""
-    if not plan.memory:
-        return (0,) * min(plan.world, room.devices)
-    gpus = room.per_node(plan) if room.devices else []
-    return tuple(gpu.bytes for gpu in gpus[: room.devices])
-
-
 def _data_findings(config: RunConfig) -> list[Finding]:
     """Returns findings that points of one plan do not share."""
     findings = [*check_colours(config)]
@@ -375,7 +350,9 @@ def require_feasible(plan: Plan) -> None:
     for line in finding_lines([dataclasses.asdict(finding) for finding in others]):
         print(line, file=sys.stderr)
     if not plan.ok:
-        raise PlanError(f"the layout cannot run: {'; '.join(_texts(plan.findings, 'error'))}")
+        raise PlanError(
+            f"the layout cannot run: {'; '.join(finding_texts(plan.findings, 'error'))}"
+        )
 
 
 def shapes_of(graph: Graph) -> Mapping[str, list[int]]:
@@ -385,5 +362,6 @@ def shapes_of(graph: Graph) -> Mapping[str, list[int]]:
     return {name: list(graph.params[name].shape) for name in own}
 
 
-def _texts(findings: Sequence[Finding], severity: str) -> list[str]:
+def finding_texts(findings: Sequence[Finding], severity: str) -> list[str]:
+    """Returns the findings of a severity in words, each with its key."""
     return [f"{f.text} [{f.key}]" for f in findings if f.severity == severity]

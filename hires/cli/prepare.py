@@ -54,6 +54,10 @@ class Prepared:
         begun = begin(self.config, self.path, self.inputs, earlier, go_on)
         self.config, self.notes = begun
 
+    def assumes(self, folder: str) -> bool:
+        """Whether its scales stand in a folder for those of a calibration that was not run."""
+        return Path(self.config.quant.scales or ".").parent == Path(folder)
+
     def keep_choice(self) -> None:
         """Writes what its layout was chosen from into its folder, which is there."""
         if self.choice is not None:

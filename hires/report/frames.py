@@ -205,7 +205,7 @@ _FIXED = {column.key: "string" for column in (*POINT, *MEMORY) if not column.num
 _FIXED |= dict.fromkeys((
     "campaign", "run", "hash", "task", "state", "reason", "cause", "memory_limit", "git", "host",
     "started", "reproduce", "kind", "size_class", "operation", "backends", "ended_as", "overrides",
-    "nearest", "reference", "quant", "arranged", "settings", "ended", "data", "evaluation",
+    "reference", "quant", "arranged", "settings", "ended", "data", "evaluation",
     "metric",
 ), "string") | {"loss_finite": "boolean"}  # fmt: skip
 """Types of columns whatever they hold, even if all their values are missing."""

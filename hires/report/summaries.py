@@ -275,9 +275,7 @@ _TABLES = (
     Table(
         "points",
         "Planned and excluded points",
-        texts(
-            state="state", overrides="overrides", reason="why not", nearest="nearest that can run"
-        ),
+        texts(state="state", overrides="overrides", reason="why not"),
         caption="What the sweeps planned. An infeasible point was excluded before anything "
         "started.",
         missing="No sweep planned these runs.",

@@ -13,7 +13,7 @@ import yaml
 
 from hires.cli.compose.choices import choice_keys, conf_dir, config_keys, groups, own_choices
 from hires.cli.compose.idle_keys import require_read_keys
-from hires.cli.compose.overrides import checked, is_key, parsed
+from hires.cli.compose.overrides import checked, is_key, key_in, parsed
 from hires.core.config.residual_depth import settle
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
@@ -37,7 +37,7 @@ def config_of(values: dict[str, Any], words: Sequence[str] = ()) -> RunConfig:
     Device and backend are those that ``auto`` means here. A stored config is read without this: a
     run keeps the name under which it was made.
     """
-    settle(values["model"], {word.lstrip("+").partition("=")[0] for word in words})
+    settle(values["model"], {*map(key_in, words)})
     config = from_dict(values)
     require_read_keys(config, words)
     launcher_of(config)  # refuses an unknown launcher.name

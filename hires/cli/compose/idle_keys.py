@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, cast
 
+from hires.cli.compose.overrides import key_in
 from hires.core.config.run_config import RunConfig
 from hires.core.config.task_config import ONE_PASS
 from hires.core.config.value_checks import Section, changed_keys
@@ -18,7 +19,7 @@ def idle_keys(config: RunConfig, words: Iterable[str]) -> Iterator[Finding]:
 
     ``config`` has the steps of its one pass (``with_classes``).
     """
-    typed = {word.lstrip("+~").partition("=")[0] for word in words}
+    typed = {*map(key_in, words)}
     if config.task.name == "calibrate" and "steps" in typed:
         text = (
             f"steps does nothing: task=calibrate takes as many as quant.images="
@@ -38,7 +39,7 @@ def require_read_keys(config: RunConfig, words: Iterable[str] = ()) -> None:
 
     A default that is typed counts, too: one point of a sweep over the key would have it.
     """
-    typed = {word.lstrip("+~").partition("=")[0] for word in words}
+    typed = {*map(key_in, words)}
     problems = list[str]()
     for section in _sections(config):
         pairs = [one for one in _pairs(section) if _name(section, one[0]) in typed]

@@ -37,6 +37,11 @@ def checked(words: list[str], groups: Groups) -> list[str]:
     return good
 
 
+def key_in(word: str) -> str:
+    """Returns the key that a word sets, chooses or deletes."""
+    return word.lstrip("+~").partition("=")[0]
+
+
 def is_key(word: str) -> bool:
     """Whether a word, as :func:`checked` returns it, sets a key, and chooses or deletes nothing."""
     key = word.lstrip("+").partition("=")[0]

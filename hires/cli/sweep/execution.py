@@ -1,4 +1,4 @@
-"""Runs a planned sweep, records it in ``campaign.json``, and writes its tables."""
+"""Shows a planned sweep, records it in ``campaign.json``, runs it, and writes its tables."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from hires.cli.planning import Planner
 from hires.cli.screens.progress import SweepProgress
-from hires.cli.screens.screen import plural
+from hires.cli.screens.screen import plural, print_table
 from hires.cli.start_run import submit
-from hires.cli.sweep.sweep_points import READY, Points, SweepPoint, as_json, print_points
-from hires.cli.sweep.sweep_results import print_results
+from hires.cli.sweep.sweep_points import COMPLETE, FAILED, INFEASIBLE, READY, Points, SweepPoint
 from hires.core.errors import INTERRUPTED, PREEMPTED, ConfigError, HiresError, PlanError, RunError
 from hires.core.ranks.gpus import visible_gpus
 from hires.core.store import campaign, provenance, rundir
 from hires.core.store.naming import model_label
 from hires.core.store.records import read_record
-from hires.core.units import parse_size
+from hires.core.units import parse_size, size
 from hires.launcher.attempt_queue import LocalQueue
 from hires.launcher.interface import FrozenRun, Share, SubmitOptions, launcher_of
 from hires.launcher.local.local_gpus import LocalGpus
@@ -31,6 +32,9 @@ from hires.report.tables import campaign_tables, write, write_tables
 
 GROUPED, INTERLEAVED = "grouped", "interleaved"
 """Orders: all attempts of a point together, or one attempt of every point, then the next ones."""
+_SHOWN_NOTES = 10  # texts; points of the same text are counted
+_KEEP = ("layout", "precision", "img_per_s_median", "top1", "difference", "peak_bytes")
+"""Columns of the tables that stay longest where the screen is narrow."""
 
 
 @dataclass
@@ -40,6 +44,8 @@ class Sweep:
     points: Points
     options: argparse.Namespace
     """Options of the verb, those of an experiment included, and ``argv`` as typed."""
+    planner: Planner
+    """Plans the points, and again those that start: thousands of plans would fill the memory."""
 
     def __post_init__(self) -> None:
         configs = [point.config for point in self.points.listed if point.config]
@@ -72,13 +78,14 @@ class Sweep:
 
     def run_of(self, point: SweepPoint, attempts: int = 1) -> FrozenRun:
         """Returns a point as what a launcher starts."""
-        run, needs = point.ready, point.planned
+        run, needs = point.ready, point.needs
+        assert needs is not None
         return FrozenRun(
             run.path,
             tuple(run.argv),
             run.config,
             attempts,
-            needs.needs_bytes,
+            needs.host_bytes,
             len(run.done),
             needs.gpu_bytes,
         )
@@ -86,35 +93,111 @@ class Sweep:
     def freeze(self, point: SweepPoint) -> None:
         """Freezes a point in its run folder."""
         run = point.ready
-        rundir.freeze(run.config, point.planned.facts(), run.argv, run.inputs)
+        plan = self.planner.plan(run.config)
+        rundir.freeze(run.config, plan.to_dict(), run.argv, run.inputs)
         run.keep_choice()
 
 
 def run_sweep(sweep: Sweep) -> tuple[int, dict[str, Any]]:
-    """Shows the points of a planned sweep and runs them under its lock.
+    """Records a planned sweep and runs it under its lock.
 
     Returns the exit code, and the points as plain values.
     """
     points, options = sweep.points, sweep.options
-    if not options.json:
-        print_points(points, options.repeat)
     recorded = None if options.dry_run else _record(sweep)
-    code, facts = 0 if points.valid else PlanError.exit_code, as_json(points)
+    code, facts = 0 if points.valid else PlanError.exit_code, as_json(points, None)
     if points.valid and recorded is not None:
         attempts = sweep.attempts()
         if attempts and sweep.has_jobs:
             code, facts["submitted"] = _submit(sweep, attempts)
         else:
             queue = _run_here(sweep, attempts)
-            code = _finish(sweep, queue, recorded)
-            facts = as_json(points, queue.ends, options.repeat)
+            code, facts = _finish(sweep, queue, recorded), as_json(points, queue, options.repeat)
     failed = [point for point in points.excluded if point.failed]
     for point in failed:
-        words = " ".join(points.swept(point) or point.words)
+        words = " ".join(point.swept or point.words)
         print(f"hires: {words} failed before it was started: {point.reason}", file=sys.stderr)
     if failed and code in (0, PlanError.exit_code):
         code = RunError.exit_code
     return code, facts
+
+
+def print_points(points: Points, repeat: int) -> None:
+    """Prints the points that can run, then why the others cannot, then the counts."""
+    rows = []
+    for number, point in enumerate(points.listed, start=1):
+        if point.reason:
+            continue
+        state = point.state + (f" ({len(point.done)} of {repeat})" if repeat > 1 else "")
+        peak = point.needs.peak_bytes if point.needs else None
+        ranks = str(point.ready.config.parallel.num_ranks)
+        facts = ranks, size(peak) if peak else "-", state, point.path.name
+        rows.append([str(number), " ".join(point.swept), *facts])
+    if rows:
+        columns = ("point", "overrides", "ranks", "memory", "state", "run")
+        print_table("Points", columns, rows, ("overrides", "state"))
+    for number, point in enumerate(points.listed, start=1):
+        if point.reason:
+            print(f"point {number}, {' '.join(point.swept or point.words)}: {point.reason}\n")
+    texts = collections.Counter(text for point in points.valid for text in point.warnings)
+    for text, count in texts.items():
+        print(f"warning: {text} ({plural(count, 'point')})", file=sys.stderr)
+    names = collections.defaultdict(list)
+    for point in points.valid:
+        for note in point.notes:
+            names[note].append(point.path.name)
+    for note, some in [*names.items()][:_SHOWN_NOTES]:
+        which = some[0] if len(some) == 1 else plural(len(some), "point")
+        print(f"note: {which}: {note}", file=sys.stderr)
+    if len(names) > _SHOWN_NOTES:
+        more = plural(len(names) - _SHOWN_NOTES, "other note")
+        print(f"note: {more}, which --json lists", file=sys.stderr)
+    states = collections.Counter(point.state for point in points.listed)
+    counts = {
+        "to run": states[READY],
+        "complete": states[COMPLETE],
+        "excluded": states[INFEASIBLE],
+        **({"failed": states[FAILED]} if states[FAILED] else {}),
+        **({"left out by --where": points.left_out} if points.left_out else {}),
+        **({"the same run as another": points.duplicates} if points.duplicates else {}),
+    }
+    parts = ", ".join(f"{count} {what}" for what, count in counts.items())
+    print(f"{len(points.listed)} points: {parts}")
+
+
+def as_json(points: Points, queue: LocalQueue | None, repeat: int = 1) -> dict[str, Any]:
+    """Returns the points as plain values; ``queue`` is None if no attempt was to be started."""
+    by_path: dict[Path, list[dict[str, Any]]] = collections.defaultdict(list)
+    for end in queue.ends if queue else ():
+        attempt = {"attempt": end.attempt, "state": end.state, "cause": end.cause}
+        by_path[end.task.path].append(attempt)
+    listed = []
+    for point in points.valid:
+        attempts = by_path[point.path]
+        state = point.state
+        if queue is not None:
+            is_done = len(point.done) + len(attempts) >= repeat
+            bad = [one["state"] for one in attempts if one["state"] != "done"]
+            state = bad[-1] if bad else "done" if is_done else "pending"
+        listed.append(
+            {
+                "run": point.path.name,
+                "path": str(point.path),
+                "overrides": point.words,
+                "state": state,
+                "ranks": point.ready.config.parallel.num_ranks,
+                "peak_bytes": point.needs.peak_bytes if point.needs else None,
+                "warnings": point.warnings,
+                "notes": point.notes,
+                "complete_attempts": point.done,
+                "attempts": attempts,
+            }
+        )
+    excluded = [
+        {"overrides": p.words, "state": p.state, "reason": p.reason} for p in points.excluded
+    ]
+    counted = {"left_out": points.left_out, "duplicates": points.duplicates}
+    return {"points": listed, "excluded": excluded, **counted}
 
 
 def _record(sweep: Sweep) -> campaign.Campaign:
@@ -134,8 +217,7 @@ def _record(sweep: Sweep) -> campaign.Campaign:
                 "batch": config.batch,
                 "limit": config.memory.limit,
             }
-        one = campaign.ExcludedPoint(point.words, point.reason, point.nearest, point.state, what)
-        excluded.append(one)
+        excluded.append(campaign.ExcludedPoint(point.words, point.reason, point.state, what))
     runs = [campaign.PlannedPoint(p.path.name, p.words, options.repeat) for p in valid]
     recorded.add(facts, runs, excluded)
     campaign.write(sweep.folder, recorded)
@@ -207,8 +289,10 @@ def _finish(sweep: Sweep, queue: LocalQueue, recorded: campaign.Campaign) -> int
             write(path, record)
     tables = campaign_tables(sweep.folder, recorded)
     write_tables(sweep.folder, tables)
-    if not sweep.options.json:
-        print_results(sweep.points, queue.ends, sweep.options.repeat, sweep.options.memory)
+    long = {"classes"} if sweep.options.memory else {"classes", "memory"}
+    for table in () if sweep.options.json else tables:
+        if table.name not in long:
+            print_table(table.title, table.columns, table.text_rows(), _KEEP)
     states = collections.Counter(end.state for end in queue.ends)
     bad = [end for end in queue.ends if end.state not in ("done", "saved")]
     total = len(queue.ends) + len(queue.waiting)

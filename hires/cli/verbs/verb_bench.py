@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.compose.compose_config import Composer, config_of
+from hires.cli.compose.overrides import key_in
 from hires.cli.data_keys import with_classes
 from hires.cli.options import JSON, Option, Parser, composing, number, option
 from hires.core.config.run_config import to_dict
@@ -213,5 +214,5 @@ def merged(*groups: Sequence[str]) -> list[str]:
     """Returns overrides of which a later one of the same key takes the place of the earlier."""
     by_key: dict[str, str] = {}
     for word in itertools.chain(*groups):
-        by_key[word.lstrip("+").partition("=")[0]] = word
+        by_key[key_in(word)] = word
     return [*by_key.values()]

@@ -9,6 +9,7 @@ from argparse import Namespace
 
 from hires.cli.choosing import IMAGE, LayoutSearch, plain_choice
 from hires.cli.compose.compose_config import compose
+from hires.cli.compose.overrides import key_in
 from hires.cli.data_keys import with_classes
 from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.planning import Planner
@@ -105,7 +106,7 @@ def _on_nodes(config: RunConfig, nodes: int) -> RunConfig:
 
 def _words(args: Namespace) -> list[str]:
     """Returns the overrides, with an open layout where one is to be chosen."""
-    given = {word.lstrip("+~").partition("=")[0] for word in args.overrides}
+    given = {*map(key_in, args.overrides)}
     is_open = (args.choose or args.largest) and "parallel" not in given
     return [*args.overrides, *([f"parallel={AUTO}"] if is_open else [])]
 

@@ -19,6 +19,7 @@ from hires.cli.calibration import (
     quantised_config,
 )
 from hires.cli.compose.compose_config import compose
+from hires.cli.compose.overrides import key_in
 from hires.cli.data_keys import with_classes
 from hires.cli.options import JSON, Parser, composing, flag, option
 from hires.cli.planning import Planner, require_feasible
@@ -109,7 +110,7 @@ def main(args: Namespace) -> int:
 
 def _of_inference(words: list[str]) -> list[str]:
     # precision=int8 is what the file is for, and without a task it would be a training's.
-    names = {word.partition("=")[0] for word in words}
+    names = {*map(key_in, words)}
     asked = {f"precision={INT8}", f"precision.name={INT8}"} & {*words}
     return ["task=infer", *words] if asked and not names & {"task", "task.name"} else words
 

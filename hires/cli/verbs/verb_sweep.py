@@ -26,9 +26,16 @@ from hires.cli.options import (
 from hires.cli.planning import Planner
 from hires.cli.screens.screen import plural, print_config
 from hires.cli.sweep.axes import axes_of, stored_sweep
-from hires.cli.sweep.execution import GROUPED, INTERLEAVED, Sweep, run_sweep
-from hires.cli.sweep.preceding_runs import begin_with, lacking, preceding
-from hires.cli.sweep.sweep_points import Points, Where, compose_all, plan_all
+from hires.cli.sweep.execution import GROUPED, INTERLEAVED, Sweep, print_points, run_sweep
+from hires.cli.sweep.sweep_points import (
+    Points,
+    Where,
+    begin_with,
+    compose_all,
+    drop_duplicates,
+    plan_all,
+    preceding,
+)
 from hires.core.store import campaign
 from hires.launcher.ranks import spawn
 
@@ -64,7 +71,7 @@ PARSER = Parser(
         "points that run at once (default: 1; launcher=slurm: as many as the cluster allows)",
     ),
     *AFTER,
-    flag("--memory", "show the memory of each point's fullest rank in the table at the end"),
+    flag("--memory", "show the memory of every rank at the end, too"),
     flag("--again", "run what is complete already, too"),
     CONTINUE,
     TRUST_OWNER,
@@ -91,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
     words = [*stored.words, *typed]
     axes = axes_of(words, options.zip or [], composer.groups)
     points = compose_all(axes, composer, where)
-    before = preceding(points, options.first, composer) if options.first else Points([])
+    before = preceding(points, options.first, composer) if options.first else Points()
     if args.cfg:
         for point in [*before.listed, *points.listed]:
             print(f"--- # {' '.join(' '.join(point.words).split())}")
@@ -101,41 +108,45 @@ def main(args: argparse.Namespace) -> int:
                 print_config(point.config)
         return 0
     options.argv = args.argv
-    sweep = Sweep(points, options)
+    planner = Planner()
+    sweep = Sweep(points, options, planner)
     with contextlib.ExitStack() as stack:
         if not args.dry_run:
             note = stack.enter_context(campaign.locked(sweep.folder))
             if note:
                 print(f"note: {note}", file=sys.stderr)
             stack.enter_context(spawn.warm(sweep.threads, keep=True))
-        code, facts = _run_all(before, sweep, composer)
+        code, facts = 0, {}
+        if before.listed:
+            # One attempt is enough: every repeat of a point begins with the same weights.
+            once = argparse.Namespace(**{**vars(options), "repeat": 1})
+            code, first = _run(Sweep(before, once, planner))
+            facts["first"] = first
+        if begin_with(points, composer) or args.dry_run:
+            code, more = _run(sweep)
+            facts |= more
+        else:
+            text = f"{plural(len(points.listed), 'point')} to follow"
+            print(f"{text}: run the same command once these are done", file=sys.stderr)
     if options.json:
         print(json.dumps(facts, indent=2))
     return code
 
 
-def _run_all(before: Points, sweep: Sweep, composer: Composer) -> tuple[int, dict[str, Any]]:
-    """Runs what comes before the points, if anything, then the points."""
-    if not before.listed:
-        return _run(sweep)
-    # One attempt is enough: every repeat of a point begins with the same weights.
-    once = argparse.Namespace(**{**vars(sweep.options), "repeat": 1})
-    code, facts = _run(Sweep(before, once))
-    left = lacking(sweep.points)
-    if not left:
-        begin_with(sweep.points, composer)
-    elif not sweep.options.dry_run:
-        points = plural(len(sweep.points.listed), "point")
-        print(f"{points} to follow: run the same command once these are done", file=sys.stderr)
-        return code, {"first": facts}
-    code, own = _run(sweep)
-    return code, {"first": facts, **own}
-
-
 def _run(sweep: Sweep) -> tuple[int, dict[str, Any]]:
-    options = sweep.options
+    """Plans all points, shows them, calibrates for those that can run, and runs them."""
+    options, points, planner = sweep.options, sweep.points, sweep.planner
     wanted = None if options.again else options.repeat
-    with tempfile.TemporaryDirectory(prefix="hires-sweep-") as folder, Planner() as planner:
-        assumed, go_on = folder if options.dry_run else None, getattr(options, "continue")
-        plan_all(sweep.points, planner, wanted, go_on, options.config_dir, assumed)
-    return run_sweep(sweep)
+    more = getattr(options, "continue"), options.config_dir
+    with planner, tempfile.TemporaryDirectory(prefix="hires-sweep-") as folder:
+        plan_all(points, planner, wanted, *more, folder)
+        lack_scales = [point for point in points.valid if point.ready.assumes(folder)]
+        if options.dry_run or not lack_scales:
+            drop_duplicates(points)
+        if not options.json:
+            print_points(points, options.repeat)
+        if lack_scales and not options.dry_run:
+            plan_all(Points(lack_scales), planner, wanted, *more)
+            drop_duplicates(points)
+    with planner:  # its process with torch starts again if it is asked
+        return run_sweep(sweep)

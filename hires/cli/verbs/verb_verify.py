@@ -13,6 +13,7 @@ from argparse import Namespace
 from typing import Any
 
 from hires.cli.compose.compose_config import compose
+from hires.cli.compose.overrides import key_in
 from hires.cli.options import JSON, Parser, composing
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.prepare import prepare
@@ -84,7 +85,7 @@ def main(args: Namespace) -> int:
 
 def _as_named(config: RunConfig, words: list[str]) -> RunConfig:
     """Returns a config in float64 with messages to match, but for what the command line names."""
-    named = {word.lstrip("+~").partition("=")[0] for word in words}
+    named = {*map(key_in, words)}
     if not named & {"precision", "precision.name"}:
         config = dataclasses.replace(config, precision=PrecisionConfig("fp64"))
     if "comm.dtype" not in named:

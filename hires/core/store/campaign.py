@@ -44,8 +44,6 @@ class ExcludedPoint:
 
     overrides: list[str]
     reason: str
-    nearest: str | None = None
-    """What to change to come to the nearest point of the sweep that can run."""
     state: str = "infeasible"
     what: dict[str, Any] | None = None
     """Network, image, layout and the like, as the tables of runs call them; None: not recorded."""

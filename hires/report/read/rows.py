@@ -73,7 +73,7 @@ MESSAGE_COLUMNS = (
 CALL_COLUMNS = ("campaign", "run", "clock", *(field.name for field in fields(LoggedCall)))
 FAILURE_COLUMNS = (*_RUN, "state", "attempt", "ended_as", "reason", "cause", "reproduce")
 PLANNED_COLUMNS = (
-    "campaign", "run", "state", "overrides", "reason", "nearest", "reproduce",
+    "campaign", "run", "state", "overrides", "reason", "reproduce",
 )  # fmt: skip
 PRECISION_COLUMNS = (
     *_RUN, QUANT.key, "batch", "loss_first", "loss_last", "loss_finite", "loss", "top1",
@@ -307,10 +307,9 @@ def planned_rows(name: str, planned: Campaign) -> Iterator[Row]:
             keys_of = ("model", "layout", "precision", "task")
             described |= {key: text(own.get(key), 60) for key in keys_of}
             described |= {"batch": count(own.get("batch")), "limit": value_text(own.get("limit"))}
-        why = {"reason": text(excluded.reason), "nearest": text(excluded.nearest, 300)}
         yield {
             **row(excluded.overrides, "plan", text(excluded.state, 20) or "infeasible"),
-            **why,
+            "reason": text(excluded.reason),
             "run": None,
             "what": described,
         }

@@ -162,9 +162,11 @@ def test_calibration_that_does_not_end_well_leaves_no_file(hires, monkeypatch, s
     # Ctrl-C in a calibration ends a sweep: it was a point that cannot run, and the next one began.
     begun.clear()
     int8 = "task=infer", "precision=int8", "data=synthetic", "quant.images=10", "seed=1,2"
-    answer = hires("sweep", *SMALL, *int8)
+    # It was begun before the points were shown, and for those that cannot run, too.
+    answer = hires("sweep", *SMALL, *int8, "parallel.stages=1,200")
     assert answer.code == code, answer.err
     assert len(begun) == (1 if state == "cancelled" else 2)
+    assert "4 points: 2 to run, 0 complete, 2 excluded" in answer.out
 
 
 def test_keys_that_contradict_a_quantised_file_are_refused(hires, quantised, ranks):

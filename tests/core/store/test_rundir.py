@@ -213,7 +213,7 @@ def test_later_sweep_adds_and_replaces_and_is_read_back(tmp_path):
     words = ["data.path='it\\'s $(x);\n'", "image=1"]
     sweeps.add({}, [PlannedPoint("a-1", words)], [ExcludedPoint(["image=2"], "too large")])
     sweeps.add({}, [PlannedPoint("a-1", words, 3), PlannedPoint("b-2", ["image=2"])], [])
-    sweeps.add({"argv": ["hires"]}, [], [ExcludedPoint(["image=3"], "too large", "image=2")])
+    sweeps.add({"argv": ["hires"]}, [], [ExcludedPoint(["image=3"], "too large")])
     assert sweeps.points == [PlannedPoint("a-1", words, 3), PlannedPoint("b-2", ["image=2"])]
     assert [(point.overrides, point.state) for point in sweeps.excluded] == [
         (["image=3"], "infeasible")
