@@ -269,9 +269,7 @@ def chosen_rows(values: Mapping[str, Any], timeout_s: float) -> list[BenchRow]:
     choice = json.loads(hires_output(["plan", "--choose", *words, "--json"], timeout_s))
     rows: list[BenchRow] = []
     for option in of_different_shapes(choice["options"], values["choose"]):
-        changed = candidate_of(option["keys"]).change.apply(config)
-        if changed is None:
-            raise ConfigError(f"the layout {option['keys']} makes no sense for this network")
+        changed = candidate_of(option["keys"]).applied(config)
         name, what = f"{len(rows) + 1} {option['layout']}", option["overrides"]
         rows.append(BenchRow(name, changed, what=what, predicted_s=option["step_s"]))
     return rows

@@ -35,7 +35,7 @@ from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Finding
 from hires.plan.route_choice import resolve, table_digest
 from hires.plan.search.advice import ranks_offered
-from hires.plan.search.candidates import DECIDED, GivenKeys
+from hires.plan.search.candidates import DECIDED, Given
 from hires.plan.search.choice import Choice, NoRoomError
 from hires.plan.search.choose import MEMORY, Chooser
 from hires.plan.simulation.machine_calibration import calibration_or_defaults
@@ -76,7 +76,7 @@ def given_keys(words: Iterable[str]) -> list[str]:
     return sorted(keys)
 
 
-def given_values(config: RunConfig, words: Iterable[str]) -> GivenKeys:
+def given_values(config: RunConfig, words: Iterable[str]) -> Given:
     """Returns these keys with their values; ConfigError: stages have grids of their own."""
     # Files of the user's own may set keys of other groups; parallel=auto leaves its group open.
     others = (key for key in sorted(DECIDED) if not key.startswith("parallel."))
@@ -87,7 +87,7 @@ def given_values(config: RunConfig, words: Iterable[str]) -> GivenKeys:
             f"parallel.tiles={config.parallel.tiles} gives each stage a grid, and a search chooses "
             f"one for all spatial stages; give one, as parallel.tiles=[2,1], or leave it out"
         )
-    return GivenKeys(values)
+    return values
 
 
 def _value(config: RunConfig, key: str) -> Any:
@@ -143,7 +143,7 @@ class LayoutSearch:
         effort: float,
     ) -> Choice:
         """Returns the kept choice of the same question, or searches; ``scaled`` has scales."""
-        facts = [plan_key(config), ranks, given_values(config, self.words).values]
+        facts = [plan_key(config), ranks, given_values(config, self.words)]
         facts += [objective, effort]
         facts += [config.memory.limit, machine_bytes(), plain(machine.network)]
         facts += [machine.cores, plain(machine.device)]
@@ -156,7 +156,7 @@ class LayoutSearch:
             facts.append(self.planner.inputs(whole).digests)
         key = key_of(*facts)
         held = cached(CACHE, key)
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, ConfigError):
             if NO_ROOM in held:
                 raise NoRoomError(str(held[NO_ROOM]))
             return dataclasses.replace(Choice.from_dict(held, config), kept=True)

@@ -123,6 +123,14 @@ class Room:
         """Whether the machines are shown apart: several, or with memory that a key sets."""
         return self.nodes > 1 or self.source is not None
 
+    def bytes_of_one(self, ranks: int) -> float:
+        """Returns what one of so many ranks may need by its own, its libraries left out."""
+        own = float("inf") if self.rank_bytes is None else self.rank_bytes
+        if self.machine_bytes is None:
+            return own
+        places = self.nodes * max(1, self.devices)
+        return min(own, self.machine_bytes / -(-ranks // places) - self.libraries_bytes)
+
     def needed(self, plan: Plan) -> int:
         """Returns the bytes that count: of the largest rank, or of the fullest machine."""
         if not self.shared:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Hashable
 from typing import Any
 
-from hires.plan.halos import is_list
+from hires.plan.halos import is_list, map_shape
 from hires.plan.layout import held_by, shares_of
 from hires.plan.message_routes import node_place
 from hires.plan.ownership import owned_numbers
@@ -98,6 +98,11 @@ def representatives(plan: Plan) -> list[int]:
     return chosen
 
 
+def rehearsal_work(plan: Plan) -> int:
+    """Returns the node passes that the rehearsals of a plan's memory take."""
+    return sum(_work(plan, rank) for rank in set(representatives(plan)))
+
+
 def likeness(plan: Plan, rank: int) -> tuple[Any, ...]:
     """Returns what decides the memory of a rank: ranks of equal likeness need the same.
 
@@ -155,7 +160,7 @@ def _lengths(plan: Plan, stage: Stage) -> list[tuple[Hashable, ...]]:
     sizes: dict[Hashable, str] = {}  # values of one size are cut alike
     for value, layout in stage.layout.items():
         if layout != WHOLE and not is_list(plan.graph, value):
-            samples, _, *pixels = plan.graph.shape(value)
+            samples, _, *pixels = map_shape(plan.graph, stage, value)
             sizes.setdefault((samples, *pixels), value)
     lengths = (
         [(box.n1 - box.n0, box.r1 - box.r0, box.c1 - box.c0) for box in boxes]

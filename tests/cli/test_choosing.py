@@ -88,10 +88,10 @@ def test_layout_beside_auto_is_refused_and_values_of_own_files_stay():
     found = given_keys(["parallel.tiles=[2,1]", "batch=4", "+parallel.stages=2", "parallel=auto"])
     assert found == ["parallel.stages", "parallel.tiles"]
     config = config_of()
-    assert given_values(config, []).values == {}
+    assert given_values(config, []) == {}
     shard = dataclasses.replace(config.optimizer, shard=True)
     own = dataclasses.replace(config, optimizer=shard)
-    assert given_values(own, []).values == {"optimizer.shard": True}
+    assert given_values(own, []) == {"optimizer.shard": True}
     option = SimpleNamespace(candidate=SimpleNamespace(overrides="parallel.replicas=2"))
     choice = Choice(2, "images_per_s", "", options=[option])
     argv = ["hires", "run", "memory=mine", "parallel=auto", "ranks=2", "batch=4"]

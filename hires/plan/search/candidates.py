@@ -16,12 +16,11 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError
 from hires.plan.schedule import DIRECTIONS
 
 MOST_GRIDS = 6
@@ -35,17 +34,13 @@ SMOOTH = (2, 3, 5)
 the user gave their grid or no layout would be left."""
 MANY = 64
 
-
-SHAPE_KEYS = {
+KEYS = {
     "replicas": "parallel.replicas",
     "stages": "parallel.stages",
     "grid": "parallel.tiles",
     "spatial_stages": "parallel.spatial_stages",
     "local_dp": "parallel.local_dp",
     "directions": "parallel.directions",
-}
-"""Field of a shape -> the key that it decides."""
-ORDER_KEYS = {
     "microbatches": "parallel.microbatches",
     "pairs": "parallel.pairs",
     "schedule": "parallel.schedule",
@@ -54,9 +49,12 @@ ORDER_KEYS = {
     "checkpoint": "memory.checkpoint",
     "shards_optimizer": "optimizer.shard",
 }
-"""The same of what a layout does with its ranks."""
-DECIDED = frozenset((*SHAPE_KEYS.values(), *ORDER_KEYS.values()))
-"""Keys that a search decides; those that the user gave keep their values."""
+"""Field of a layout -> the key that a search decides."""
+DECIDED = frozenset(KEYS.values())
+
+Given = Mapping[str, Any]
+"""Keys that the user gave, with their values: layouts with other values are not looked at."""
+NOTHING_GIVEN: Given = {}
 
 
 @dataclass(frozen=True)
@@ -81,11 +79,6 @@ class LayoutShape:
         behind = self.stages - self.spatial_stages
         return [self.tiles] * self.spatial_stages + [self.local_dp] * behind
 
-    @property
-    def keys(self) -> dict[str, Any]:
-        """The keys that it sets."""
-        return {"parallel.name": "single", **_values(self, SHAPE_KEYS)}
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -107,142 +100,115 @@ class Candidate:
         return shape.replicas * shape.directions * self.pairs * self.microbatches
 
     @property
-    def change(self) -> Change:
-        """What it sets of a config."""
-        return Change(self.shape.keys | _values(self, ORDER_KEYS))
+    def num_actions(self) -> int:
+        """Actions of all ranks of a replica, forward and backward as one."""
+        passes = self.pairs * self.microbatches * self.shape.directions
+        return sum(self.shape.ranks_of_stages) * passes
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys that it decides, as a config holds their values."""
+        values = vars(self.shape) | vars(self)
+        own = ((key, values[name]) for name, key in KEYS.items())
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in own}
 
     @property
     def overrides(self) -> str:
         """The keys that differ from their defaults, as one types them."""
-        single = Candidate(LayoutShape(1, 1, min(1, self.shape.spatial_stages), (1, 1), 1, 1))
-        usual = single.change.keys
-        keys = {key: value for key, value in self.change.keys.items() if value != usual[key]}
-        return Change(keys).text or "parallel=single"
+        shape = LayoutShape(1, 1, min(1, self.shape.spatial_stages), (1, 1), 1, 1)
+        usual = Candidate(shape).keys
+        own = ((key, value) for key, value in self.keys.items() if value != usual[key])
+        return " ".join(f"{key}={written(value)}" for key, value in own) or "parallel=single"
+
+    def applied(self, config: RunConfig) -> RunConfig:
+        """Returns the config with this layout; ConfigError: its values make no sense together."""
+        changed: RunConfig = _replaced(config, {"parallel.name": "single", **self.keys})
+        return changed
 
 
 def candidate_of(keys: Mapping[str, Any]) -> Candidate:
-    """Returns the layout whose :attr:`Candidate.change` has some keys; KeyError: one is missing."""
-
-    def fields(names: Mapping[str, str]) -> dict[str, Any]:
-        values = ((name, keys[key]) for name, key in names.items())
-        return {name: tuple(v) if isinstance(v, list) else v for name, v in values}
-
-    return Candidate(LayoutShape(**fields(SHAPE_KEYS)), **fields(ORDER_KEYS))
+    """Returns the layout with some :attr:`Candidate.keys`; KeyError: one is missing."""
+    own = {name: keys[key] for name, key in KEYS.items()}
+    own = {name: tuple(v) if isinstance(v, list) else v for name, v in own.items()}
+    shape = LayoutShape(**{one.name: own.pop(one.name) for one in dataclasses.fields(LayoutShape)})
+    return Candidate(shape, **own)
 
 
-def _values(layout: LayoutShape | Candidate, names: Mapping[str, str]) -> dict[str, Any]:
-    values = ((key, getattr(layout, name)) for name, key in names.items())
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in values}
-
-
-@dataclass(frozen=True)
-class GivenKeys:
-    """Keys of a layout that the user gave: layouts with other values are not looked at."""
-
-    values: Mapping[str, Any] = field(default_factory=dict)
-
-    def allow(self, keys: Mapping[str, Any]) -> bool:
-        """Whether some keys of a layout have the values that were given."""
-        return all(self.values[key] == value for key, value in keys.items() if key in self.values)
-
-    def get(self, key: str, usual: Any) -> Any:
-        """Returns the value of a key, or the usual one if it was not given."""
-        return self.values.get(key, usual)
-
-    @property
-    def grid(self) -> tuple[int, int] | None:
-        """The grid of tiles that was given."""
-        tiles = self.values.get("parallel.tiles")
-        return None if tiles is None else (tiles[0], tiles[1])
-
-
-NOTHING_GIVEN = GivenKeys()
+def written(value: Any) -> str:
+    """Returns a value as a user types it."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value).replace(" ", "")
 
 
 def shapes(
-    config: RunConfig, ranks: int, layers: int, given: GivenKeys = NOTHING_GIVEN
+    config: RunConfig, ranks: int, layers: int, given: Given = NOTHING_GIVEN
 ) -> Iterator[LayoutShape]:
     """Yields the shapes of exactly so many ranks, for a network of so many layers.
 
     Only those whose tiles are no smaller than a pixel, and whose replicas divide the batch.
     """
-    any_tiles, yielded = given.grid is not None, False
-    for shape in _every_shape(config, ranks, layers, given.grid, any_tiles):
-        if given.allow(shape.keys):
-            yielded = True
-            yield shape
-    if not yielded and not any_tiles:
-        every = _every_shape(config, ranks, layers, None, any_tiles=True)
-        yield from (shape for shape in every if given.allow(shape.keys))
+    grid = given.get("parallel.tiles")
+    for any_tiles in (False, True) if grid is None else (True,):
+        every = _every_shape(config, ranks, layers, grid, any_tiles)
+        listed = (shape for shape in every if _allows(given, Candidate(shape), *_OF_SHAPES))
+        first = next(listed, None)
+        if first is not None:
+            yield from (first, *listed)
+            return
+
+
+_OF_SHAPES = tuple(KEYS)[:6]
+
+
+def _allows(given: Given, candidate: Candidate, *fields: str) -> bool:
+    """Whether some fields of a layout have the values that were given."""
+    keys = candidate.keys
+    return all(given.get(KEYS[name], keys[KEYS[name]]) == keys[KEYS[name]] for name in fields)
 
 
 def _every_shape(
-    config: RunConfig,
-    ranks: int,
-    layers: int,
-    grid: tuple[int, int] | None,
-    any_tiles: bool,
+    config: RunConfig, ranks: int, layers: int, grid: list[int] | None, any_tiles: bool
 ) -> Iterator[LayoutShape]:
-    for replicas in _divisors(ranks):
-        if config.batch % replicas:
-            continue
+    for replicas, directions in itertools.product(_divisors(ranks), (1, 2)):
         own = ranks // replicas
-        for directions in (1, 2) if own > 1 else (1,):
-            if config.batch % (replicas * directions):
-                continue
-            for stages in range(1, min(own, layers) + 1):
-                if own % stages == 0 and (stages > 1 or own == 1):
-                    yield LayoutShape(replicas, stages, 0, (1, 1), own // stages, directions)
-            for spatial in range(1, layers + 1):
-                for tiles in range(2, own // spatial + 1):
-                    if own > MANY and not any_tiles and not _is_smooth(tiles):
-                        continue
-                    for behind, shards in _divided(own - spatial * tiles, layers - spatial):
-                        for one in _grids(config, tiles, grid):
-                            yield LayoutShape(
-                                replicas, spatial + behind, spatial, one, shards, directions
-                            )
+        if config.batch % (replicas * directions) or own < directions:
+            continue
+        for stages in range(1, min(own, layers) + 1):
+            if own % stages == 0 and (stages > 1 or own == 1):
+                yield LayoutShape(replicas, stages, 0, (1, 1), own // stages, directions)
+        for spatial in range(1, layers + 1):
+            for tiles in range(2, own // spatial + 1):
+                if own > MANY and not any_tiles and not _is_smooth(tiles):
+                    continue
+                for behind, shards in _divided(own - spatial * tiles, layers - spatial):
+                    for one in _grids(config, tiles, grid):
+                        yield LayoutShape(
+                            replicas, spatial + behind, spatial, one, shards, directions
+                        )
 
 
 def orders(
-    config: RunConfig, shape: LayoutShape, given: GivenKeys = NOTHING_GIVEN
+    config: RunConfig, shape: LayoutShape, given: Given = NOTHING_GIVEN
 ) -> Iterator[Candidate]:
     """Yields the microbatches, pairs and schedules of a shape, nothing computed again.
 
     What the user gave of the rest of a layout is in each.
     """
-    balance = given.get("parallel.balance", None)
-    if balance is not None and len(balance) != shape.stages:
-        return
-    fuse = given.get("parallel.halo.fuse", 1)
-    rest = {
-        "checkpoint": given.get("memory.checkpoint", "none"),
-        "shards_optimizer": given.get("optimizer.shard", False),
-        "fuse": fuse if shape.spatial_stages else 1,
-        "balance": None if balance is None else tuple(balance),
-    }
+    rest = {name: given[KEYS[name]] for name in _REST if KEYS[name] in given}
+    if (balance := rest.get("balance")) is not None:
+        if len(balance) != shape.stages:
+            return
+        rest["balance"] = tuple(balance)
+    if not shape.spatial_stages:
+        rest["fuse"] = 1
     most = given.get("parallel.microbatches", MOST_MICROBATCHES)
-    counts = (1, 2) if shape.directions == 2 else (1,)
-    if "parallel.pairs" in given.values:
-        counts = (given.values["parallel.pairs"],)
-    for order in _every_order(config, shape, most, counts, given.get("parallel.schedule", None)):
-        keys = {
-            "parallel.microbatches": order.microbatches,
-            "parallel.pairs": order.pairs,
-            "parallel.schedule": order.schedule,
-        }
-        if given.allow(keys):
-            yield dataclasses.replace(order, **rest)
-
-
-def _every_order(
-    config: RunConfig, shape: LayoutShape, most: int, counts: Sequence[int], schedule: str | None
-) -> Iterator[Candidate]:
-    for pairs in counts:
-        share, rest = divmod(config.batch, shape.replicas * shape.directions * pairs)
-        if rest:
-            continue
-        for microbatches in _divisors(share):
+    pairs_of = [given.get("parallel.pairs", 1)]
+    if shape.directions == 2 and "parallel.pairs" not in given:
+        pairs_of = [1, 2]
+    for pairs in pairs_of:
+        share, left = divmod(config.batch, shape.replicas * shape.directions * pairs)
+        for microbatches in _divisors(share) if not left else ():
             if microbatches > most or share // microbatches % shape.local_dp:
                 continue
             # One microbatch has one order. In one stage all orders take the same time, and 1f1b has
@@ -251,13 +217,18 @@ def _every_order(
             if microbatches * pairs == 1 or config.task.name != "train":
                 usual = "gpipe"
             for name, directions in DIRECTIONS.items():
-                only = None if directions > 1 else schedule or usual
-                if directions == shape.directions and only in (None, name):
-                    yield Candidate(shape, microbatches, pairs, name)
+                only = None if directions > 1 else given.get("parallel.schedule", usual)
+                one = Candidate(shape, microbatches, pairs, name, **rest)
+                is_listed = directions == shape.directions and only in (None, name)
+                if is_listed and _allows(given, one, "microbatches", "pairs", "schedule"):
+                    yield one
+
+
+_REST = ("balance", "fuse", "checkpoint", "shards_optimizer")
 
 
 def variants(
-    config: RunConfig, candidate: Candidate, given: GivenKeys = NOTHING_GIVEN
+    config: RunConfig, candidate: Candidate, given: Given = NOTHING_GIVEN
 ) -> Iterator[Candidate]:
     """Yields a layout, and what else it can do with its ranks: recompute, divide the optimiser."""
     yield candidate
@@ -267,12 +238,12 @@ def variants(
     shards = (False, True) if training and copies else (False,)
     for kind, shard in itertools.product(kinds, shards):
         one = dataclasses.replace(candidate, checkpoint=kind, shards_optimizer=shard)
-        if one != candidate and given.allow({"memory.checkpoint": kind, "optimizer.shard": shard}):
+        if one != candidate and _allows(given, one, "checkpoint", "shards_optimizer"):
             yield one
 
 
 def nearest_counts(
-    config: RunConfig, ranks: int, layers: int, most: int, given: GivenKeys = NOTHING_GIVEN
+    config: RunConfig, ranks: int, layers: int, most: int, given: Given = NOTHING_GIVEN
 ) -> list[int]:
     """Returns the numbers of ranks next below and above ``ranks`` that have a layout at all."""
 
@@ -294,11 +265,10 @@ def _divided(ranks: int, layers: int) -> Iterator[tuple[int, int]]:
             yield stages, ranks // stages
 
 
-def _grids(
-    config: RunConfig, tiles: int, given: tuple[int, int] | None
-) -> tuple[tuple[int, int], ...]:
+def _grids(config: RunConfig, tiles: int, given: list[int] | None) -> tuple[tuple[int, int], ...]:
     if given is not None:
-        return (given,) if given[0] * given[1] == tiles else ()
+        rows, cols = given
+        return ((rows, cols),) if rows * cols == tiles else ()
     return _squarest(config.height, config.width, tiles)
 
 
@@ -328,39 +298,7 @@ def _is_smooth(count: int) -> bool:
     return count == 1
 
 
-@dataclass(frozen=True)
-class Change:
-    """Keys of a config that take other values."""
-
-    keys: dict[str, Any]
-    """By dotted name, as ``parallel.stages``."""
-
-    @property
-    def text(self) -> str:
-        """The overrides as a user types them."""
-        return " ".join(f"{key}={written(value)}" for key, value in self.keys.items())
-
-    def apply(self, config: RunConfig) -> RunConfig | None:
-        """Returns the changed config, or None if its values make no sense together."""
-        try:
-            return self.applied(config)
-        except ConfigError:
-            return None
-
-    def applied(self, config: RunConfig) -> RunConfig:
-        """Returns the changed config; ConfigError: its values make no sense together."""
-        changed: RunConfig = _replaced(config, self.keys)
-        return changed
-
-
-def written(value: Any) -> str:
-    """Returns a value as a user types it."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    return str(value).replace(" ", "")
-
-
-def _replaced(section: Any, keys: dict[str, Any]) -> Any:
+def _replaced(section: Any, keys: Mapping[str, Any]) -> Any:
     groups: dict[str, dict[str, Any]] = {}
     for key, value in keys.items():
         group, _, name = key.partition(".")

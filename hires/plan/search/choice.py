@@ -36,6 +36,8 @@ class Option:
     limit: str = ""
     """What would have to be faster or larger: ``compute``, ``messages``, ``bubble``, ``cores`` or
     ``memory``."""
+    estimated_bytes: int = 0
+    """Of the fullest rank, before any rehearsal."""
 
     @property
     def images_per_s(self) -> float:
@@ -47,7 +49,7 @@ class Option:
         return {
             "layout": self.config.parallel.label,
             "overrides": self.candidate.overrides,
-            "keys": self.candidate.change.keys,
+            "keys": self.candidate.keys,
             "step_s": self.time.step_s,
             "images_per_s": self.images_per_s,
             "peak_bytes": self.peak_bytes,
@@ -66,13 +68,10 @@ class Option:
     def from_dict(values: Mapping[str, Any], config: RunConfig) -> Option:
         """Returns the option that :meth:`to_dict` described, of the config that is searched for.
 
-        KeyError, TypeError or ValueError: it is damaged.
+        KeyError, TypeError, ValueError or ConfigError: it is damaged.
         """
         candidate = candidate_of(values["keys"])
-        changed = candidate.change.apply(config)
-        if changed is None:
-            raise ValueError(f"the layout {values['overrides']} makes no sense here")
-        changed = resolve(changed)
+        changed = resolve(candidate.applied(config))
         parts = ("step_s", "computing", "waiting_for_messages", "bubble", "waiting_for_cores")
         time = StepTime(*(float(values[part]) for part in parts))
         sizes = values["peak_bytes"], values["memory_rehearsed"]

@@ -2,7 +2,7 @@
 
     all layouts of so many ranks     estimated: numbers, sums, the schedule      a millisecond each
       -> the best of each shape      planned, proved, simulated                  a second each
-        -> the best of these         their memory rehearsed, until one fits      seconds each
+        -> the best of these         their memory rehearsed, until some fit      seconds each
           -> ranked                  by step time or memory
 
 The layouts that were rehearsed show how far the estimates of memory are off, and correct the
@@ -17,7 +17,7 @@ import dataclasses
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -28,32 +28,25 @@ from hires.core.precisions import PRECISIONS
 from hires.core.units import size
 from hires.plan.checks import check_numbers
 from hires.plan.graph import Graph, Node
-from hires.plan.memory import Room, rooms_of
+from hires.plan.memory import rooms_of
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.route_choice import resolve
-from hires.plan.search.advice import fewer_on_a_node
 from hires.plan.search.candidates import (
     FUSED,
     NOTHING_GIVEN,
     Candidate,
-    GivenKeys,
+    Given,
     LayoutShape,
     orders,
     shapes,
     variants,
 )
 from hires.plan.search.choice import Choice, NoRoomError, Option
-from hires.plan.search.estimate import Estimator, LayoutEstimate
+from hires.plan.search.estimate import Estimator
 from hires.plan.search.memory_rehearsal import OUT_ABOVE, PlannedOption, Rehearsal
-from hires.plan.search.no_layout import (
-    MOST_REASONS,
-    limit_bytes,
-    no_plan,
-    none_of,
-    nothing_fits,
-)
+from hires.plan.search.no_layout import cannot_run, no_plan, none_of, nothing_fits
 from hires.plan.simulation.machine_model import MachineModel
 from hires.plan.simulation.node_work import NodeWork, node_work
 
@@ -78,8 +71,6 @@ MARGIN = 1.15
 """An estimate of memory may be so much too high; above it a layout is out without a plan."""
 MEMORY = OBJECTIVES[1]
 
-Estimated = tuple[LayoutEstimate, Candidate]
-
 
 @dataclass
 class Chooser:
@@ -91,14 +82,14 @@ class Chooser:
     machine: MachineModel
     rehearse: Callable[[RunConfig, Plan], list[dict[str, int]]]
     """Returns the memory of every rank; HiresError: it cannot be predicted."""
-    given: GivenKeys = NOTHING_GIVEN
+    given: Given = field(default_factory=lambda: NOTHING_GIVEN)
     """Keys that the user gave: layouts with other values are not looked at."""
     objective: str = OBJECTIVES[0]
     report: Callable[[str], None] = lambda text: None
     """Shows what the search does."""
     effort: float = 1.0
     """The share of the usual work that a search may take."""
-    impossible: dict[Candidate, str] = field(default_factory=dict)
+    errors: dict[Candidate, str] = field(default_factory=dict)
     """Layouts that make no plan, with the whole error."""
 
     def choose(self, ranks: int) -> Choice:
@@ -109,54 +100,39 @@ class Chooser:
         began_s = time.monotonic()
         choice = Choice(ranks, self.objective, self._source())
         estimator = self._estimator(ranks)
-        estimates = self._estimated(estimator, choice)
-        if not estimates:
+        # How much memory so many ranks may need; the layout itself is still open.
+        rooms = rooms_of(dataclasses.replace(self.config, parallel=ParallelConfig(replicas=ranks)))
+        limit = rooms[0].bytes_of_one(ranks)
+        listed = self._listed(estimator, choice, limit)
+        if not listed:
             raise PlanError(none_of(self.config, len(estimator.layers), ranks, self.given))
-        rooms = self._rooms(ranks)
-        limit, planned = limit_bytes(rooms[0], ranks), list[PlannedOption]()
-        rehearsal = Rehearsal(planned, rooms, limit, self.rehearse, self._cost)
+        rehearsal = Rehearsal([], rooms, limit, self.rehearse, self._cost, self.report)
         bound = MARGIN * limit
         for _ in range(MOST_ROUNDS):
-            fitting, short = self._fitting(estimator, estimates, bound, choice)
-            tried = {*self.impossible, *(option.candidate for option, _ in planned)}
-            fitting = [pair for pair in fitting if pair[1] not in tried]
+            fitting, short = self._fitting(estimator, listed, bound, choice)
+            tried = {*self.errors, *(option.candidate for option, _ in rehearsal.planned)}
+            fitting = [one for one in fitting if one not in tried]
             if not fitting:
                 break
-            self._plan_more(planned, fitting, bound, estimator, choice)
-            correction = rehearsal.run(self.report)
-            if rehearsal.is_vain or any(option.fits for option, _ in planned):
+            rehearsal.planned += self._planned(estimator, fitting, bound, choice)
+            rehearsal.run()
+            if rehearsal.is_vain or any(option.fits for option, _ in rehearsal.planned):
                 break
-            bound = OUT_ABOVE * limit / correction
+            bound = OUT_ABOVE * limit / rehearsal.correction
         choice.reasons += short
-        options = [option for option, _ in planned]
-        choice.options = sorted((o for o in options if o.fits), key=self._cost)
-        choice.out = sorted((o for o in options if not o.fits), key=self._cost)
+        options = sorted((option for option, _ in rehearsal.planned), key=self._cost)
+        choice.options = [option for option in options if option.fits]
+        choice.out = [option for option in options if not option.fits]
         choice.planned = len(options)
         choice.left = max(0, choice.considered - choice.planned - choice.reasons.total())
         choice.seconds = time.monotonic() - began_s
-        if choice.reasons.total() > short.total() and not planned:
-            raise PlanError(no_plan(choice, self.impossible.values()))
-        if not choice.options:
-            raise self._none_fits(estimator, choice, rehearsal)
-        return choice
-
-    def _none_fits(self, estimator: Estimator, choice: Choice, rehearsal: Rehearsal) -> PlanError:
-        """Returns the error of a search that has nothing to offer."""
-        failures = rehearsal.failures
-        if failures and not rehearsal.ratios:
-            every = "; ".join([*dict.fromkeys(failures)][:MOST_REASONS])
-            return PlanError(f"no layout of ranks={choice.ranks} can run: {every}")
-        if rehearsal.beside:
-            config = rehearsal.planned[0][0].config
-            text = f"{rehearsal.beside}; {fewer_on_a_node(config)}"
-            return NoRoomError(f"no layout of ranks={choice.ranks} fits: {text}")
-        facts = rehearsal.rooms[0], choice, self.given, rehearsal.correction
-        return NoRoomError(nothing_fits(estimator, *facts))
-
-    def _rooms(self, ranks: int) -> list[Room]:
-        """Returns how much memory so many ranks may need; the layout itself is still open."""
-        parallel = ParallelConfig(replicas=ranks)
-        return rooms_of(dataclasses.replace(self.config, parallel=parallel))
+        if choice.options:
+            return choice
+        if choice.reasons.total() > short.total() and not options:
+            raise PlanError(no_plan(choice, self.errors.values()))
+        if rehearsal.failures and not rehearsal.ratios:
+            raise PlanError(cannot_run(ranks, rehearsal.failures))
+        raise NoRoomError(nothing_fits(estimator, choice, self.given, rehearsal))
 
     def _cost(self, option: Option) -> float:
         return option.peak_bytes if self.objective == MEMORY else option.time.step_s
@@ -193,163 +169,135 @@ class Chooser:
         rate = 1 / max(device.update_s(1e9) / 1e9, 1e-15)
         return Estimator(config, graph, seconds, network, rate, self.machine.cores)
 
-    def _estimated(self, estimator: Estimator, choice: Choice) -> list[Estimated]:
-        """Returns the estimates of all layouts of so many ranks that the user's keys allow."""
-        self.report("looking at the layouts ...")
-        estimates: list[Estimated] = []
-        limit = limit_bytes(self._rooms(choice.ranks)[0], choice.ranks)
-        every = [*shapes(self.config, choice.ranks, len(estimator.layers), self.given)]
-        every.sort(key=lambda shape: self._promise(estimator, shape, limit))
-        counts: dict[tuple[int, ...], int] = {}
-        left = self.effort * ESTIMATED_ACTIONS
-        for shape in every:
-            if left < 0:  # those left are counted
-                key = shape.replicas, shape.stages, shape.local_dp, shape.directions
-                if key not in counts:
-                    counts[key] = sum(1 for _ in orders(self.config, shape, self.given))
-                choice.considered += counts[key]
-                continue
-            for order in orders(self.config, shape, self.given):
-                choice.considered += 1
-                estimates.append((estimator.estimate(order), order))
-                left -= _num_actions(order)
-        return estimates
+    def _listed(self, estimator: Estimator, choice: Choice, limit: float) -> list[Candidate]:
+        """Returns the layouts of so many ranks that the user's keys allow and that are estimated.
 
-    def _promise(
-        self, estimator: Estimator, shape: LayoutShape, limit: float
-    ) -> tuple[bool, float]:
-        """Returns by what shapes are sorted before they are estimated: what may fit comes first.
-
-        All ranks share the work, so the fewest stages (bubbles) and tiles (halos) come next.
+        Shapes that may fit come first. All ranks share the work, so the fewest stages (bubbles) and
+        tiles (halos) come next.
         """
-        ranks = max(1, sum(shape.ranks_of_stages))
-        needs = estimator.rough_bytes * shape.directions / ranks
-        return needs > limit, shape.stages * shape.directions + 0.1 * shape.tiles
+        self.report("looking at the layouts ...")
+
+        def order(shape: LayoutShape) -> tuple[bool, float]:
+            needs = estimator.rough_bytes * shape.directions / max(1, sum(shape.ranks_of_stages))
+            return needs > limit, shape.stages * shape.directions + 0.1 * shape.tiles
+
+        every = shapes(self.config, choice.ranks, len(estimator.layers), self.given)
+        listed: list[Candidate] = []
+        left = self.effort * ESTIMATED_ACTIONS
+        for shape in sorted(every, key=order):
+            if left < 0:
+                break
+            for one in orders(self.config, shape, self.given):
+                listed.append(one)
+                left -= one.num_actions
+        choice.considered = len(listed)
+        return listed
 
     def _fitting(
-        self,
-        estimator: Estimator,
-        estimates: Sequence[Estimated],
-        limit: float,
-        choice: Choice,
-    ) -> tuple[list[Estimated], Counter[str]]:
-        """Returns what may fit, with what makes others fit, in the order in which it is planned.
+        self, estimator: Estimator, listed: Iterable[Candidate], bound: float, choice: Choice
+    ) -> tuple[list[Candidate], Counter[str]]:
+        """Returns what needs no more than ``bound`` by its estimate, the best first.
 
-        Also why others do not. What makes them fit is looked for in the nearest to the ``limit``.
+        That of others which recomputes, or divides its optimiser, is among them. Also why others
+        are out.
         """
-        fitting: list[Estimated] = []
-        num_varied = 0
+
+        def need(candidate: Candidate) -> float:
+            return estimator.estimate(candidate).peak_bytes
+
+        def cost(candidate: Candidate) -> float:
+            estimate = estimator.estimate(candidate)
+            return estimate.peak_bytes if self.objective == MEMORY else estimate.step_s
+
+        by_need = sorted(listed, key=need)
+        fitting = [one for one in by_need if need(one) <= bound and self.objective != MEMORY]
         short: Counter[str] = Counter()
-        choice.least_bytes = min(estimate.peak_bytes for estimate, _ in estimates)
-        for estimate, candidate in sorted(estimates, key=lambda pair: pair[0].peak_bytes):
-            is_last = bool(fitting) and num_varied >= VARIED * self.effort
-            if estimate.peak_bytes <= limit and (is_last or self.objective != MEMORY):
-                fitting.append((estimate, candidate))
-                continue
-            if is_last:
-                continue
-            num_varied += 1
-            others = variants(self.config, candidate, self.given)
-            more = [(estimator.estimate(one), one) for one in others]
-            least = min((e.peak_bytes for e, _ in more), default=estimate.peak_bytes)
+        choice.least_bytes = need(by_need[0])
+        for one in by_need[len(fitting) :][: max(1, int(VARIED * self.effort))]:
+            forms = [*variants(self.config, one, self.given)]
+            least = min(map(need, forms))
             choice.least_bytes = min(choice.least_bytes, least)
-            inside = [pair for pair in more if pair[0].peak_bytes <= limit]
+            inside = [form for form in forms if need(form) <= bound]
             if inside:
-                fitting.append(min(inside, key=lambda pair: self._estimated_cost(pair[0])))
+                fitting.append(min(inside, key=cost))
             else:
                 short[f"needs {_rough(least)} or more on a rank"] += 1
-        fitting.sort(key=lambda pair: self._estimated_cost(pair[0]))
-        return fitting, short
+        return sorted(fitting, key=cost), short
 
-    def _estimated_cost(self, estimate: LayoutEstimate) -> float:
-        return estimate.peak_bytes if self.objective == MEMORY else estimate.step_s
-
-    def _plan_more(
-        self,
-        planned: list[PlannedOption],
-        fitting: Sequence[Estimated],
-        bound: float,
-        estimator: Estimator,
-        choice: Choice,
-    ) -> None:
-        """Plans and simulates the best orders of each shape, the best shapes first; at least one.
+    def _planned(
+        self, estimator: Estimator, fitting: Sequence[Candidate], bound: float, choice: Choice
+    ) -> list[PlannedOption]:
+        """Returns the best orders of each shape, planned and simulated; at least one is tried.
 
         They are planned with other cuts, too, and the best ones in tiles with fused halos.
         ``bound`` is the most that an estimate of memory may be.
         """
+        planned: list[PlannedOption] = []
         tried: Counter[LayoutShape] = Counter()
-        before, left = len(planned), self.effort * PLANNED_WORK
-        least = min(self._trial_work(candidate) for _, candidate in fitting)
-        for estimate, candidate in _best_of_each_first(fitting):
-            if tried[candidate.shape] >= PER_SHAPE or self._is_hopeless(estimate, planned):
+        # Where each takes more than may be spent, one that takes the least is planned.
+        left = max(self.effort * PLANNED_WORK, min(map(self._trial_work, fitting)))
+        for candidate in _best_of_each_first(fitting):
+            work, estimate = self._trial_work(candidate), estimator.estimate(candidate)
+            costs = sorted(self._cost(option) for option, _ in planned)
+            own = estimate.peak_bytes if self.objective == MEMORY else estimate.step_s
+            is_behind = costs[GOOD_LAYOUTS - 1 :] and own > FAR_BEHIND * costs[GOOD_LAYOUTS - 1]
+            if tried[candidate.shape] >= PER_SHAPE or work > left or is_behind:
                 continue
-            # What takes more work than is left is left out, but for one that takes the least.
-            work = self._trial_work(candidate)
-            if work > left and (len(planned) > before or work > least):
-                continue
-            so_far = len(planned)
             by_bytes = self.objective == MEMORY or estimate.peak_bytes > bound / 2
+            before = len(planned)
             for one in self._with_cuts(estimator, candidate, by_bytes):
-                if one != candidate and work > left:
-                    break
-                left -= work
-                choice.considered += one != candidate
-                planned += self._trial(estimator.estimate(one), one, choice)
-            tried[candidate.shape] += len(planned) > so_far
-        fuse_left = self.effort * FUSED_WORK
-        for one in self._fused([option for option, _ in planned[before:]]):
-            work = self._trial_work(one)
-            if work <= fuse_left:
-                fuse_left -= work
+                if one == candidate or work <= left:
+                    left -= work
+                    choice.considered += one != candidate
+                    planned += self._trial(estimator, one, choice)
+            tried[candidate.shape] += len(planned) > before
+        left = self.effort * FUSED_WORK
+        for one in self._fused([option for option, _ in planned]):
+            if self._trial_work(one) <= left:
+                left -= self._trial_work(one)
                 choice.considered += 1
-                planned += self._trial(estimator.estimate(one), one, choice)
+                planned += self._trial(estimator, one, choice)
+        return planned
 
     def _trial_work(self, candidate: Candidate) -> float:
         """Returns the node passes of all ranks of a replica, by which planning takes longer."""
-        nodes = len(self._graph.nodes) / candidate.shape.stages
-        return TRIAL + _num_actions(candidate) * nodes
+        return TRIAL + candidate.num_actions * len(self._graph.nodes) / candidate.shape.stages
 
     def _trial(
-        self, estimate: LayoutEstimate, candidate: Candidate, choice: Choice
+        self, estimator: Estimator, candidate: Candidate, choice: Choice
     ) -> list[PlannedOption]:
         """Returns a layout, planned and simulated; none if it makes no plan: that is counted."""
         try:
-            config = resolve(candidate.change.applied(self.config))
+            config = resolve(candidate.applied(self.config))
             for problem in check_numbers(config):
                 raise PlanError(problem.text)
-            self.report(f"planning {config.parallel.label} ({candidate.change.text}) ...")
+            self.report(f"planning {config.parallel.label} ({candidate.overrides}) ...")
             plan = make_plan(config, self.graph_of(max(1, config.batch // config.parallel.pieces)))
             if not plan.ok:
                 raise PlanError(next(f.text for f in plan.findings if f.severity == "error"))
         except (ConfigError, PlanError) as error:
             choice.reasons[str(error).split(";")[0]] += 1
-            self.impossible[candidate] = str(error)
+            self.errors[candidate] = str(error)
             return []
-        step = self.machine.step_time(plan)
+        step, estimate = self.machine.step_time(plan), estimator.estimate(candidate)
         sent = int(plan.totals.get("bytes", 0)), int(plan.totals.get("messages", 0))
         peak = int(estimate.peak_bytes)
-        return [(Option(candidate, config, step, peak, False, *sent, limit=step.limit), plan)]
-
-    def _is_hopeless(self, estimate: LayoutEstimate, planned: Sequence[PlannedOption]) -> bool:
-        """Whether a layout would be far behind several of those that were planned."""
-        costs = sorted(self._cost(option) for option, _ in planned if option.fits)
-        if len(costs) < GOOD_LAYOUTS:
-            return False
-        return self._estimated_cost(estimate) > FAR_BEHIND * costs[GOOD_LAYOUTS - 1]
+        option = Option(candidate, config, step, peak, False, *sent, True, step.limit, peak)
+        return [(option, plan)]
 
     def _with_cuts(
         self, estimator: Estimator, candidate: Candidate, by_bytes: bool
-    ) -> Iterable[Candidate]:
+    ) -> Iterator[Candidate]:
         """Yields a layout with the usual cut of its stages, and with those that are better."""
         yield candidate
-        if "parallel.balance" in self.given.values:
+        if "parallel.balance" in self.given:
             return
         cuts = [estimator.balanced(candidate, "seconds")]
         cuts += [estimator.balanced(candidate, "bytes")] if by_bytes else []
-        for cut in {cut for cut in cuts if cut is not None}:
+        for cut in dict.fromkeys(cut for cut in cuts if cut is not None):
             yield dataclasses.replace(candidate, balance=cut)
 
-    def _fused(self, options: Sequence[Option]) -> Iterable[Candidate]:
+    def _fused(self, options: Sequence[Option]) -> Iterator[Candidate]:
         """Yields the best layout of each shape in tiles with fused halos, if it is a good one."""
         best: dict[LayoutShape, Candidate] = {}
         ranked = sorted(options, key=self._cost)
@@ -358,26 +306,16 @@ class Chooser:
             if shape.spatial_stages and self._cost(option) <= FUSED_WITHIN * self._cost(ranked[0]):
                 best.setdefault(shape, option.candidate)
         for candidate, fuse in itertools.product(best.values(), FUSED[1:]):
-            if self.given.allow({"parallel.halo.fuse": fuse}) and fuse != candidate.fuse:
+            if self.given.get("parallel.halo.fuse", fuse) == fuse != candidate.fuse:
                 yield dataclasses.replace(candidate, fuse=fuse)
 
 
-def _num_actions(candidate: Candidate) -> int:
-    """Returns the actions of the ranks of a replica in a direction of time."""
-    shape = candidate.shape
-    passes = candidate.pairs * candidate.microbatches * shape.directions
-    return sum(shape.ranks_of_stages) * passes
-
-
-def _best_of_each_first(fitting: Sequence[Estimated]) -> list[Estimated]:
+def _best_of_each_first(fitting: Sequence[Candidate]) -> list[Candidate]:
     """Returns the first layout of each shape, then the others, both in their order."""
-    seen: set[LayoutShape] = set()
-    first: list[Estimated] = []
-    others: list[Estimated] = []
-    for pair in fitting:
-        (others if pair[1].shape in seen else first).append(pair)
-        seen.add(pair[1].shape)
-    return [*first, *others]
+    first: dict[LayoutShape, Candidate] = {}
+    for candidate in fitting:
+        first.setdefault(candidate.shape, candidate)
+    return [*dict.fromkeys([*first.values(), *fitting])]
 
 
 def _rough(num_bytes: float) -> str:

@@ -14,7 +14,9 @@ import bisect
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import PRECISIONS
@@ -30,7 +32,6 @@ from hires.plan.partition import (
 )
 from hires.plan.schedule import SCHEDULES, Pipeline, forward_only
 from hires.plan.search.candidates import Candidate, LayoutShape
-from hires.plan.search.peak_estimate import Pass, StageBytes, fullest_bytes
 from hires.plan.search.stage_table import (
     NodeFacts,
     RankShare,
@@ -45,6 +46,27 @@ from hires.plan.simulation.simulate import Network
 
 WEIGHT_BYTES = 4
 """Of a parameter in training, and of its gradient and the optimiser's numbers."""
+
+
+class Pass(NamedTuple):
+    """One pass of a microbatch on a rank."""
+
+    stage: int
+    microbatch: int
+    back: bool
+
+
+class StageBytes(NamedTuple):
+    """What a rank of a stage holds, in bytes."""
+
+    weights: float
+    """With gradients and the optimiser's numbers."""
+    held: float
+    """Of each microbatch in flight."""
+    again: float
+    """That a backward pass computes once more."""
+    beside: float
+    """Of the largest node while it is computed, with what it reads."""
 
 
 @dataclass(frozen=True)
@@ -307,11 +329,25 @@ class Estimator:
         pipeline: Pipeline,
         tables: list[StageTable],
     ) -> float:
-        """Returns the bytes of the fullest rank."""
+        """Returns the bytes of the fullest rank: those of its weights and of its fullest moment.
+
+        action     F0   F1   B0   B1        bytes of a rank: its weights
+        in flight  1    2    1    0                          + in flight x held
+        moment          ^                                    + again + beside, of the stage at work
+        """
         bounds = [*itertools.pairwise(self.bounds(candidate))]
         facts = zip(tables, bounds, self.shares(candidate), strict=True)
         stages = [self._stage_bytes(candidate, stage, *own) for stage, own in enumerate(facts)]
-        return fullest_bytes(program, _places(pipeline), stages, self.training)
+        # Ranks of the same stages do the same.
+        alike = {
+            stages_of: rank for rank, stages_of in enumerate(zip(*_places(pipeline), strict=True))
+        }
+        peaks: list[float] = [
+            sum(stages[stage].weights for stage in {*stages_of})
+            + _most_in_flight(program[rank], stages, self.training)
+            for stages_of, rank in alike.items()
+        ]
+        return max(peaks)
 
     def _stage_bytes(
         self,
@@ -338,6 +374,17 @@ class Estimator:
         weights = self._params(first, last) * copies * width
         held = kept if candidate.checkpoint == "none" else boundary
         return StageBytes(weights, held, again, beside)
+
+
+def _most_in_flight(actions: Sequence[Pass], stages: Sequence[StageBytes], training: bool) -> float:
+    """Returns the most bytes of activations that the passes of a rank have at a moment."""
+    in_flight: dict[int, int] = {}
+    most = 0.0
+    for stage, _, back in actions:
+        in_flight[stage] = in_flight.get(stage, 0) + (-1 if back else 1) if training else 0
+        held = sum(count * stages[one].held for one, count in in_flight.items())
+        most = max(most, held + stages[stage].again + stages[stage].beside)
+    return most
 
 
 def _passes(table: StageTable, first: int, last: int, checkpoint: str) -> tuple[float, float]:

@@ -15,12 +15,12 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, PlanError
 from hires.plan.memory import Room, needed_bytes
 from hires.plan.plan import Plan
-from hires.plan.rank_kinds import representatives
+from hires.plan.rank_kinds import rehearsal_work
 from hires.plan.search.choice import Option
 
-MOST_FITTING, MOST_PASSES = 3, 6000
-"""Layouts that fit and are rehearsed, and their node passes, about 10 s, the first not counted; the
-others are estimated."""
+MOST_FITTING, MOST_WORK = 3, 6000
+"""Layouts that fit and are rehearsed, and their work, about 10 s, the first not counted; the others
+are estimated."""
 OUT_ABOVE = 1.1
 """A corrected estimate so far above the limit needs no rehearsal."""
 OUT_ABOVE_LATER = 1.02
@@ -37,7 +37,7 @@ PlannedOption = tuple[Option, Plan]
 class Rehearsal:
     """The memory of the options of one search."""
 
-    planned: Sequence[PlannedOption]
+    planned: list[PlannedOption]
     rooms: Sequence[Room]
     """The memory that the ranks share, and that of the machines beside their GPUs."""
     limit: float
@@ -45,12 +45,9 @@ class Rehearsal:
     rehearse: Callable[[RunConfig, Plan], list[dict[str, int]]]
     cost: Callable[[Option], float]
     """By which options are ranked."""
+    report: Callable[[str], None]
     ratios: list[float] = field(default_factory=list)
     """Predicted over estimated bytes."""
-    num_passes: int = 0
-    """Of nodes, in all rehearsals of layouts that fit but the first."""
-    estimates: dict[int, int] = field(default_factory=dict)
-    """Bytes by which a layout was planned, by the identity of its option."""
     failures: list[str] = field(default_factory=list)
     """Why ranks cannot run the steps of layouts."""
     beside: str = ""
@@ -67,53 +64,42 @@ class Rehearsal:
         alike = len({*self.failures}) == 1
         return alike and len(self.failures) >= MOST_FAILURES and not self.ratios
 
-    def run(self, report: Callable[[str], None]) -> float:
-        """Marks each option as one that fits or not, and returns the correction.
+    def run(self) -> None:
+        """Marks each option as one that fits or not; one that fits is looked for at any price.
 
-        More options may have been planned since an earlier call.
-        At least one that fits is looked for, whatever the work.
         RunError: a prediction failed, and so would others.
         """
-        for option, _ in self.planned:
-            self.estimates.setdefault(id(option), option.peak_bytes)
-        while True:
+        work = 0
+        while not self.is_vain:
             self._correct()
-            if self.is_vain:
-                for option, _ in self.planned:
-                    option.fits, option.limit = False, self.failures[-1]
+            fitting = [pair for pair in self.planned if pair[0].fits]
+            fitting.sort(key=lambda pair: self.cost(pair[0]))
+            waiting = [pair for pair in fitting if not pair[0].rehearsed]
+            if not waiting:
                 break
-            ranked = sorted(self.planned, key=lambda pair: self.cost(pair[0]))
-            fitting = [pair for pair in ranked if pair[0].fits]
-            if not fitting:
-                break
-            rehearsed = sum(option.rehearsed for option, _ in fitting)
             if fitting[0][0].rehearsed:
-                waiting = [pair for pair in fitting if not pair[0].rehearsed]
-                if not waiting or rehearsed >= MOST_FITTING:
+                work += rehearsal_work(waiting[0][1])
+                if len(fitting) - len(waiting) >= MOST_FITTING or work > MOST_WORK:
                     break
-                fitting = waiting
-                self.num_passes += _num_passes(fitting[0][1])
-                if self.num_passes > MOST_PASSES:
-                    break
-            option, plan = fitting[0]
-            report(f"predicting the memory of {option.config.parallel.label} ...")
-            self._rehearse(option, plan)
+            self._rehearse(*waiting[0])
         for option, _ in self.planned:
+            if self.is_vain:
+                option.fits, option.limit = False, self.failures[-1]
             recomputes = option.candidate.checkpoint != "none"
             if option.fits and (option.peak_bytes > NEAR_LIMIT * self.limit or recomputes):
                 option.limit = "memory"
-        return self.correction
 
     def _rehearse(self, option: Option, plan: Plan) -> None:
+        self.report(f"predicting the memory of {option.config.parallel.label} ...")
+        option.rehearsed = True
         try:
             plan.memory = self.rehearse(option.config, plan)
         except (ConfigError, PlanError) as error:
-            option.rehearsed, option.fits, option.limit = True, False, str(error)
+            option.fits, option.limit = False, str(error)
             self.failures.append(str(error))
             return
-        option.rehearsed = True
         option.peak_bytes = max(map(needed_bytes, plan.memory))
-        self.ratios.append(option.peak_bytes / max(1.0, self.estimates[id(option)]))
+        self.ratios.append(option.peak_bytes / max(1, option.estimated_bytes))
         own, *beside = (room.shortage(option.config, plan) for room in self.rooms)
         option.fits = own is None and not any(beside)
         if own is None:
@@ -123,16 +109,6 @@ class Rehearsal:
         sure = OUT_ABOVE if len(self.ratios) < 2 else OUT_ABOVE_LATER
         for option, _ in self.planned:
             if not option.rehearsed:
-                option.peak_bytes = int(self.estimates[id(option)] * self.correction)
+                option.peak_bytes = int(option.estimated_bytes * self.correction)
                 # An estimate near the limit decides nothing, but for its place in the order.
                 option.fits = option.peak_bytes <= sure * self.limit
-
-
-def _num_passes(plan: Plan) -> int:
-    """Returns the nodes of all passes that a rehearsal runs: of similar ranks, one does."""
-    nodes = 0
-    for rank in set(representatives(plan)):
-        for action in plan.actions_of(rank):
-            stage = plan.stages[plan.slot_of(rank, plan.direction_of(action)).stage]
-            nodes += stage.last - stage.first
-    return max(1, nodes)

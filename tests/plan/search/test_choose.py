@@ -17,7 +17,6 @@ from hires.plan.planner import make_plan
 from hires.plan.search.advice import offered
 from hires.plan.search.candidates import (
     Candidate,
-    GivenKeys,
     LayoutShape,
     candidate_of,
     orders,
@@ -66,10 +65,9 @@ def test_every_order_of_every_shape_is_sensible_and_has_the_ranks(ranks):
     for shape in shapes(base, ranks, LAYERS):
         for one in (one for order in orders(base, shape) for one in variants(base, order)):
             assert one not in seen
-            assert candidate_of(one.change.keys) == one
+            assert candidate_of(one.keys) == one
             seen.add(one)
-            changed = one.change.apply(base)
-            assert changed is not None, one
+            changed = one.applied(base)
             assert changed.parallel.num_ranks == ranks
             assert check_numbers(changed) == []
     assert seen
@@ -78,7 +76,7 @@ def test_every_order_of_every_shape_is_sensible_and_has_the_ranks(ranks):
 def test_given_orders_and_those_with_the_fewest_microbatches_in_flight_are_listed():
     tiles, base = LayoutShape(1, 1, 1, (2, 1), 1, 1), config_of()
     for schedule in ("gpipe", "1f1b"):  # of one stage, 1f1b was denied
-        given = GivenKeys({"parallel.schedule": schedule, "parallel.microbatches": 4})
+        given = {"parallel.schedule": schedule, "parallel.microbatches": 4}
         assert [one.schedule for one in orders(base, tiles, given)] == [schedule]
     listed = {one.microbatches: one.schedule for one in orders(base, tiles)}
     assert listed == {1: "gpipe", 2: "1f1b", 4: "1f1b", 8: "1f1b"}
@@ -134,7 +132,7 @@ def test_options_are_ranked_and_counted():
         plan = make_plan(option.config, graph_of(8 // option.config.parallel.pieces))
         assert option.time == MACHINE.step_time(plan)
         assert option.sent_bytes == plan.totals["bytes"]
-        assert option.candidate.change.apply(base).parallel == option.config.parallel
+        assert option.candidate.applied(base).parallel == option.config.parallel
     assert choice.planned == len(choice.options) + len(choice.out)
     assert choice.considered == choice.planned + choice.left + choice.reasons.total()
     for time in (option.time for option in choice.options):
@@ -143,7 +141,7 @@ def test_options_are_ranked_and_counted():
     # None that is planned by itself is faster.
     every = (order for shape in shapes(base, 2, LAYERS) for order in orders(base, shape))
     for order in itertools.islice(every, 0, None, 4):
-        config = order.change.apply(base)
+        config = order.applied(base)
         plan = make_plan(config, graph_of(8 // config.parallel.pieces))
         # What was not planned was left for its estimate, which may be off.
         assert not plan.ok or times[0] <= 1.05 * MACHINE.step_time(plan).step_s, order
@@ -210,12 +208,12 @@ def test_memory_beside_the_gpus_is_looked_at_too(monkeypatch):
     ],
 )
 def test_every_key_that_is_given_stays(key, value):
-    choice = chooser(given=GivenKeys({key: value})).choose(4)
+    choice = chooser(given={key: value}).choose(4)
     of_tiles = key == "parallel.halo.fuse"
     options = [o for o in choice.options if o.candidate.shape.spatial_stages or not of_tiles]
     assert options
     for option in options:
-        assert option.candidate.change.keys[key] == value, option.candidate.overrides
+        assert option.candidate.keys[key] == value, option.candidate.overrides
 
 
 def test_cores_and_hosts_of_a_job_bound_its_ranks():
