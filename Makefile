@@ -33,7 +33,7 @@ test-all: $(INSTALLED)  ## run what `make test` runs, and what searches longer: 
 
 test-mpi: $(INSTALLED)  ## run the tests that need an MPI; as root it installs Debian's Open MPI and MPICH first
 	bash scripts/install_mpi.sh
-	$(BIN)/python -m pytest -m mpi $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m mpi $(ARGS)
 
 test-slurm: $(INSTALLED)  ## as root: start a Slurm, test on it, stop it; CLUSTER=--accounting adds slurmdbd
 	bash scripts/test_slurm.sh $(BIN)/python "$(CLUSTER)" $(ARGS)

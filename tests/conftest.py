@@ -170,9 +170,9 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ans
     return run
 
 
-@pytest.fixture(params=MPIS)
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in MPIS])
 def mpi(request) -> str:
-    """The name of an MPI; skips where it is not installed."""
+    """The name of an MPI, whose tests share commands; skips where it is not installed."""
     program = DIALECTS[request.param].programs.split()[0]
     if shutil.which(program) is None:
         pytest.skip(f"there is no {program} here; make test-mpi installs it")
