@@ -1,6 +1,6 @@
 """Distributed deep learning on high-resolution images: layouts, proofs, runs and records.
 
-hires.shard(model, mesh, example=x)     a module of one's own on tiles (docs/library.md)
+hires.shard(model, mesh, example=x)     a module of one's own on tiles (docs/own-loop.md)
 hires.Engine(model, config)             stages, GEMS and replicas in one's own loop
 hires.window(shape, mesh)               the pixels that a rank should read
 hires.load("results/fig2*")             runs as pandas DataFrames (docs/reports.md)

@@ -1,6 +1,8 @@
-"""Writes the reference pages of the site from the code: keys, verbs, operators, library options."""
+"""Writes the home page of the site from the README, and its reference pages from the code."""
 
+import re
 from itertools import groupby
+from pathlib import Path
 
 from mkdocs.structure.files import File
 
@@ -34,6 +36,10 @@ def on_files(files, config):
     for title, parts in pages.items():
         text = "\n\n".join([f"# {title}", *parts])
         files.append(File.generated(config, f"{title.lower()}.md", content=text))
+    readme = Path(config.config_file_path).with_name("README.md").read_text(encoding="utf-8")
+    home = re.sub(r"\[([^]]+)\]\((?:results/|LICENSE)[^)]*\)", r"\1", readme)
+    home = home.replace("](docs/", "](")
+    files.append(File.generated(config, "index.md", content=home))
     return files
 
 

@@ -12,7 +12,7 @@ class EndReason:
     """One reason, and what proves it."""
 
     evidence: str
-    """In one phrase, as ``docs/watching.md`` has it."""
+    """In one phrase, as ``docs/running.md`` has it."""
     errors: tuple[str, ...] = ()
     """Types of a rank's error that prove it; empty: any, if the text does."""
     texts: tuple[str, ...] = ()

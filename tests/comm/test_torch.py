@@ -131,7 +131,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 @pytest.mark.dist
 def test_script_runs_under_torchrun(installed, tmp_path):
-    done = started(TORCHRUN, examples("torch.md")[0], installed, tmp_path)
+    done = started(TORCHRUN, examples("own-loop.md")[1], installed, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "trained on 2 ranks" in done.stdout
     assert "failed to bind" not in done.stderr
@@ -144,7 +144,7 @@ def test_script_runs_under_mpirun_without_variables_of_torch(mpi, installed, tmp
     environ = {**installed, **mpi_library.variables(mpi, starter.words[0], installed)}
     environ = starter.environment({**environ, "HIRES_COMM_BACKENDS": "mpi"})
     done = started(
-        starter.command(environ, [sys.executable]), examples("torch.md")[0], environ, tmp_path
+        starter.command(environ, [sys.executable]), examples("own-loop.md")[1], environ, tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert "trained on 2 ranks" in done.stdout
@@ -167,7 +167,7 @@ def test_examples_of_the_thesis_run_under_a_plain_mpirun(mpi, number, lines, tmp
     environ = {**own, **(dialect.as_root or {}), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     # Debian's MPICH needs a search path; without it the error has this line.
     environ |= mpi_library.variables(mpi, command[0], own)
-    done = started(command, examples("communication.md")[number], environ, tmp_path)
+    done = started(command, examples("comm.md")[number], environ, tmp_path)
     assert done.returncode == 0, done.stderr
     # Open MPI may print the lines of two ranks into each other: "line of rank 1line of rank 0".
     assert [done.stdout.count(line) for line in lines] == [1, 1], done.stdout

@@ -1,4 +1,4 @@
-"""Recipes of docs/library.md compute on tiles what other libraries compute of whole images."""
+"""Recipes of docs/own-loop.md compute on tiles what other libraries compute of whole images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of docs/library.md, as their text."""
+"""The examples of docs/own-loop.md, as their text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from hires.core.ranks.world import World
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "library.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "own-loop.md"
 
 
 def script() -> str:
     """Returns the script for torchrun."""
-    [text] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    return str(text)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return str(blocks[0])
 
 
 def example(word: str) -> str:

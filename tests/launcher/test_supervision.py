@@ -129,7 +129,7 @@ def test_reasons_decide_exit_codes_and_whether_jobs_start_again():
         ("cancelled", None, 130),
     ):
         assert Outcome(state, None, {}, [], None, reason).exit_code == code
-    page = (ROOT / "docs" / "watching.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
     assert {word: rows.get(word) for word in END_REASONS} == {
         word: reason.evidence for word, reason in END_REASONS.items()
