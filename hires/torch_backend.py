@@ -32,8 +32,6 @@ class ProcessGroupOptions:
     """Of the world, the default first; empty: :data:`BACKENDS`, else gloo."""
     table: str | None = None
     """Path of a tuning table; None: :data:`TABLE`, else none."""
-    shared_memory: bool = True
-    """Whether ranks of one machine may exchange messages through memory."""
     route: str | None = None
     """Backend of all operations of this group; None: the table chooses, or the default."""
 
@@ -59,7 +57,6 @@ def _create(options: Any, group_options: Any) -> Any:
         options,
         choice.backends or _names(),
         choice.table or os.environ.get(TABLE),
-        choice.shared_memory,
         choice.route,
     )
 

@@ -41,7 +41,7 @@ from hires.engine.seen_outputs import Observer
 from hires.engine.validate import Validation
 from hires.engine.verify import verify_rank
 from hires.engine.weights_file import WeightsFile, agreed_weights
-from hires.plan.message_routes import has_memory, joined_backends
+from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 
 VERIFY_TIMEOUT_S = 3600.0
@@ -100,12 +100,11 @@ def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = 
         device = open_device(plan.device, world.local_rank)
         arithmetic.prepare(config, device, world.rank)
         meter = PeakMeter(config, device)
-        shared, wait_s = has_memory(plan), config.comm.timeout_s + TRANSPORT_GRACE_S
+        wait_s = config.comm.timeout_s + TRANSPORT_GRACE_S
         comm.init(
-            joined_backends(plan),
+            backends_of_plan(plan),
             world=world,
             timeout_s=wait_s,
-            shared_memory=shared,
             host_empty=device.host_empty,
             check=config.comm.check,
             plan=frozen.frozen_sha256(run_dir, file_names.PLAN) or "",

@@ -118,7 +118,7 @@ FLOATS = {"operation": "all_reduce", "dtype": "float"}
 MEMORY = [
     {"operation": "send", "bytes": "..2KiB", "route": "shm"},
     {"operation": "send", "bytes": "2KiB..4KiB", "route": "shm:message"},
-    {"operation": "all_gather", "bytes": "..200", "route": "shm:slots"},
+    {"operation": "all_gather", "bytes": "..200", "route": "shm"},
     {"operation": "all_gather", "route": "gloo:direct"},
     {**FLOATS, "bytes": "16..64KiB", "route": "shm:direct"},
     {**FLOATS, "bytes": "64KiB..", "route": "shm:segmented:32KiB"},

@@ -36,7 +36,7 @@ from hires.core.ranks.world import World
 from hires.engine.device import RankDevice
 from hires.plan.event import BYTES
 from hires.plan.hardware import GLOO
-from hires.plan.message_routes import joined_backends
+from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.program import steps_of
 from hires.plan.routes import MEMORY
@@ -140,7 +140,7 @@ def time_networks(
     """
     rows = [BenchRow.of_plain(network) for network in networks]
     plans = [row.plan for row in rows if row.plan is not None]
-    names = dict.fromkeys(name for plan in plans for name in joined_backends(plan))
+    names = dict.fromkeys(name for plan in plans for name in backends_of_plan(plan))
     rendezvous.torch_world(world, timeout_s)  # in which all wait for each other
     if plans[0].world == 1:
         world = replace(world, rank=0, size=1, local_rank=0, local_size=1)
@@ -211,7 +211,7 @@ def time_links(world: World, timeout_s: float) -> Iterator[list[float]]:
     """Yields what :class:`Links` holds, as two ranks measure it together on the default route."""
     backends = [GLOO, *MEMORY] if memory_files.is_supported() else [GLOO]
     join_world(world, timeout_s, backends)
-    group, gradients = make_groups([[0, 1]], 1)[0], torch.zeros(GRADIENTS)
+    group, gradients = make_groups([[0, 1]])[0], torch.zeros(GRADIENTS)
 
     def exchange(elements: int) -> None:  # at once, as two tiles exchange their halos
         received = irecv(torch.zeros(elements), 1 - world.rank, tag=0)

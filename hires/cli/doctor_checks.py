@@ -24,7 +24,6 @@ from hires.core.errors import HiresError, RunError
 from hires.core.precisions import CPU_FLAGS, INT8
 from hires.core.python_command import code_command
 from hires.core.ranks import compilers, gpus, heartbeat, memory_files, mpi_library, network
-from hires.core.ranks.mailbox_limits import ALL_MAIL_BYTES
 from hires.core.store.files import write_rate
 from hires.core.store.provenance import collect, cpu_flags
 from hires.core.units import gib, size
@@ -32,6 +31,7 @@ from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, ask, last
 from hires.plan.checks import EMULATED, lacks_instructions
 
 _ROOM_BYTES = 2**30
+_MESSAGES_BYTES = 2**26  # of all messages within one machine, at most
 _SLOW_BYTES_PER_S = 20e6
 _SKEW_S = 5.0
 _TORCH = """\
@@ -200,7 +200,7 @@ def _shared_memory() -> Check:
         text += f"; killed ranks left {len(left)} files there, {size(num_bytes)}"
         return Check("shared memory", WARNING, text, "the next run on this machine removes them")
     remedy = "free some, enlarge it (of a container: --shm-size), or set comm.shared_memory=false"
-    return _good("shared memory", free >= ALL_MAIL_BYTES, text, remedy)
+    return _good("shared memory", free >= _MESSAGES_BYTES, text, remedy)
 
 
 def _existing(folder: Path) -> Path:

@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hires.comm import message_log as logs
 from hires.comm.argument_checks import wrong_argument
 from hires.comm.backends.backend import Alone, Members, Messages
+from hires.comm.backends.null import NullBackend
 from hires.comm.operation_routes import Choice, route_of
 from hires.comm.plain_reductions import REDUCED
-from hires.comm.rehearsal import SilentBackend
 from hires.comm.segments import in_segments
 from hires.comm.staging import Staging
 from hires.comm.transport import NOT_JOINED, Group, transport
@@ -182,7 +182,7 @@ def _function_of(route: Route, group: Group, operation: int, method: str) -> Any
         members = Members(group.ranks, group.index, transport.timeout_s)
         return getattr(Messages(backend, members), method)
     # In a rehearsal segments would do no more.
-    if isinstance(backend, SilentBackend) or not route.segment_bytes:
+    if isinstance(backend, NullBackend) or not route.segment_bytes:
         return getattr(backend, method)
     return in_segments(backend, method, route.segment_bytes)
 

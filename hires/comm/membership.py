@@ -12,7 +12,7 @@ from hires.comm.backends.backend import BACKENDS
 from hires.comm.guarded_waits import waiting
 from hires.comm.sequence_check import CHECKS, join_check
 from hires.comm.staging import Allocate, plain_empty
-from hires.comm.transport import Group, activity, has_streams, transport
+from hires.comm.transport import Group, activity, transport
 from hires.comm.world_search import world_here
 from hires.core.errors import CommError, ConfigError
 from hires.core.ranks.world import World
@@ -25,7 +25,6 @@ def init(
     world: World | None = None,
     timeout_s: float = 120.0,
     table: TuningTable | None = None,
-    shared_memory: bool = True,
     host_empty: Allocate = plain_empty,
     check: str = "late",
     plan: str = "",
@@ -38,8 +37,6 @@ def init(
             those of an MPI's launcher.
         timeout_s: longest wait for another rank, now and later.
         table: chooses the route of every operation that names none.
-        shared_memory: whether groups of :func:`hires.comm.make_groups` may send small messages
-            through it.
         host_empty: allocates what tensors of a device go through where it is not reached.
         check: of ``CHECKS``: when the ranks compare what they call (:mod:`.sequence_check`).
         plan: digest of the plan that the ranks carry out.
@@ -71,9 +68,6 @@ def init(
         transport.rank, ranks = world.rank, [*range(world.size)]
         place = transport.rank if transport.rank in ranks else -1
         transport.world = Group(ranks, place, dict.fromkeys(transport.backends))
-        # Streams have their own way between GPUs of one machine, and one order for all messages.
-        transport.one_machine = shared_memory and world.local_size == world.size
-        transport.one_machine &= not has_streams()
         transport.nodes = tuple(rank // world.local_size * world.local_size for rank in ranks)
         own_plan, digest = [f"plan {plan}"] if plan else [], table.digest if table else "none"
         compare_starts(f"backends {', '.join(backends)}", f"table {digest}", *own_plan)

@@ -1,4 +1,4 @@
-"""Makes groups of ranks on every backend, with the memory that they share, and frees them.
+"""Makes groups of ranks on every backend, and frees them.
 
 Ranks are always ranks of the world, never positions in a group.
 """
@@ -12,13 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hires.comm.agreements import gather_texts
-from hires.comm.backends import counters, host_memory, rank_cores, rendezvous, shared
-from hires.comm.backends.shared import SharedMemory
 from hires.comm.guarded_waits import guard, waiting
-from hires.comm.rehearsal import SilentBackend, SilentMemory
 from hires.comm.transport import NOT_JOINED, Group, has_streams, transport
 from hires.core.errors import CommError
-from hires.core.ranks import mailbox_limits, memory_files
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -73,7 +69,6 @@ def destroy_group(group: Group) -> None:
     """
     if group is transport.world:
         raise CommError("the group of all ranks ends with shutdown()")
-    group.shared = None
     group.calls.clear()
     handles, group.handles = group.handles, {}
     for name, backend in transport.backends.items():
@@ -82,52 +77,7 @@ def destroy_group(group: Group) -> None:
             guard(end, f"the end of the group of ranks {group.ranks}", name)
 
 
-def make_groups(members: list[list[int]], num_close: int = 0) -> dict[int, Group]:
-    """Creates groups, all ranks in the same order; returns this rank's by index in ``members``.
-
-    The first ``num_close`` groups exchange many small messages, in a world that lives on one
-    machine through memory.
-    """
-    close = members[:num_close]
-    made, spins = {}, _spins() if any(len(ranks) > 1 for ranks in close) else 0
-    for number, ranks in enumerate(members):
-        group = new_group(ranks)
-        if group.index < 0:
-            continue
-        if number < num_close:
-            group.shared = _share_memory(group, mailbox_limits.mail_bytes(len(ranks)), spins)
-        made[number] = group
-    return made
-
-
-def _spins() -> int:
-    # How long waits in shared memory look before they sleep, as all ranks of the machine agree.
-    if not _has_memory():
-        return 0
-    exchange = functools.partial(gather_texts, what="an exchange of the cores of ranks")
-    return counters.spins_for(rank_cores.of_ranks(exchange))
-
-
-def _has_memory() -> bool:
-    backend = transport.backends.get(transport.default)
-    no_ranks = backend is None or isinstance(backend, SilentBackend)
-    return not no_ranks and transport.one_machine and memory_files.is_supported()
-
-
-def _share_memory(group: Group, mail_bytes: int, spins: int) -> SharedMemory | SilentMemory | None:
-    # The group's shared memory, or None for all members alike.
-    backend = transport.backends.get(transport.default)
-    if isinstance(backend, SilentBackend):
-        return backend.share_memory(group.size, mail_bytes)
-    if group.size == 1 or not _has_memory():
-        return None
-    what, handle = f"the shared memory of ranks {group.ranks}", group.handles[transport.default]
-    memory = host_memory.share(
-        lambda text: gather_texts(text, what, group.ranks, handle),
-        group.index,
-        shared.num_bytes(group.size, mail_bytes),
-        f"the exchange of ranks {group.ranks[0]} to {group.ranks[-1]}",
-        rendezvous.memory_name("group", str(group.ranks), str(group.number)),
-    )
-    limit_s = transport.timeout_s
-    return SharedMemory(memory, group.ranks, group.index, limit_s, mail_bytes, spins)
+def make_groups(members: list[list[int]]) -> dict[int, Group]:
+    """Creates groups, all ranks in the same order; returns this rank's by index in ``members``."""
+    groups = {number: new_group(ranks) for number, ranks in enumerate(members)}
+    return {number: group for number, group in groups.items() if group.index >= 0}

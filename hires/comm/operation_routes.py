@@ -8,14 +8,13 @@ from hires.comm import message_log as logs
 from hires.comm.backends.backend import BACKENDS
 from hires.comm.transport import Group, transport
 from hires.core.errors import CommError
-from hires.core.ranks.mailbox_limits import GATHER_BYTES
 from hires.plan.routes import DIRECT, OWN, PLAN_ONLY, Route, is_possible, parse_route
 from hires.plan.table_rules import dtype_class
 from hires.plan.traffic import CALLED
 
 Choice = str | Route | None
 """A backend, or a whole route, also as text; None: the tuning table chooses."""
-DIRECT_BYTES = GATHER_BYTES
+DIRECT_BYTES = 2**16
 """Up to this size a gather goes point to point: a third of the latency of gloo's collective."""
 
 

@@ -170,6 +170,10 @@ def all_gather_into_tensor(
     issued, size = clock(), bytes_of(input_tensor)
     call = call_of(logs.ALL_GATHER, group, backend, input_tensor, size)
     require_size(output_tensor, size * len(call.ranks), input_tensor)
+    is_quick = needs_none(call, input_tensor) and needs_none(call, output_tensor)
+    if is_quick and not _overlap(input_tensor, output_tensor):
+        args = _parts(output_tensor, len(call.ranks)), input_tensor
+        return start(call, args, (), async_op, issued, size, (output_tensor,))
     carriers = Carriers(call)
     target = carriers.target(output_tensor)
     [source] = apart([carriers.source(input_tensor)], [target])
@@ -217,7 +221,7 @@ def reduce_scatter_tensor(
     num_ranks = len(call.ranks)
     require_size(input, output.nbytes * num_ranks, output)
     is_quick = is_plain(output.dtype, op) and needs_none(call, input) and needs_none(call, output)
-    if is_quick and input.untyped_storage()._cdata != output.untyped_storage()._cdata:
+    if is_quick and not _overlap(input, output):
         args = output, _parts(input, num_ranks), op
         return start(call, args, (), async_op, issued, size, (output,), op)
     carriers = Carriers(call)
@@ -342,6 +346,11 @@ def barrier(
     issued = clock()
     call = call_of(logs.BARRIER_CALL, group, backend, _NOTHING, 0)
     return start(call, (), (), async_op, issued, 0, ())
+
+
+def _overlap(tensor: Tensor, other: Tensor) -> bool:
+    # Whether tensors may share memory.
+    return bool(tensor.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def _parts(tensor: Tensor, num_ranks: int) -> list[Tensor]:

@@ -1,6 +1,6 @@
-"""Sends a plan's messages, and gathers and sums tensors in the memory of a group.
+"""Sends a plan's messages, and gathers and sums tensors of a group.
 
-plan's message    its channel, where the backend has streams | memory of its group | irecv, isend
+plan's message    its channel, where the backend has streams | irecv, isend
 many tensors      small ones as one, large ones where they lie
 """
 
@@ -14,23 +14,15 @@ import torch
 from torch import Tensor
 
 from hires.comm import message_log as logs
-from hires.comm.backends.shared import SharedMemory
-from hires.comm.carriers import Carriers
 from hires.comm.dispatch import plan_message
-from hires.comm.guarded_waits import guard, waiting
+from hires.comm.guarded_waits import guard
 from hires.comm.handles import Handle
 from hires.comm.operation_routes import Choice
 from hires.comm.operations import all_gather_into_tensor, all_reduce
 from hires.comm.point_to_point import irecv, isend
-from hires.comm.rehearsal import SilentMemory
 from hires.comm.transport import Group, transport, unlogged
-from hires.core.ranks.mailbox_limits import GATHER_BYTES
-from hires.core.ranks.timeline import COLLECTIVE
 from hires.plan.groups import ALONE_BYTES
-from hires.plan.routes import CHANNEL, FLAT, MAILBOX, OWN, SLOTS, Route
-
-Memory = SharedMemory | SilentMemory
-BY_SLOTS = Route("shm", SLOTS)
+from hires.plan.routes import CHANNEL, FLAT, OWN, Route
 
 
 def post(
@@ -46,8 +38,7 @@ def post(
     """Begins a plan's message, a ``send`` or a ``recv``; returns its handle.
 
     4-dim tensors travel as NHWC: a strip of rows of a channels-last map is sent as it lies. Both
-    sides name the same ``tag``, and the same ``group`` of ranks in lockstep, in whose mailboxes
-    messages keep their order and need no tag. On a backend with streams that of its ``channel``
+    sides name the same ``tag`` and ``group``. On a backend with streams that of its ``channel``
     carries the message, with :func:`end_call`. Without a ``backend`` the default one does.
     """
     if tensor.dim() == 4:
@@ -55,11 +46,7 @@ def post(
     algorithm = backend.algorithm if isinstance(backend, Route) else ""
     if channel and transport.channels is not None and algorithm in ("", CHANNEL):
         return _on_channel(kind, tensor, peer, tag, group, channel)
-    if algorithm == MAILBOX:
-        if group is not None and group.shared is not None:
-            return _through_memory(kind, tensor, peer, tag, group, group.shared)
-        backend = None
-    elif algorithm == CHANNEL:  # in a rehearsal
+    if algorithm == CHANNEL:  # in a rehearsal
         backend = Route(transport.default)
     function = isend if kind == "send" else irecv
     return function(tensor, peer, group, tag, backend=backend)
@@ -72,38 +59,10 @@ def end_call() -> None:
 
 
 def all_gather_stacked(tensor: Tensor, group: Group, *, backend: Choice = None) -> Tensor:
-    """Returns the tensors of all ranks of a group, stacked in the order of its ranks.
-
-    Without a ``backend`` small ones go through the memory of the group, if it has some.
-    """
-    if backend is None and tensor.nbytes <= GATHER_BYTES:
-        backend = BY_SLOTS
-    by_slots = isinstance(backend, Route) and backend.algorithm == SLOTS
-    memory = group.shared if by_slots else None
-    if memory is None:
-        backend = None if by_slots else backend
-        output = tensor.new_empty((group.size, *tensor.shape))
-        all_gather_into_tensor(output, tensor, group, backend=backend)
-        return output
-    issued, ranks = clock(), tuple(group.ranks)
-    staged = transport.staging(transport.default).of([tensor])
-    source = tensor if staged is None else staged.fetch().parts[0]
-    what = f"an all-gather among ranks {group.ranks}"
-    recorder = group.recorder
-    begin = recorder.clock.now() if recorder is not None else None
-    gather = functools.partial(memory.gather, source)
-    try:
-        gathered: Tensor = waiting(gather, what, -1, -1, ranks, "shm")
-    finally:
-        if staged is not None:
-            staged.drop()
-    log = transport.log
-    if log is not None:
-        way = logs.way(*BY_SLOTS, staged is not None)
-        log.note_blocking(logs.ALL_GATHER, way, tensor.nbytes, issued)
-    if recorder is not None and recorder.action:
-        recorder.note(COLLECTIVE, begin, "all-gather")
-    return gathered if staged is None else gathered.to(tensor.device)
+    """Returns the tensors of all ranks of a group, stacked in the order of its ranks."""
+    output = tensor.new_empty((group.size, *tensor.shape))
+    all_gather_into_tensor(output, tensor, group, backend=backend)
+    return output
 
 
 def all_reduce_coalesced(tensors: list[Tensor], group: Group, *, backend: Choice = None) -> None:
@@ -167,25 +126,6 @@ def _on_channel(
     unit = guard(lambda: channels.post(kind, tensor, peer, channel), call.what)
     work = _Wait(functools.partial(channels.wait, unit))
     return _begun(Handle(work, call, [tensor], (), tag), tensor, issued)
-
-
-def _through_memory(
-    kind: str, tensor: Tensor, peer: int, tag: int, group: Group, memory: Memory
-) -> Handle:
-    issued, place = clock(), group.ranks.index(peer)
-    call = plan_message(kind, peer, group, MAILBOX, "shm", tensor.device.type)
-    carriers = Carriers(call)
-    if kind == "recv":
-        work = _Wait(memory.expect(carriers.target(tensor), place))
-        return _begun(Handle(work, call, [tensor], carriers.after, tag), tensor, issued)
-    carried = carriers.source(tensor)
-    waiting(lambda: memory.send(carried, place), call.what, peer, tag, backend="shm")
-    for one in carriers.after:
-        one()
-    log = transport.log
-    if log is not None:
-        log.note_blocking(logs.SEND, call.way, tensor.nbytes, issued)
-    return Handle(None, call)
 
 
 class _Wait:

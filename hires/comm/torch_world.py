@@ -28,7 +28,6 @@ def create(
     options: Any,
     backends: Sequence[str] = (),
     table: str | None = None,
-    shared_memory: bool = True,
     route: str | None = None,
 ) -> HiresProcessGroup:
     """Returns a process group for torch; that of all ranks joins the world.
@@ -37,7 +36,6 @@ def create(
         options: those of torch: the store at which the members meet, their ranks, the timeout.
         backends: of the world, the default first; none: those of the table, or gloo.
         table: path of a tuning table.
-        shared_memory: whether ranks of one machine may exchange messages through memory.
         route: the backend of all operations of this group.
 
     Raises:
@@ -62,7 +60,6 @@ def create(
         world=world,
         timeout_s=timeout_s,
         table=chosen,
-        shared_memory=shared_memory,
     )
     atexit.register(_leave)
     return HiresProcessGroup(transport.world, route, _leave)

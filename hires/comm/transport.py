@@ -8,13 +8,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hires.comm.backends.backend import BACKENDS, Backend
 from hires.comm.backends.group_calls import Channels
-from hires.comm.backends.shared import SharedMemory
 from hires.comm.backends.stream_waits import StreamWaits
 from hires.comm.message_log import MessageLog
 from hires.comm.sequence_check import SequenceCheck
@@ -23,9 +22,6 @@ from hires.core.errors import CommError
 from hires.core.ranks.heartbeat import Activity
 from hires.core.ranks.timeline import Recorder
 from hires.plan.tuning_table import TuningTable
-
-if TYPE_CHECKING:
-    from hires.comm.rehearsal import SilentMemory
 
 MOST_CALLS = 4096
 """Dispatches that a group keeps: sizes and tags may vary without end."""
@@ -42,8 +38,6 @@ class Group:
     """Position of this rank among them; -1: it is not one, and may not use the group."""
     handles: dict[str, Any]
     """Backend -> its own handle; None: of all ranks, or of a group of one."""
-    shared: SharedMemory | SilentMemory | None = None
-    """Memory for small messages, where all its ranks are on this machine."""
     recorder: Recorder | None = None
     """Records how long the rank waited in the group."""
     calls: dict[Any, Any] = field(default_factory=dict, repr=False)
@@ -92,7 +86,6 @@ class Transport:
     """The machine of each rank: the lowest rank on it."""
     table: TuningTable | None = None
     """Chooses the route of what names none."""
-    one_machine: bool = False  # all ranks are here, and may exchange small messages in memory
     timeout_s: float = 0.0  # longest wait for another rank
     channels: Channels | None = None  # of messages, where the backend has streams
     host_empty: Allocate = plain_empty

@@ -40,7 +40,7 @@ from hires.parallel.slot_pass import SlotPass
 from hires.parallel.stage import StageModule
 from hires.plan.channels import channels
 from hires.plan.graph import Graph, Parameter
-from hires.plan.groups import groups, num_tile_groups
+from hires.plan.groups import groups
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.operator_table import updates_statistics, uses_batch_statistics
 from hires.plan.plan import Plan
@@ -214,7 +214,7 @@ def filled_tensors(config: RunConfig, contexts: list[Context]) -> dict[str, Tens
 
 def contexts_of(plan: Plan, rank: int, device: torch.device = HOST) -> list[Context]:
     """Returns the slots of a rank, one a direction; all ranks call it together."""
-    made = make_groups(groups(plan), num_tile_groups(plan))
+    made = make_groups(groups(plan))
     open_channels(channels(plan), made, device)
     recorder = Recorder()
     for group in made.values():

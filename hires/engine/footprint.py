@@ -4,7 +4,7 @@ The objects of a run are built for one rank at a time, and run one step:
 
     executor, stages, gradient sums, optimiser     the classes of a run, from config and plan
       |- tensors    FakeTensorMode                 shapes and no memory
-      |- messages   comm.rehearsal.SilentBackend   complete at once, keep their tensors alive
+      |- messages   comm.backends.null.NullBackend complete at once, keep their tensors alive
       '- storages   LiveBytes                      counted until the last tensor on them is gone
 
     bytes |            .--F2--.
@@ -66,7 +66,7 @@ from hires.plan.memory import (
     nccl_bytes,
     pinned_bytes,
 )
-from hires.plan.message_routes import has_memory, joined_backends
+from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
 from hires.plan.routes import STREAMED
@@ -128,9 +128,9 @@ def rehearse(
     """
     live = LiveBytes(CachingAllocator() if plan.device == CUDA else None)
     # A backend of the host copies what it sends through the host's memory.
-    backends, on_gpu = joined_backends(plan), plan.device == CUDA
+    backends, on_gpu = backends_of_plan(plan), plan.device == CUDA
     staging = SilentStaging() if on_gpu and not {*backends} <= {*STREAMED} else None
-    silent = rehearsal(rank, has_memory(plan), staging, backends)
+    silent = rehearsal(rank, staging, backends)
     # The innermost mode sees an operator first: LiveBytes runs it, FakeTensorMode computes shapes,
     # and LiveBytes counts the storages of what comes back.
     with silent as wire, FakeTensorMode(allow_non_fake_inputs=True), live:
@@ -172,20 +172,12 @@ def rehearse(
     parts = {f"{part}_bytes": size for part, size in live.at_peak.items()}
     mpi_bytes, shm_bytes = MPI_BYTES if MPI in backends else 0, backend_bytes(plan, rank)
     if live.allocator is None:
-        process = PROCESS_BYTES[config.task.name] + kernel_bytes(contexts)
-        parts["buffers_bytes"] += wire.shared_bytes() + process
-        # No kernel of a backward pass has been compiled by then.
-        beside = wire.shared_bytes() + PROCESS_BYTES["infer"] + mpi_bytes + shm_bytes
+        parts["buffers_bytes"] += PROCESS_BYTES[config.task.name] + kernel_bytes(contexts)
+        # No kernel of a backward pass has been compiled by then, and no message has been sent.
+        beside = PROCESS_BYTES["infer"] + mpi_bytes
         facts = {"mpi_bytes": mpi_bytes, "shm_bytes": shm_bytes, "start_bytes": start + beside}
         return RankMemory(**parts, **facts)
-    host = (
-        observed
-        + mpi_bytes
-        + shm_bytes
-        + HOST_CONTEXT_BYTES
-        + wire.shared_bytes()
-        + PROCESS_BYTES[config.task.name]
-    )
+    host = observed + mpi_bytes + shm_bytes + HOST_CONTEXT_BYTES + PROCESS_BYTES[config.task.name]
     host += sum(_read_bytes(config, context) for context in contexts)
     host += sum(map(pinned_bytes, staging.sizes if staging is not None else ()))
     parts |= {"nccl_bytes": nccl_bytes(plan, rank), "context_bytes": CONTEXT_BYTES}

@@ -34,7 +34,7 @@ from hires.engine.weights_file import WeightsFile
 from hires.nets.trace import trace_config
 from hires.parallel.context import Context
 from hires.plan.graph import Graph
-from hires.plan.message_routes import has_memory, joined_backends
+from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.quant.scales import Scales, write_scales
@@ -118,9 +118,7 @@ class Int8Error:
     def _is_reached(self, plan: Plan) -> bool:
         # Ranks have joined the backends of the calibration, and no others.
         own = self._engine.context.plan
-        return {*joined_backends(plan)} <= {*joined_backends(own)} and has_memory(
-            plan
-        ) <= has_memory(own)
+        return {*backends_of_plan(plan)} <= {*backends_of_plan(own)}
 
     def _outputs(self, plan: Plan) -> list[Tensor]:
         # This rank's own parts, microbatch after microbatch.

@@ -103,7 +103,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now["activations"] += size
         if self.allocator is not None:
             self._blocks[key] = self.allocator.allocate(size)
-        # Also while a message is under way: SilentBackend's handles keep its tensor.
+        # Also while a message is under way: NullBackend's handles keep its tensor.
         weakref.finalize(storage, self._forget, key).atexit = False
         self._update_peak(0)
 

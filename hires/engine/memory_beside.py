@@ -3,11 +3,10 @@
 oneDNN writes machine code for each shape of a convolution or product, and for each reordering of a
 weight, and keeps it: of ResNet-50 in 32 tiles and int8 3.2 MiB beside 22.4 MiB of weights.
 
-That of a plan's own groups (mailboxes, slots of gathers) is counted by the rehearsal, as messages
-go through it. Whole backends have more, of which a page counts once it is touched:
+Of the memory of ``shm`` a page counts once it is touched:
 
     collectives   of each group two sets of slots, one slot a rank; two sets of shares of a sum
-    messages      eight cells from each rank to each, which messages use in turn
+    messages      four cells from each rank to each, which messages use in turn
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable
 
 from hires.comm.backends import rings, rounds
-from hires.core.ranks.mailbox_limits import LINE
+from hires.comm.backends.counters import LINE
 from hires.parallel.context import Context
 from hires.plan.event import BYTES, JOINT, POSTS
 from hires.plan.graph import Node
 from hires.plan.groups import groups
-from hires.plan.message_routes import IN_GROUPS
 from hires.plan.operators.operator_facts import COMPILED
 from hires.plan.plan import Plan
 from hires.plan.program import events
@@ -40,7 +38,7 @@ def backend_bytes(plan: Plan, rank: int) -> int:
         route = event.route
         if route is None or event.kind not in (*POSTS, *JOINT):
             continue
-        if route.backend not in MEMORY or route.algorithm in IN_GROUPS:
+        if route.backend not in MEMORY:
             continue
         num_bytes = math.prod(event.shape) * BYTES[event.dtype]
         num_bytes = min(num_bytes, route.segment_bytes or num_bytes)

@@ -38,9 +38,10 @@ from hires.engine.library_inputs import plain_tensor
 from hires.engine.tiled_pass import TiledPass
 from hires.nets.refusals import refuse_hooks
 from hires.nets.trace import trace
-from hires.plan.message_routes import has_memory, joined_backends
+from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
+from hires.plan.routes import MEMORY
 from hires.plan.tiling import own_rect
 
 GATHERS = ("full", "local")
@@ -134,6 +135,17 @@ class _Tiles:
         if own not in self.ranks:
             raise ConfigError(f"rank {own} is none of the mesh's {self.ranks}; slice the mesh")
         self.index = self.ranks.index(own)
+        self._world: World | None = None
+
+    def share_memory(self) -> bool:
+        """Whether plans may send through memory; all ranks call it together."""
+        if comm.is_initialized():
+            return not {*MEMORY}.isdisjoint(comm.get_backends())
+        if self._world is None:
+            store: Any = dist.distributed_c10d._get_default_store()
+            own = rendezvous.part(store, f"hires tiles {self.ranks}")
+            self._world = world_at(own, self.index, len(self.ranks), f"tiles {self.ranks}")
+        return self._world.local_size == self._world.size
 
     def join(self, plan: Plan) -> None:
         """Joins the world of the tiles, in which ranks count as tiles do."""
@@ -145,24 +157,14 @@ class _Tiles:
                     f"set of tiles: shard every module on the same mesh"
                 )
             return
-        self._make_world(plan)
+        assert self._world is not None
+        comm.init(backends_of_plan(plan), world=self._world)
+        _joined.append(tuple(self.ranks))
 
     def _is_world(self) -> bool:
         # A process that joined hires' world before has exactly these ranks in it.
         size = len(self.ranks)
         return size == dist.get_world_size() == transport.world.size
-
-    def _make_world(self, plan: Plan) -> None:
-        size = len(self.ranks)
-        store: Any = dist.distributed_c10d._get_default_store()
-        own = rendezvous.part(store, f"hires tiles {self.ranks}")
-        world: World = world_at(own, self.index, size, f"tiles {self.ranks}")
-        comm.init(
-            joined_backends(plan),
-            world=world,
-            shared_memory=has_memory(plan),
-        )
-        _joined.append(tuple(self.ranks))
 
 
 class ShardedModule(nn.Module):
@@ -284,7 +286,8 @@ class ShardedModule(nn.Module):
 
     def _planned(self, shape: tuple[int, ...], images: Tensor) -> TiledPass:
         low = self._autocast(images)
-        config = _config(shape, images, low, self._trains, self._tiles.grid)
+        tiles = self._tiles
+        config = _config(shape, images, low, self._trains, tiles.grid, tiles.share_memory())
         graph = trace(self.plain, [*shape], None, images.dtype)
         plan = make_plan(config, graph)
         if not plan.ok:
@@ -300,6 +303,7 @@ def _config(
     low: torch.dtype | None,
     trains: bool,
     grid: Sequence[int],
+    shared_memory: bool,
 ) -> RunConfig:
     """Returns the config of a run that computes what a module computes on tiles."""
     if images.dtype not in _NAMES:
@@ -323,7 +327,7 @@ def _config(
             "precision": precision,
             "engine": {"fuse": "off"},
             "loss": {"name": "cross_entropy"},
-            "comm": {"log": "off"},
+            "comm": {"log": "off", "shared_memory": shared_memory},
         }
     )
 

@@ -40,7 +40,7 @@ from hires.nets.refusals import refuse_hooks
 from hires.nets.trace import trace
 from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
-from hires.plan.message_routes import has_memory, joined_backends
+from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.rules import TILED
@@ -215,7 +215,7 @@ def _join(plan: Plan, rank: int, size: int) -> World:
         store = rendezvous.part(dist.distributed_c10d._get_default_store(), "hires engine")
     world = world_at(store, rank, size, "engine")
     if not comm.is_initialized():
-        comm.init(joined_backends(plan), world=world, shared_memory=has_memory(plan))
+        comm.init(backends_of_plan(plan), world=world)
     return world
 
 

@@ -33,9 +33,11 @@ from hires.parallel.strips import Strips, by_strips, strip_convolution, strips_o
 from hires.parallel.substitutes import SUBSTITUTES
 from hires.parallel.wide_convolution import Size, by_plain_onednn, product_type
 from hires.plan.graph import Node, Rect
+from hires.plan.message_routes import backends_of_plan
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.windows import pair
 from hires.plan.resampling import RESAMPLINGS, Taps
+from hires.plan.routes import MEMORY
 from hires.plan.rules import window_axes_of
 from hires.plan.tiling import CIRCULAR, Axes, inside, is_empty, need_of
 from hires.quant.int8_kernels import OnednnProduct
@@ -108,7 +110,7 @@ class Window:
         self.strips: Strips | None = None
         if facts.strips and padded and not (self.local or self.blank):
             overlap = context.plan.halo_overlap
-            if overlap == "auto" and context.tiles.shared is not None:
+            if overlap == "auto" and {*MEMORY} & {*backends_of_plan(context.plan)}:
                 overlap = "off"  # pixels in shared memory arrive as soon as they are sent
             self.strips = strips_of(axes, self.held, self.out, overlap)
 

@@ -4,8 +4,8 @@ The plan holds one row for each case that its step has, so that ranks look up wh
 need no table:
 
     operation   place    ranks  near  class   bytes     route
-    send        tiles        4     2  bytes   28672     shm:mailbox
-    send        stages       2     2  bytes   1605632   gloo:message
+    send        tiles        4     2  bytes   28672     shm:message
+    send        stages       2     1  bytes   1605632   gloo:message
     all_reduce  holders      4     4  float   94208     shm
 
 ``near`` ranks of the message are on one node. A size stands for a message, or for what a rank
@@ -35,15 +35,11 @@ from hires.plan.halos import map_shape
 from hires.plan.ownership import publications
 from hires.plan.plan import Plan, derived
 from hires.plan.route_choice import BUCKETS, HOLDERS, OF_ALL, STAGES, TILES, RouteChoice
-from hires.plan.routes import MAILBOX, SLOTS, Route, parse_route
+from hires.plan.routes import Route, parse_route
 from hires.plan.table_rules import dtype_class
 
 SUMMED = ("loss",)
 """Kinds of ``CommOp`` whose numbers are summed; those of the other collectives are gathered."""
-
-
-IN_GROUPS = (MAILBOX, SLOTS)
-"""Algorithms in memory that the ranks of one group have in common."""
 
 
 class RouteCase(NamedTuple):
@@ -147,18 +143,6 @@ def backends_of_plan(plan: Plan) -> list[str]:
     """Returns the backends of all routes but those of agreements; that of the plan comes first."""
     routes = (route for case, route in _table(plan).items() if case[1] != OF_ALL)
     return [*dict.fromkeys([plan.backend, *(route.backend for route in routes)])]
-
-
-def joined_backends(plan: Plan) -> list[str]:
-    """Returns the backends that ranks join; mailboxes and slots belong to their groups."""
-    routes = (route for case, route in _table(plan).items() if case[1] != OF_ALL)
-    others = (route.backend for route in routes if route.algorithm not in IN_GROUPS)
-    return [*dict.fromkeys([plan.backend, *others])]
-
-
-def has_memory(plan: Plan) -> bool:
-    """Whether groups of the plan need memory in common."""
-    return any(route.algorithm in IN_GROUPS for route in _table(plan).values())
 
 
 @derived

@@ -19,7 +19,6 @@ from hires.core.config.parallel_config import AUTO
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.ranks import memory_files
-from hires.core.ranks.mailbox_limits import GATHER_BYTES, mail_bytes
 from hires.core.registry import offer
 from hires.plan.hardware import CUDA, GLOO, MPI, NCCL, backend_of, device_of, mpi_lacks
 from hires.plan.plan import Finding
@@ -28,11 +27,9 @@ from hires.plan.routes import (
     BACKENDS,
     CHANNEL,
     FLAT,
-    MAILBOX,
     MEMORY,
     MESSAGE,
     OWN,
-    SLOTS,
     STREAMED,
     Route,
     is_possible,
@@ -48,12 +45,6 @@ _SHIPPED = Path(__file__).parent
 TILES, STAGES, HOLDERS, BUCKETS, OF_ALL = "tiles", "stages", "holders", "buckets", "world"
 """Where a message belongs: among the tiles of a stage, between stages, to the sums of gradients (of
 one tensor, or of several at once), to all ranks."""
-[SHM] = MEMORY
-_OWN_FORMS = {
-    (SHM, "send"): MAILBOX,
-    (SHM, "all_gather"): SLOTS,
-}
-"""Their algorithms where the table names only the backend."""
 
 
 @dataclass(frozen=True)
@@ -87,17 +78,15 @@ class RouteChoice:
             return Route(self.fallback("cpu"))
         device = self.device
 
-        facts = operation, place, ranks, num_bytes
-
         def possible(route: Route) -> bool:
-            return route.backend in self.backends and _fits(_own_form(route, *facts), *facts)
+            return route.backend in self.backends and _fits(route, operation)
 
         kind = dtype_class(operation, dtype)
         own_ranks = 2 if operation == "send" else ranks
         route = self.table.route(operation, own_ranks, near, device, kind, num_bytes, possible)
         if not possible(route):
             route = Route(self.fallback(device))
-        return _own_form(route, *facts)
+        return _own_form(route, operation, place)
 
     def fallback(self, device: str) -> str:
         """Returns the default backend of tensors on a device."""
@@ -214,24 +203,14 @@ def _has_memory(config: RunConfig) -> bool:
     return config.comm.shared_memory and config.launcher.num_nodes == 1 and is_supported
 
 
-def _own_form(route: Route, operation: str, place: str, ranks: int, num_bytes: int) -> Route:
+def _own_form(route: Route, operation: str, place: str) -> Route:
     # The algorithm of a backend where the table names none.
     if route.algorithm not in (OWN, MESSAGE):
         return route
-    in_memory = _OWN_FORMS.get((route.backend, operation))
-    if in_memory is not None:
-        short = route._replace(algorithm=in_memory)
-        if _fits(short, operation, place, ranks, num_bytes):
-            return short
     if operation == "send":
         return route._replace(algorithm=CHANNEL if route.backend in STREAMED else MESSAGE)
     return route._replace(algorithm=FLAT if place == BUCKETS else OWN)
 
 
-def _fits(route: Route, operation: str, place: str, ranks: int, num_bytes: int) -> bool:
-    algorithm = route.algorithm
-    if operation not in CARRIES.get(algorithm, (operation,)) or not is_possible(route):
-        return False
-    if algorithm == MAILBOX:
-        return place == TILES and num_bytes <= mail_bytes(ranks)
-    return algorithm != SLOTS or (place == TILES and num_bytes <= GATHER_BYTES)
+def _fits(route: Route, operation: str) -> bool:
+    return operation in CARRIES.get(route.algorithm, (operation,)) and is_possible(route)

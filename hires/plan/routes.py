@@ -1,7 +1,7 @@
 """Names how a message travels: the backend, the algorithm, and the size of its segments.
 
 The planner chooses the route of every message, the proof takes its semantics, and ``hires.comm``
-follows it. As text: ``gloo``, ``shm:mailbox``, ``mpi:segmented:4MiB``.
+follows it. As text: ``gloo``, ``gloo:direct``, ``mpi:segmented:4MiB``.
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ STREAMED = ("nccl",)
 MEMORY = ("shm",)
 """Backends that need all ranks on one machine."""
 OWN, MESSAGE, SEGMENTED, DIRECT = "collective", "message", "segmented", "direct"
-CHANNEL, MAILBOX, SLOTS, FLAT = "channel", "mailbox", "slots", "flat"
+CHANNEL, FLAT = "channel", "flat"
 ALGORITHMS = {
     OWN: "the operation of the backend itself",
     MESSAGE: "a send or receive of the backend itself",
     DIRECT: "every rank sends to every other one",
     SEGMENTED: "one operation for each segment, several at once",
     CHANNEL: "a message on the stream of its communicator",
-    MAILBOX: "a message through memory that both ranks share",
-    SLOTS: "a gather through memory that its ranks share",
     FLAT: "several tensors as one",
 }
 """Algorithm -> what it does."""
-PLAN_ONLY = (CHANNEL, MAILBOX, SLOTS, FLAT)
+PLAN_ONLY = (CHANNEL, FLAT)
 """Algorithms of plans; elsewhere the operation of the backend itself takes their place."""
 
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}

@@ -17,10 +17,8 @@ from hires.plan.routes import (
     CHANNEL,
     DIRECT,
     FLAT,
-    MAILBOX,
     MESSAGE,
     SEGMENTED,
-    SLOTS,
     Route,
     exact_size,
     parse_route,
@@ -45,8 +43,7 @@ DTYPES = {
 CARRIES = {
     SEGMENTED: ("all_reduce", "reduce", "broadcast", "all_gather"),
     DIRECT: RULED[1:-1],  # all but messages and barriers
-    **dict.fromkeys((MESSAGE, CHANNEL, MAILBOX), ("send",)),
-    SLOTS: ("all_gather",),
+    **dict.fromkeys((MESSAGE, CHANNEL), ("send",)),
     FLAT: ("all_reduce",),
 }
 """Algorithm -> operations; one that is not listed has all of them."""

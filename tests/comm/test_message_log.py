@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hires import comm
 from hires.comm import message_log
 from hires.comm.message_log import ALL_GATHER, SEND, SUMMARY_ENTRIES, MessageLog, way
-from hires.core.ranks import memory_files
 from hires.core.store import message_entries
 from hires.engine.build import assemble, contexts_of, named_tensors, names_of, place_tensors
 from hires.engine.footprint import _blank, _blank_feed
@@ -21,7 +20,7 @@ from hires.engine.loader import image_dtype
 from hires.nets.build_network import build_model
 from hires.plan import traffic
 from hires.plan.event import Event, Part
-from hires.plan.message_routes import joined_backends
+from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
 from hires.plan.traffic import Operation
@@ -29,11 +28,11 @@ from tests.helpers.layouts import config_of
 from tests.helpers.traces import plan_of
 
 
-def logged_step(config: Any, plan: Plan, rank: int, shared: bool) -> MessageLog:
+def logged_step(config: Any, plan: Plan, rank: int) -> MessageLog:
     """Returns the log of one step that a rank runs alone, without numbers."""
-    backends = joined_backends(plan)
+    backends = backends_of_plan(plan)
     with (
-        comm.rehearsal(rank, shared, backends=backends),
+        comm.rehearsal(rank, backends=backends),
         FakeTensorMode(allow_non_fake_inputs=True),
     ):
         contexts = contexts_of(plan, rank)
@@ -61,7 +60,7 @@ def by_kind(rows: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
     return counts
 
 
-BY_MPI, THROUGH_MEMORY = way("mpi", "message"), way("shm", "slots")
+BY_MPI, THROUGH_MEMORY = way("mpi", "message"), way("shm", "collective")
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "sp grid": {"tiles": [2, 2], "microbatches": 2},
@@ -74,19 +73,17 @@ def test_rank_logs_the_calls_and_bytes_of_its_plan(name: str):
     config = config_of(batch=8, parallel={"name": name, **FAMILIES[name]})
     plan = plan_of(config)
     for rank in sorted(set(representatives(plan))):
-        for shared in (True, False)[: 1 + (rank == 0)]:
-            log = logged_step(config, plan, rank, shared)
-            summary = log.summary()
-            # The barrier and the agreement are not rehearsed.
-            planned = [r for r in summary["planned"] if r["kind"] not in ("barrier", "agree")]
-            assert by_kind(summary["rows"]) == by_kind(planned)
-            # Message by message, in the order of the program's events.
-            for entry in log.entries():
-                one = log.operations[entry["event"]]
-                said = (traffic.CALLED[entry["operation"]], entry["bytes"])
-                assert said == (one.operation, one.num_bytes)
-                if shared and memory_files.is_supported():
-                    assert message_log._ways[entry["way"]] == one.route.names
+        log = logged_step(config, plan, rank)
+        summary = log.summary()
+        # The barrier and the agreement are not rehearsed.
+        planned = [r for r in summary["planned"] if r["kind"] not in ("barrier", "agree")]
+        assert by_kind(summary["rows"]) == by_kind(planned)
+        # Message by message, in the order of the program's events.
+        for entry in log.entries():
+            one = log.operations[entry["event"]]
+            said = (traffic.CALLED[entry["operation"]], entry["bytes"])
+            assert said == (one.operation, one.num_bytes)
+            assert message_log._ways[entry["way"]] == one.route.names
 
 
 class At:

@@ -45,7 +45,7 @@ def run_jobs(world: World, jobs: list[Job]) -> list[Any]:
 
 
 def begin(world: World, timeout_s: float = 60.0) -> None:
-    comm.init(["mpi"], world=world, timeout_s=timeout_s, shared_memory=False)
+    comm.init(["mpi"], world=world, timeout_s=timeout_s)
 
 
 @functools.cache

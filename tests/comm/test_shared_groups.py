@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import gc
 import itertools
-import mmap
 import os
 import random
 import re
@@ -19,13 +18,11 @@ from torch import Tensor
 
 from hires import comm
 from hires.comm import divided_sums
-from hires.comm.backends import rendezvous, shared
-from hires.comm.backends.shared import SharedMemory
+from hires.comm.backends import rendezvous
 from hires.comm.backends.shm_backend import ShmBackend
 from hires.comm.transport import transport
 from hires.core.errors import CommError
 from hires.core.ranks import memory_files
-from hires.core.ranks.mailbox_limits import MAIL_BYTES, SLOTS
 from hires.core.ranks.world import World
 from hires.plan.routes import Route
 from tests.helpers.patience import PATIENCE_S, until
@@ -110,22 +107,6 @@ def test_memory_that_ranks_do_not_share_is_refused_by_all(function, text, monkey
     join([Refused() for _ in range(RANKS)])
 
 
-def test_mailboxes_have_the_places_that_the_proof_counts_on():
-    memory = memoryview(mmap.mmap(-1, shared.num_bytes(2, MAIL_BYTES)))
-    here, there = (SharedMemory(memory, [3, 7], index, 0.05, MAIL_BYTES) for index in (0, 1))
-    for number in range(SLOTS):
-        here.send(torch.tensor([number]), 1)
-    with pytest.raises(CommError, match="rank 7 to read"):
-        here.send(torch.tensor([SLOTS]), 1)
-    buffers = [torch.zeros(1, dtype=torch.int64) for _ in range(SLOTS)]
-    receives = [there.expect(buffer, 0) for buffer in buffers]
-    with pytest.raises(AssertionError, match="out of order"):
-        receives[1]()
-    for receive in receives:
-        receive()
-    assert [int(buffer) for buffer in buffers] == [*range(SLOTS)]
-
-
 # ---- ranks that are processes
 
 
@@ -201,9 +182,8 @@ def many_gathers(world: World) -> tuple[int, str, str]:
 
     And the errors of a gather of tensors of two sizes, on ranks 1 and 2, and of a full memory.
     """
-    comm.init(world=world, timeout_s=60)
-    groups = comm.make_groups([[*range(world.size)], [1, 2]], 2)
-    assert groups[0].shared is not None, "this machine should share memory"
+    comm.init(["shm"], world=world, timeout_s=60)
+    groups = comm.make_groups([[*range(world.size)], [1, 2]])
     chance, wrong, mismatch = random.Random(world.rank), 0, ""
     for number in range(200):
         if chance.random() < 0.1:
@@ -215,10 +195,8 @@ def many_gathers(world: World) -> tuple[int, str, str]:
     if world.rank:
         numbers = torch.zeros(1 + world.rank, dtype=torch.float64)
         mismatch = error_of(lambda: comm.all_gather_stacked(numbers, groups[1]))
-        gathered = comm.all_gather_stacked(torch.tensor([world.rank]), groups[1])
-        wrong += gathered.tolist() != [[1], [2]]
     memory_files.free_bytes = lambda: 10**5
-    full = error_of(lambda: comm.make_groups([[*range(world.size)]], num_close=1))
+    full = error_of(lambda: comm.make_groups([[*range(world.size)]]))
     error_of(comm.shutdown)
     return wrong, mismatch, full
 
@@ -229,11 +207,9 @@ def test_gathers_keep_their_order_when_ranks_are_late_and_name_those_of_other_si
     answers = run_ranks(many_gathers, 3)
     for rank, (wrong, mismatch, full) in enumerate(answers):
         assert wrong == 0
-        text = "an all-gather among ranks [1, 2] over shm failed: rank 2 gathers 24 bytes where "
-        assert mismatch == (text + "rank 1 gathers 16" if rank else "")
-        # It was used up to the last byte, and then the ranks went without, and said nothing.
+        assert ("an all-gather among ranks [1, 2] over shm failed: rank" in mismatch) == (rank > 0)
         assert full == answers[0][2]
-        assert "the exchange of ranks 0 to 2 needs" in full
+        assert "the memory for collectives of ranks 0 to 2 needs" in full
         assert full.endswith("comm.shared_memory=false, and a backend other than shm")
     # Other tests have files there for a moment, at the same time.
     until(lambda: {*MEMORY.glob("hires-*")} <= before, "no file of these ranks")

@@ -19,7 +19,7 @@ from hires import comm, worker
 from hires.comm import membership
 from hires.comm.backends import rendezvous
 from hires.comm.backends.backend import BACKENDS
-from hires.comm.rehearsal import SilentBackend
+from hires.comm.backends.null import NullBackend
 from hires.comm.transport import Transport, transport
 from hires.core.config.comm_config import CommConfig
 from hires.core.errors import CommError
@@ -161,8 +161,8 @@ TABLE = {
     "format": 1,
     "made": {},
     "rules": [
-        {"operation": "send", "ranks": 2, "ranks_per_node": 2, "route": "shm:mailbox"},
-        {"operation": "all_gather", "route": "shm:slots"},
+        {"operation": "send", "ranks": 2, "ranks_per_node": 2, "route": "shm"},
+        {"operation": "all_gather", "route": "shm"},
         {"operation": "all_reduce", "route": "shm:flat"},
     ],
     "default": "gloo",
@@ -216,11 +216,8 @@ def test_patience_with_slow_disks_does_not_wait_an_hour_for_a_rank_that_does_not
 # ---- one rank, with stand-ins for backends
 
 
-class Doubling(SilentBackend):
+class Doubling(NullBackend):
     """A world of equal ranks: a sum over two of them doubles."""
-
-    def __init__(self) -> None:
-        super().__init__(0, False)
 
     def all_reduce(
         self, tensor: Tensor, op: object = None, group: object = None, async_op: bool = False

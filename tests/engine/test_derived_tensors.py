@@ -33,7 +33,7 @@ def inference(seed: int, **keys: Any) -> RunConfig:
 
 
 def outputs(config: RunConfig) -> list[Tensor]:
-    with rehearsal(0, shared_memory=False), torch.no_grad():
+    with rehearsal(0), torch.no_grad():
         engine = build_rank(config, plan_of(config), 0, 1)
         made = engine.executor.step(engine.loaders, keep_outputs=True).outputs
         engine.close()
@@ -135,7 +135,7 @@ def test_weight_that_kernels_keep_leaves_its_shape_alone(precision, monkeypatch)
         model={"name": "unet", "width": 8, "levels": 2, "classes": 3},
     )
     plan = plan_of(config)
-    with rehearsal(0, shared_memory=False), torch.no_grad():
+    with rehearsal(0), torch.no_grad():
         engine = build_rank(config, plan, 0, 1)
         monkeypatch.setattr(RankEngine, "prepare", lambda self: [])  # nothing is packed
         plain = build_rank(config, plan, 0, 1)

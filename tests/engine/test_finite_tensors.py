@@ -24,7 +24,7 @@ EARLIER = "earlier checkpoint"
 
 def started(config: RunConfig) -> float | None:
     weights = open_weights(str(config.weights))
-    with rehearsal(0, shared_memory=False):
+    with rehearsal(0):
         engine = build_rank(config, plan_of(config), 0, 1, weights=weights)
         loss = engine.executor.step(engine.loaders).loss
         engine.close()

@@ -108,7 +108,7 @@ def refuse_unusable(stored: RunConfig, file: Path) -> None:
         save_file(tensors, file)
         weights = open_weights(str(file))
         with (
-            rehearsal(0, shared_memory=False),
+            rehearsal(0),
             pytest.raises(RunError, match=f"{name} of .*{text}"),
         ):
             build_rank(stored, plan, 0, 1, weights=weights)

@@ -98,7 +98,7 @@ def test_network_that_is_built_otherwise_than_planned_is_refused(tmp_path, monke
     config = RunConfig(image=8, batch=2, model=model, task=task)
     plan = make_plan(config, trace_config(config))
     monkeypatch.setenv("WIDE", "5")
-    with rehearsal(0, shared_memory=False):
+    with rehearsal(0):
         contexts = contexts_of(plan, 0)
     with pytest.raises(RunError, match=r"built weight of shape \[5, 3, 3, 3\], and \[4, "):
         made_tensors(config, contexts)

@@ -21,7 +21,7 @@ from hires.engine.verify import reference_step
 from hires.parallel import stage, window
 from hires.parallel.joint_norms import NormTiles
 from hires.parallel.slot_pass import SlotPass
-from hires.plan.message_routes import joined_backends
+from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from tests.helpers import simulated_device
 from tests.helpers.simulated_device import Simulated
@@ -76,7 +76,7 @@ def mutate_each(world: World, config: dict[str, Any], plan: dict[str, Any]) -> d
     device = open_device("simulated", 0)
 
     def step() -> None:
-        with comm.rehearsal(0, False, backends=joined_backends(made)):
+        with comm.rehearsal(0, backends=backends_of_plan(made)):
             engine = build_rank(settings, made, 0, 1, device)
             engine.executor.step(engine.loaders)
             device.synchronize()
@@ -103,8 +103,8 @@ def staged_messages(world: World) -> dict[str, Any]:
         allocated.append((dtype, *shape))
         return device.host_empty(shape, dtype)
 
-    comm.init(world=world, timeout_s=60, shared_memory=False, host_empty=allocate)
-    [group] = comm.make_groups([[0, 1]], 1).values()
+    comm.init(world=world, timeout_s=60, host_empty=allocate)
+    [group] = comm.make_groups([[0, 1]]).values()
     found: dict[str, Any] = {}
     for step in range(3):
         mine = torch.full((1, 2, 3, 4), float(world.rank + step), device=device.torch)

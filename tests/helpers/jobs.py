@@ -27,7 +27,7 @@ from hires.engine.verify import verify_rank
 from hires.engine.weights_file import agreed_weights, open_weights
 from hires.parallel.gradients import StageGradients
 from hires.parallel.halo import Borrowed
-from hires.plan.message_routes import joined_backends
+from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 
 POOLED = True
@@ -36,7 +36,7 @@ POOLED = True
 
 def join(world: World, *plans: Plan, **options: Any) -> None:
     """Joins the world with all backends of some plans; the first is that of the first plan."""
-    backends = dict.fromkeys(name for plan in plans for name in joined_backends(plan))
+    backends = dict.fromkeys(name for plan in plans for name in backends_of_plan(plan))
     comm.init([*backends], world=world, timeout_s=60, **options)
 
 
@@ -47,8 +47,7 @@ def verify(world: World, config: dict[str, Any], plan: dict[str, Any], folder: s
     """
     settings, made = from_dict(config), Plan.from_dict(plan)
     device = open_device(made.device, world.local_rank)
-    shared = settings.comm.shared_memory
-    join(world, made, shared_memory=shared, host_empty=device.host_empty)
+    join(world, made, host_empty=device.host_empty)
     weights = agreed_weights(settings, Path(folder))
     engine = build_rank(settings, made, world.rank, 1, device, weights=weights)
     compiled = compile_regions(engine, settings)
@@ -74,10 +73,8 @@ def verify_each(world: World, layouts: list[tuple[Any, ...]]) -> dict[str, float
     errors, plans = {}, [Plan.from_dict(plan) for _, _, plan, _ in layouts]
     device = open_device(plans[0].device, world.local_rank)
     join(world, *plans, host_empty=device.host_empty)
-    one_machine = transport.one_machine
     for name, config, plan, folder in layouts:
         settings, made = from_dict(config), Plan.from_dict(plan)
-        transport.one_machine = one_machine and settings.comm.shared_memory
         verify_rank(build_rank(settings, made, world.rank, 1, device), settings, Path(folder))
         comm.barrier()
         if world.rank == 0:
@@ -107,10 +104,8 @@ def run_folders(world: World, folders: list[str]) -> None:
     plans = [Plan.from_dict(records.read_plan(folder)) for folder in folders]
     devices = {plan.device: open_device(plan.device, world.local_rank) for plan in plans}
     join(world, *plans)
-    one_machine = transport.one_machine
     for folder, plan in zip(folders, plans, strict=True):
         device, config = devices[plan.device], records.read_config(folder)
-        transport.one_machine = one_machine and config.comm.shared_memory
         stage = functools.partial(Staging, ("cpu",), device.host_empty)
         transport.stagings = {name: stage() for name in transport.backends}
         meter = PeakMeter(config, device)

@@ -10,14 +10,13 @@ from torch import Tensor
 from hires import comm
 from hires.comm.transport import transport
 from hires.core.config.run_config import from_dict
-from hires.core.ranks import mailbox_limits
 from hires.core.ranks.world import World
 from hires.engine.build import build_rank
 from hires.parallel import cursor, gradients
 from hires.plan import gradient_sums
 from hires.plan.event import ALONE
 from hires.plan.plan import Plan
-from hires.plan.routes import MAILBOX, Route
+from hires.plan.routes import Route
 from tests.helpers.jobs import join
 
 
@@ -25,18 +24,16 @@ def logged_step(
     world: World,
     config: dict[str, Any],
     plan: dict[str, Any],
-    mail_bytes: int,
     alone_bytes: int,
     swapped: tuple[int, int, int] | None = None,
 ) -> list[tuple]:
     """Returns what a rank really does in one step and before it, in order.
 
-    (``create``, ranks), (``send`` or ``recv``, peer, tag, shape, whether through memory),
+    (``create``, ranks), (``send`` or ``recv``, peer, tag, shape, backend),
     (``wait_send`` or ``wait_recv``, peer, tag), (``collective``, ``issue`` or ``wait_issued``,
     ranks, numbers), and the kinds of what concerns no other rank, with its action.
     ``swapped``: a rank, and two positions among its events that change places.
     """
-    mailbox_limits.MAIL_BYTES = mail_bytes
     gradient_sums.ALONE_BYTES = alone_bytes
     log: list[tuple] = []
 
@@ -81,10 +78,7 @@ def _log_messages(log: list[tuple]) -> None:
         def call(
             kind: str, tensor: Tensor, peer: int, tag: int, *place: Any, backend: Route
         ) -> Any:
-            group = place[0]
-            has_room = group is not None and group.shared is not None
-            through_memory = has_room and backend.algorithm == MAILBOX
-            log.append((kind, peer, tag, tuple(tensor.shape), through_memory))
+            log.append((kind, peer, tag, tuple(tensor.shape), backend.backend))
             wait = function(kind, tensor, peer, tag, *place, backend=backend).wait
             return SimpleNamespace(wait=lambda: (log.append((f"wait_{kind}", peer, tag)), wait()))
 

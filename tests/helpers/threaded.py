@@ -13,7 +13,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import ALONE, Event
 
 HARD_TIMEOUT_S = 60.0
@@ -116,17 +115,11 @@ class Post:
         return (self.rank, other) if self.event.kind == "send" else (other, self.rank)
 
 
-def is_mail(event: Event) -> bool:
-    return "mailbox" in str(event.route)
-
-
 class Execution(Threads):
     """Ranks whose messages meet as their routes do it.
 
-    Most meet in a box for each (source, target, backend, tag). A mailbox is a queue of so many
-    places for each (source, target, lane), counted as in the memory of one machine: every message
-    and every receive has a number. On nccl a thread for each communicator of a rank runs what is
-    posted there, one call after the other.
+    Most meet in a box for each (source, target, backend, tag). On nccl a thread for each
+    communicator of a rank runs what is posted there, one call after the other.
     """
 
     def __init__(self, programs: Programs, members: list[list[int]]) -> None:
@@ -137,9 +130,6 @@ class Execution(Threads):
         self.receives: dict[Hashable, deque[Post]] = defaultdict(deque)
         self.meetings: dict[Hashable, dict[int, Event]] = defaultdict(dict)
         self.sums: dict[Hashable, dict[int, Event]] = defaultdict(dict)
-        self.letters: dict[Hashable, list[Post]] = defaultdict(list)
-        self.wanted: dict[Hashable, list[Post]] = defaultdict(list)
-        self.num_read: dict[Hashable, int] = defaultdict(int)
         self.queues: dict[Hashable, deque[list[Post]]] = {}
         self.ended: set[int] = set()
         self.outcome = Outcome()
@@ -154,8 +144,6 @@ class Execution(Threads):
         self.outcome.stuck = [r for r in range(len(self.programs)) if r not in self.ended]
         left = sum(not post.done for posts in self.sends for post in posts)
         left += sum(map(len, self.receives.values()))
-        left += sum(len(letters) - self.num_read[key] for key, letters in self.letters.items())
-        left += sum(not post.done for wanted in self.wanted.values() for post in wanted)
         self.outcome.left = left
         return self.outcome
 
@@ -166,8 +154,7 @@ class Execution(Threads):
             if event.kind in ("send", "recv"):
                 steps = self.post(rank, program, at)
             elif event.kind == "wait_recv":
-                if not self.receive(rank, event):
-                    return
+                self.receive(rank, event)
             elif event.kind in ("wait_send", "wait_sends"):
                 self.wait(lambda event=event: self.all_sent(rank, event))  # type: ignore[misc]
             elif event.kind == "issue":
@@ -182,9 +169,6 @@ class Execution(Threads):
     def post(self, rank: int, program: list[Event], at: int) -> int:
         """Begins a message, or a whole group call of nccl; returns how many events that is."""
         event = program[at]
-        if is_mail(event):
-            self.write(Post(event, rank))
-            return 1
         call = [event]
         if event.backend == "nccl" and event.call:
             call = [*itertools.takewhile(lambda e: e.call == event.call, program[at:])]
@@ -204,13 +188,10 @@ class Execution(Threads):
         self.changed()
         return len(call)
 
-    def receive(self, rank: int, event: Event) -> bool:
-        if is_mail(event):
-            return self.read(rank, event)
+    def receive(self, rank: int, event: Event) -> None:
         posted = self.receives[rank, event.peer, event.backend, event.tag]
         self.wait(lambda: bool(posted) and posted[0].done)
         posted.popleft()
-        return True
 
     def all_sent(self, rank: int, event: Event) -> bool:
         return all(
@@ -260,37 +241,6 @@ class Execution(Threads):
             for post in unit:
                 post.done = True
             self.changed()
-
-    def write(self, post: Post) -> None:
-        """Puts a letter into its queue, which keeps the rank where it is full, or expects one."""
-        key = (*post.ends, post.event.lane)
-        if post.event.kind == "recv":
-            self.wanted[key].append(post)
-            return
-        letters = self.letters[key]
-        self.wait(lambda: len(letters) - self.num_read[key] < SLOTS)
-        letters.append(post)
-        self.changed()
-
-    def read(self, rank: int, event: Event) -> bool:
-        """Reads a letter; a rank that would read another one than the next fails."""
-        key = (event.peer, rank, event.lane)
-        letters, wanted = self.letters[key], self.wanted[key]
-
-        def number() -> int | None:
-            mine = (i for i, p in enumerate(wanted) if not p.done and p.event.tag == event.tag)
-            return next(mine, None)
-
-        self.wait(lambda: number() is not None and len(letters) > number())
-        index = number()
-        if index != self.num_read[key]:
-            self.outcome.wrong.append(f"rank {rank} reads {event.what} out of order")
-            return False
-        self.compare(letters[index], wanted[index])
-        wanted[index].done = True
-        self.num_read[key] += 1
-        self.changed()
-        return True
 
     def meet(self, rank: int, event: Event) -> None:
         members = self.members[event.peer] if event.kind != "barrier" else range(len(self.programs))

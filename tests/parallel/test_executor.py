@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.core.ranks import mailbox_limits, memory_files
 from hires.plan import gradient_sums
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
@@ -39,15 +38,6 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_ranks_communicate_and_wait_as_the_plan_says(name: str):
     check(*planned(*LAYOUTS[name]))
-
-
-def test_large_halos_go_round_the_memory_as_the_plan_says(monkeypatch: pytest.MonkeyPatch):
-    # Between the sizes of this layout's halos, so that both ways are used by turns.
-    monkeypatch.setattr(mailbox_limits, "MAIL_BYTES", 8192)
-    plan, config = planned({"tiles": [2, 1], "stages": 2})
-    check(plan, config)
-    halos = [e for e in events(plan, 0) if e.kind == "send" and "halo" in e.what]
-    assert {event.route.algorithm == "mailbox" for event in halos} == {True, False}
 
 
 @pytest.mark.parametrize(("gradients", "memory"), [("early", BLOCK), ("late", {})])
@@ -109,8 +99,8 @@ def planned(
 
 def logs(plan: Plan, config: RunConfig, *swap: tuple[int, int, int]) -> list[list[tuple]]:
     """Returns what each rank really does."""
-    limits = mailbox_limits.MAIL_BYTES, gradient_sums.ALONE_BYTES
-    return run_ranks(logged_step, plan.world, to_dict(config), plan.to_dict(), *limits, *swap)
+    limit = gradient_sums.ALONE_BYTES
+    return run_ranks(logged_step, plan.world, to_dict(config), plan.to_dict(), limit, *swap)
 
 
 def check(plan: Plan, config: RunConfig) -> None:
@@ -130,8 +120,7 @@ def planned_log(plan: Plan, rank: int, swapped: tuple[int, int] | None = None) -
     for event in [*creation(members, rank), *program]:
         key = event.peer, event.tag
         if event.kind in ("send", "recv"):
-            through_memory = event.route.algorithm == "mailbox" and memory_files.is_supported()
-            log.append((event.kind, *key, event.shape, through_memory))
+            log.append((event.kind, *key, event.shape, event.backend))
             if event.kind == "send":
                 open_sends[key] = open_sends.get(key, 0) + 1
         elif event.kind == "wait_sends":

@@ -18,7 +18,7 @@ def statistics(checkpoint: str, microbatches: int) -> tuple[dict[str, Any], dict
     config = config_of(
         batch=4, memory={"checkpoint": checkpoint}, parallel={"microbatches": microbatches}
     )
-    with rehearsal(0, shared_memory=False):  # one rank: there is nothing to send
+    with rehearsal(0):  # one rank: there is nothing to send
         engine = build_rank(config, plan_of(config), 0, 1)
         assert engine.modules[0].recomputes == (checkpoint != "none")
         engine.executor.step(engine.loaders)

@@ -16,7 +16,7 @@ from hires.plan.tuning_table import TuningTable
 def test_text_and_route():
     for text, route in (
         ("gloo", Route("gloo")),
-        ("shm:mailbox", Route("shm", "mailbox")),
+        ("gloo:direct", Route("gloo", "direct")),
         ("gloo:segmented:96KiB", Route("gloo", "segmented", 96 * 1024)),
     ):
         assert parse_route(text) == route
@@ -26,14 +26,14 @@ def test_text_and_route():
         ("mpi:segmentd:4MiB", "did you mean segmented"),
         ("mpi:segmented", "write mpi:segmented:4MiB"),
         ("mpi:segmented:-1", "is no size"),
-        ("mpi:mailbox:4MiB", "has no segments"),
+        ("mpi:direct:4MiB", "has no segments"),
     ):
         with pytest.raises(ConfigError, match=error):
             parse_route(text)
 
 
 RULES = [
-    {"operation": "send", "ranks_per_node": "all", "bytes": "..256KiB", "route": "shm:mailbox"},
+    {"operation": "send", "ranks_per_node": "all", "bytes": "..256KiB", "route": "shm"},
     {"operation": "all_reduce", "ranks": "2..4", "dtype": "float", "bytes": "..64KiB",
      "route": "shm"},
     {"operation": "all_reduce", "ranks": "2..4", "dtype": "float", "bytes": "64KiB..",
@@ -49,7 +49,7 @@ def table(rules, default="gloo", base="gloo", **more):
 
 def test_first_rule_that_is_possible_decides():
     for case, route in (
-        (("send", 2, 2, "cpu", "bytes", 262144), Route("shm", "mailbox")),
+        (("send", 2, 2, "cpu", "bytes", 262144), Route("shm")),
         (("send", 2, 2, "cpu", "bytes", 262145), Route("gloo")),
         (("send", 2, 1, "cpu", "bytes", 8), Route("gloo")),
         (("all_reduce", 4, 1, "cuda", "float", 0), Route("shm")),

@@ -64,8 +64,8 @@ def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> li
         why = start_reason(plan["graph"]["params"])
         sections["memory of a rank"] = memory_lines(plan["memory"], limit, why)
     sections["findings"] = findings + ([plan["verdict"]] if plan.get("verdict") else [])
-    if "proofs" in plan:  # asked for with --prove
-        sections["proof"] = proof_lines(plan["proofs"]) if plan["proofs"] else ["not made"]
+    if "proof" in plan:  # asked for with --prove
+        sections["proof"] = proof_lines(plan["proof"]) if plan["proof"] else ["not made"]
     texts = ("\n  ".join([title, *body]) for title, body in sections.items())
     return "\n\n".join(texts).split("\n")
 
@@ -134,22 +134,19 @@ def message_lines(totals: Facts) -> list[str]:
     )
 
 
-def proof_lines(proofs: list[Facts]) -> list[str]:
-    """Returns one line a proof, and the problems of those that failed below it."""
+def proof_lines(proof: Facts) -> list[str]:
+    """Returns the proof in one line, and its problems below it."""
     rows = [("backends", "verdict", "messages", "collectives", "time")]
-    for proof in proofs:
-        right = "deadlock-free" if proof["ok"] else "FAILS"
-        counted = (str(proof["messages"]), str(proof["collectives"]), seconds(proof["seconds"]))
-        rows.append((", ".join(proof["backends"]), right, *counted))
+    right = "deadlock-free" if proof["ok"] else "FAILS"
+    counted = (str(proof["messages"]), str(proof["collectives"]), seconds(proof["seconds"]))
+    rows.append((", ".join(proof["backends"]), right, *counted))
     lines, note = _fitted(rows, (1,))
-    shown = [lines[0]]
-    for line, proof in zip(lines[1:], proofs, strict=True):
-        # A problem has a line for each rank that waits.
-        problems = [one.replace("; ", "\n      ") for one in proof["problems"][:_MOST]]
-        if len(proof["problems"]) > _MOST:
-            problems.append(f"and {len(proof['problems']) - _MOST} more; --json shows all")
-        shown += "\n    ".join([line, *problems]).split("\n")
-    return [*shown, *note]
+    # A problem has a line for each rank that waits.
+    problems = [one.replace("; ", "\n      ") for one in proof["problems"][:_MOST]]
+    if len(proof["problems"]) > _MOST:
+        problems.append(f"and {len(proof['problems']) - _MOST} more; --json shows all")
+    shown = "\n    ".join([lines[1], *problems]).split("\n")
+    return [lines[0], *shown, *note]
 
 
 def start_reason(params: Mapping[str, Facts]) -> str:

@@ -68,7 +68,7 @@ def _answer(args: Namespace, planner: Planner) -> int:
     plan.findings += ready.findings
     facts = plan.to_dict()
     if args.prove:  # a plan that could not be made has no messages, and no verdict
-        facts["proofs"] = [v.to_dict() for v in judged(plan)] if plan.verdict else []
+        facts["proof"] = judged(plan).to_dict() if plan.verdict else None
     start = launcher_of(config).start_estimate(config) if plan.ok else None
     if start is not None:
         facts[config.launcher.name] = start

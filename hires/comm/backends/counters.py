@@ -36,9 +36,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hires.core.errors import EndedError, PeerError
-from hires.core.ranks.mailbox_limits import LINE
 from hires.core.store import provenance
 
+LINE = 128
+"""Bytes between two counters, and a unit of every message: cache lines of its own."""
 LOOKS = 50
 """Looks before a rank offers its core: the system may have put the other one behind it there."""
 SPINS = 100
@@ -93,8 +94,7 @@ class Counters:
         self._ranks = ranks
         self._num_words = num_words
         self.words = memory[: num_words * LINE].cast("i")[:: LINE // 4]
-        self._lines = memory[num_words * LINE :].cast("q")
-        self.values = self._lines[:: LINE // 8]
+        self.values = memory[num_words * LINE :].cast("q")[:: LINE // 8]
         self._begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._lock = threading.Lock()
         self._processes = memory[: num_words * LINE].cast("q")
@@ -147,17 +147,6 @@ class Counters:
         """Sleeps while a word is 1; False: no thread woke this one within the limit."""
         address, span = self._begin + word * LINE, _Timespec(int(limit_s), int(limit_s % 1 * 1e9))
         return bool(self._call(_SYS_FUTEX, address, _WAIT, 1, ctypes.addressof(span), 0, 0) == 0)
-
-    def note(self, counter: int, number: int, value: int) -> None:
-        """Keeps a number beside a counter, which the next change of the counter announces.
-
-        There is room for that of an even ``number`` and that of an odd one.
-        """
-        self._lines[counter * LINE // 8 + 1 + number % 2] = value
-
-    def noted(self, counter: int, number: int) -> int:
-        """Returns the number that :meth:`note` has kept."""
-        return self._lines[counter * LINE // 8 + 1 + number % 2]
 
     def arrive(self, row: Sequence[int], value: int) -> None:
         """Sets this rank's counter of a row, one for each rank; the last to come wakes the others.

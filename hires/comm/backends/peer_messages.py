@@ -203,8 +203,9 @@ class PeerMessages:
             self._helper.join(_CLOSE_S)
 
     def _spin(self, message: PeerMessage) -> bool:
+        looks = max(1, LOOKS // len(self._rings.others)) if self._rings.others else 1
         for _ in range(self._counters.spins()):
-            for _ in range(LOOKS):
+            for _ in range(looks):
                 if message.done or (self._rings.arrived() and self.look(message)):
                     return True
             if self.look(message):  # there may be room for what this rank sends
@@ -235,7 +236,7 @@ class PeerMessages:
     def _progress(self) -> None:
         # Reads what has come, and writes what there is room for. The caller holds the lock.
         rings = self._rings
-        for source in range(rings.num_ranks):
+        for source in rings.others:
             while (record := rings.oldest(source)) is not None:
                 self._take(source, record)
                 rings.drop(source)

@@ -25,11 +25,10 @@ import torch
 from torch import Tensor
 
 from hires.comm.backends import counters
-from hires.comm.backends.counters import Counters
+from hires.comm.backends.counters import LINE, Counters
 from hires.comm.backends.host_memory import copy
 from hires.comm.backends.local_sums import reduce_in_order
 from hires.core.errors import PeerError
-from hires.core.ranks.mailbox_limits import LINE
 
 SLOT_BYTES = 2**19
 """Longest piece: so long that to meet costs little, so short that it stays in a core's cache."""

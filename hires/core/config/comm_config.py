@@ -46,7 +46,7 @@ class CommConfig(Section, key="comm"):
     """Seconds for which a rank may wait for another, or neither move nor compute, until the run is
     stopped; the attempt's ``hang.txt`` has the cause."""
     shared_memory: bool = True
-    """Whether ranks on one machine share memory for small messages and sums of gradients."""
+    """Whether ranks on one machine send their messages through memory that they share."""
     dtype: str = choice("value", ("value", "fp32", *HALF))
     """Type of halos, pipeline messages and sums of gradients: ``fp32``, ``fp16``, ``bf16``, or
     ``value``: values and their gradients travel in the type of the precision, and gradients of

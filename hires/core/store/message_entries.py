@@ -5,7 +5,7 @@
 The line names what the numbers of an entry stand for, so that a file needs no plan beside it:
 
     {"format": 2, "rank": 0, "clock": "...", "dropped": 0, "operations": ["send", ...],
-     "ways": {"64": ["shm", "mailbox"]}, "events": {"7": ["halo", "F0", [1]]}}
+     "ways": {"64": ["shm", "message"]}, "events": {"7": ["halo", "F0", [1]]}}
 
 An entry is little-endian: operation (one byte), a byte without meaning, way (2), event (4), bytes
 (8), then four times of 8 bytes in s on the machine's clock: issued, posted, started, ended.

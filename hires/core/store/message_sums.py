@@ -2,10 +2,10 @@
 
     metrics.jsonl  {"kind": "comm", "rank": 0, "first": 2, "steps": 10, "step_s": 3.1,
                     "rows": [{"operation": "send", "kind": "halo", "backend": "shm",
-                              "algorithm": "mailbox", "size": 12, "count": 520, "bytes": 2662400,
+                              "algorithm": "message", "size": 12, "count": 520, "bytes": 2662400,
                               "issue_s": 0.011, "wait_s": 0.0}, ...],
                     "planned": [{"operation": "send", "kind": "halo", "size": 12,
-                                 "backend": "shm", "algorithm": "mailbox",
+                                 "backend": "shm", "algorithm": "message",
                                  "count": 52, "bytes": 266240}, ...]}
 
 Messages of class ``size`` have 2^size bytes or more and fewer than twice as many; of class -1 none.

@@ -74,13 +74,6 @@ class _Steps:
     def _compare(self) -> None:
         """Counts messages and collectives whose sides have met, and compares what they say."""
         problems = self.proof.problems
-        for program in self.read.values():
-            for post, event, first in program.disordered:
-                if self._has_met(post, event):
-                    problems.append(
-                        f"rank {self.step.events[post][0]} waits for {event.words} from rank "
-                        f"{event.peer} before {first.words}, which lies first in its mailbox"
-                    )
         for post, (source, send) in self.step.events.items():
             if send.kind != "send" or not self._has_met(post, send):
                 continue
@@ -199,8 +192,6 @@ class _Steps:
                 node = unmet[0]
             elif node in step.events:
                 return [step.events[node][0]]
-            elif node[0] == "read":
-                return [node[1][1]] if node in step.graph else []
             elif node in step.came:
                 came = step.came[node].items()
                 return [rank for rank, before in came if not self._is_past(before)]
@@ -235,8 +226,6 @@ class _Steps:
         if event.kind == "wait_recv":
             tail = ", which it has not begun to receive" if wait.is_early else ""
             return f"{waits} {words} from rank {event.peer}{tail}"
-        if event.kind == "send":
-            return f"{waits} rank {event.peer} to read older messages, to make room for {words}"
         unmet = [send for end, send in wait.messages if end not in self.reached]
         first = {(send.peer, tag_of(send)): send for send in reversed(unmet)}
         sends = [send for send in unmet if first[send.peer, tag_of(send)] is send]

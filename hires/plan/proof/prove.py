@@ -20,7 +20,6 @@ from hires.plan.program import events
 from hires.plan.proof.explain import prove_each
 from hires.plan.proof.step_order import Proof, prove_merged
 from hires.plan.rank_kinds import translated_kinds
-from hires.plan.routes import MEMORY, Route
 
 SHOWN = 8
 """Most problems that become findings."""
@@ -59,11 +58,8 @@ class Verdict:
         }
 
 
-def judged(plan: Plan) -> Iterator[Verdict]:
-    """Yields the verdict on one step of a plan, after the creation of its groups.
-
-    The routes are what runs. Where ranks turn out to have no memory in common when they start, the
-    messages of that fall back to the plan's own backend, and these must be right, too.
+def judged(plan: Plan) -> Verdict:
+    """Returns the verdict on one step of a plan, after the creation of its groups.
 
     Replicas do the same and meet in the gradient groups only, at the end of the step, so one stands
     for all that nodes divide alike; the groups are cut down to its ranks.
@@ -75,41 +71,27 @@ def judged(plan: Plan) -> Iterator[Verdict]:
     )
     joint += plan.scales_loss + plan.clips_gradients
     joint = joint if plan.num_replicas > 1 else 0
-    backends = backends_of_plan(plan)
-    for apart in (False, True) if {*backends} & {*MEMORY} else (False,):
-        began = time.perf_counter()
-        with _without_cycles():
-            proofs = [_proof_of(plan, first, apart) for first in replicas_apart(plan)]
-        proof = next((one for one in proofs if one.problems), proofs[0])
-        took = time.perf_counter() - began
-        collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
-        messages = proof.num_messages * plan.num_replicas
-        used = [name for name in backends if not apart or name not in MEMORY]
-        names = [*dict.fromkeys([*used, plan.backend])] if apart else used
-        yield Verdict(names, proof, messages, collectives, took)
+    began = time.perf_counter()
+    with _without_cycles():
+        proofs = [_proof_of(plan, first) for first in replicas_apart(plan)]
+    proof = next((one for one in proofs if one.problems), proofs[0])
+    took = time.perf_counter() - began
+    collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
+    messages = proof.num_messages * plan.num_replicas
+    return Verdict(backends_of_plan(plan), proof, messages, collectives, took)
 
 
-def _proof_of(plan: Plan, first: int, apart: bool) -> Proof:
+def _proof_of(plan: Plan, first: int) -> Proof:
     """Returns the proof of the replica that begins with a rank."""
     ranks = range(first, first + plan.ranks_per_replica)
     members = [[rank for rank in group if rank in ranks] for group in groups(plan)]
 
     def begun() -> list[Iterator[Event]]:
-        every: list[Iterator[Event]] = [
-            chain(creation(members, rank), events(plan, rank)) for rank in ranks
-        ]
-        return [_without_memory(plan, program) for program in every] if apart else every
+        return [chain(creation(members, rank), events(plan, rank)) for rank in ranks]
 
     kinds = None if first else translated_kinds(plan)
     proof = prove_merged(begun(), members, kinds, first)
     return proof or prove_each([[*program] for program in begun()], members, first)
-
-
-def _without_memory(plan: Plan, program: Iterator[Event]) -> Iterator[Event]:
-    """Yields a program whose messages through shared memory take the plan's own backend."""
-    for event in program:
-        through = event.backend in MEMORY
-        yield event._replace(route=Route(plan.backend)) if through else event
 
 
 @contextlib.contextmanager
@@ -125,12 +107,10 @@ def _without_cycles() -> Iterator[None]:
 
 
 def verify(plan: Plan) -> list[Finding]:
-    """Returns the problems of the proofs as errors, and sets the plan's verdict."""
-    for verdict in judged(plan):
-        plan.verdict = verdict.text
-        if verdict.proof.problems:
-            return [Finding("error", "parallel", text) for text in verdict.proof.problems[:SHOWN]]
-    return []
+    """Returns the problems of the proof as errors, and sets the plan's verdict."""
+    verdict = judged(plan)
+    plan.verdict = verdict.text
+    return [Finding("error", "parallel", text) for text in verdict.proof.problems[:SHOWN]]
 
 
 def creation(members: list[list[int]], rank: int) -> Iterator[Event]:

@@ -5,7 +5,6 @@ an order in which each comes behind what it waits for:
 
     wait_recv       behind the send of the message
     wait_send(s)    behind the receives of the messages
-    send            to a mailbox: behind the wait that frees its slot
     collective      behind all that its members do before it
 
     rank 0    send a ------ wait_recv b          rank 0    wait_recv b --- send a
@@ -18,8 +17,6 @@ What a post and a wait mean follows from the route of the message:
 
 * ``gloo``, ``mpi`` and ``shm`` buffer nothing here: a send ends when its receive is posted.
   Messages of one tag between two ranks keep their order, others pass each other.
-* ``shm:mailbox`` writes into one of a few slots between two tiles, lane by lane, and the slots are
-  read in the order of writing, whatever the tag.
 * ``nccl`` has a stream for each communicator (``hires.plan.channels``). A post holds up those
   behind it, and what a rank posts there in one call is a unit, which two more events describe:
 
@@ -51,9 +48,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hires.core.ranks.mailbox_limits import SLOTS
 from hires.plan.event import ALONE, JOINT, MEETINGS, POSTS, WORLD, Event
-from hires.plan.routes import MAILBOX, STREAMED
+from hires.plan.routes import STREAMED
 
 Node = Any
 """A tuple: the kind or rank of the event, then values that identify it."""
@@ -100,8 +96,6 @@ class Program:
     """Collectives and sums by group and backend, in order."""
     unread: list[tuple[Node, Event]] = field(default_factory=list)
     """Receives that the rank never waits for."""
-    disordered: list[tuple[Node, Event, Event]] = field(default_factory=list)
-    """Waits for a message of a mailbox, with the one that lies before it."""
 
 
 class Unit:
@@ -149,8 +143,6 @@ class _Reader:
         # By (send or recv, peer, backend, tag): (post, what ends it, event), not waited for.
         self.open_posts: dict[tuple[Any, ...], list[tuple[Node, Node, Event]]] = defaultdict(list)
         self.units: dict[Hashable, Unit] = {}  # the last one of each stream
-        self.written: dict[Hashable, list[Any]] = defaultdict(list)  # messages, by mailbox
-        self.unread: dict[Hashable, list[tuple[Node, Event]]] = defaultdict(list)
         self.early: dict[Hashable, list[RankEvent]] = defaultdict(list)
         self.issued: dict[Hashable, list[Node]] = defaultdict(list)
         self.last: list[Node] = []  # the last node, or nothing at the beginning
@@ -159,7 +151,8 @@ class _Reader:
         """Adds an event behind those before it."""
         wait = RankEvent((self.rank, len(self.program.waits)), event)
         if event.kind in POSTS:
-            behind = self._post(event, wait)
+            self._post(event, wait)
+            behind = []
         elif event.kind == "wait_recv":
             behind = self._wait_recv(event, wait)
         elif event.kind in ("wait_send", "wait_sends"):
@@ -182,7 +175,7 @@ class _Reader:
         self.program.waits.append(wait)
         self.last = [wait.node]
 
-    def _post(self, event: Event, wait: RankEvent) -> list[Node]:
+    def _post(self, event: Event, wait: RankEvent) -> None:
         kind, peer = event.kind, event.peer
         is_merged = self.step.is_merged
         # Halos of one exchange are one node, whatever carries them to which peer.
@@ -197,20 +190,13 @@ class _Reader:
             facts = message, event[2:7], event.channel, event.route
             self.program.posts[peer - self.rank][kind, event.lane].append(facts)
         end: Node = OTHER[kind], message
-        if is_mail(event) and kind == "send":  # it has ended when it is written
-            box = self.written[peer, event.lane]
-            box.append(message)
-            return [("read", box[-1 - SLOTS])] if len(box) > SLOTS else []
-        if is_mail(event):
-            self.unread[peer, event.lane].append((node, event))
-        elif event.backend in STREAMED:
+        if event.backend in STREAMED:
             end = self._unit(event, node, (OTHER[kind], message)).done
-        key = kind, peer, event.backend, _name(event)
+        key = kind, peer, event.backend, event.tag
         if kind == "recv" and self.early[key]:  # nothing that is behind a wait ends it
             self.graph[self.early[key].pop(0).node].append(node)
         else:
             self.open_posts[key].append((node, end, event))
-        return []
 
     def _unit(self, event: Event, node: Node, other: Node) -> Unit:
         """Adds a post to its unit, and what it means for this."""
@@ -225,26 +211,15 @@ class _Reader:
         return unit
 
     def _wait_recv(self, event: Event, wait: RankEvent) -> list[Node]:
-        key = "recv", event.peer, event.backend, _name(event)
+        key = "recv", event.peer, event.backend, event.tag
         if not self.open_posts[key]:
             wait.is_early = True
             self.early[key].append(wait)
             return [("early", wait.node)]
-        post, end, received = self.open_posts[key].pop(0)
-        read = "read", post[1]
+        post, end, _ = self.open_posts[key].pop(0)
         if self.step.is_merged:
-            wait.node = read
-        if not is_mail(event):
-            return [end]
-        if not self.step.is_merged:
-            self.graph[read] = [wait.node]
-        mails = self.unread[event.peer, event.lane]
-        first, before = mails[0]
-        mails.remove((post, received))
-        if first == post:
-            return [end]
-        self.program.disordered.append((post, event, before))
-        return [end, ("disordered", wait.node)]
+            wait.node = "read", post[1]
+        return [end]
 
     def _wait_sends(self, event: Event, wait: RankEvent) -> list[Node]:
         keys = [("send", event.peer, event.backend, event.tag)]
@@ -327,15 +302,6 @@ def prove_merged(
     return proof
 
 
-def is_mail(event: Event) -> bool:
-    """Whether a message goes through a mailbox."""
-    return event.route is not None and event.route.algorithm == MAILBOX
-
-
-def _name(event: Event) -> Hashable:
-    return (event.tag, event.lane) if is_mail(event) else event.tag
-
-
 def tag_of(event: Event) -> Hashable:
     """Returns what a wait names its message by: the tag within its backend."""
     return event.backend, event.tag
@@ -343,8 +309,6 @@ def tag_of(event: Event) -> Hashable:
 
 def way_of(event: Event) -> Hashable:
     """Returns what messages from one rank to another share that keep their order."""
-    if is_mail(event):
-        return "mail", event.lane
     if event.backend in STREAMED:
         return event.backend, ("channel", event.channel) if event.channel else event.lane
     return tag_of(event)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from hires.core.config.run_config import from_dict
-from hires.core.ranks import mailbox_limits
 from hires.nets.trace import trace
 from hires.plan.event import Event
 from hires.plan.plan import Plan
@@ -47,15 +46,12 @@ def in_order(programs: Programs, members: list[list[int]], *kinds: list[int]) ->
     return prove_merged([iter(program) for program in programs], members, *kinds)
 
 
-@pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("name", GRIDS)
-def test_grid_is_proved_by_its_kinds(monkeypatch, name, small):
-    if small:  # halos of one exchange go through mailboxes or not, by their size
-        monkeypatch.setattr(mailbox_limits, "MAIL_BYTES", 128)
+def test_grid_is_proved_by_its_kinds(monkeypatch, name):
     plan = GRIDS[name]()
-    exact = [run(plan), run(plan, "gloo")]
+    exact = run(plan)
     monkeypatch.setattr(prove, "prove_each", None)
-    assert [verdict.proof for verdict in prove.judged(plan)] == exact
+    assert prove.judged(plan).proof == exact
 
 
 @pytest.mark.parametrize("kind", ["grid", "random"])
@@ -78,9 +74,9 @@ def test_damaged_plan_is_proved_only_if_each_rank_alone_is(kind):
     assert seen[False, True] > 6
 
 
-def test_mailbox_and_message_are_no_pair():
+def test_messages_of_two_backends_are_no_pair():
     programs, members = valid_programs(plan_of(tiles=[2, 1]))
-    assert "mailbox" in {event.route.algorithm for event in programs[0] if event.route}
+    assert "shm" in {event.route.backend for event in programs[0] if event.route}
     changed = [programs[0], through(programs[1], "gloo")]
     assert in_order(changed, members) is None
     assert prove_each(changed, members).problems

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hires.core.ranks import mailbox_limits
 from hires.plan.event import Event
-from hires.plan.plan import Finding, Plan
-from hires.plan.program import events
+from hires.plan.plan import Finding
 from hires.plan.proof.explain import prove_each
 from hires.plan.proof.prove import judged, verify
 from hires.plan.proof.step_order import prove_merged
@@ -15,7 +13,7 @@ from hires.plan.routes import parse_route
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
 KINDS = {"got": "wait_recv", "sent": "wait_send", "join": "collective", "issued": "wait_issued"}
-ROUTES = {"nccl": "nccl:channel", "shm": "shm:mailbox"}
+ROUTES = {"nccl": "nccl:channel"}
 
 
 def program(text: str) -> list[Event]:
@@ -38,16 +36,6 @@ def program(text: str) -> list[Event]:
         place = KINDS.get(kind, kind), int(peer), int(tag[0]) if tag else 0
         events.append(Event(*place, shape, "float32", what, route=route, **facts))
     return events
-
-
-def each(kind: str, peer: int, last: str = "") -> str:
-    """Returns so many halos in a mailbox that one more would fit than it has places for."""
-    numbers = range(1, mailbox_limits.SLOTS + 2)
-    return ", ".join(f"{kind} {peer} halo{n} {n} lane=1{last}" for n in numbers)
-
-
-def exchange(peer: int, last: str = "") -> str:
-    return ", ".join(each(kind, peer, last) for kind in ("recv", "send", "got"))
 
 
 CROSSED = "deadlock: rank 0 waits for rank 1 to receive a; rank 1 waits for rank 0 to receive b"
@@ -173,46 +161,6 @@ CASES: dict[str, tuple[list[str], list[list[int]], list[str]]] = {
         ["deadlock: the stream of rank 0 must first receive b from rank 1; "
          "the stream of rank 1 must first receive a from rank 0"],
     ),
-    "full mailbox": (
-        [f"shm: {exchange(1)}", f"shm: {exchange(0)}"], [],
-        ["deadlock: rank 0 waits for rank 1 to read older messages, to make room for halo3; "
-         "rank 1 waits for rank 0 to read older messages, to make room for halo3"],
-    ),
-    "no mailbox": ([f"gloo: {exchange(1)}", f"gloo: {exchange(0)}"], [], []),
-    # The messages of one lane lie unread while those of the other are read.
-    "two mailboxes": (
-        [f"shm: send 1 a 1 lane=1, send 1 b 2 lane=1, {each('send', 1, ' lane=2')}, "
-         "send 1 c 3 lane=1",
-         f"shm: recv 0 a 1 lane=1, recv 0 b 2 lane=1, recv 0 c 3 lane=1, "
-         f"{each('recv', 0, ' lane=2')}, {each('got', 0, ' lane=2')}, "
-         "got 0 a 1 lane=1, got 0 b 2 lane=1, got 0 c 3 lane=1"],
-        [], [],
-    ),
-    "mailbox is read in the order in which it was written": (
-        ["shm: send 1 a 1, send 1 b 2", "shm: recv 0 b 2, got 0 b 2, recv 0 a 1, got 0 a 1"],
-        [], MIXED_UP,
-    ),
-    "waits in another order": (
-        ["shm: send 1 a 1, send 1 b 2", "shm: recv 0 a 1, recv 0 b 2, got 0 b 2, got 0 a 1"], [],
-        ["rank 1 waits for b from rank 0 before a, which lies first in its mailbox"],
-    ),
-    # The first rank waits until its large halo is taken, the second for room: each way alone is
-    # safe, both together are not. So the proof must know which halo goes which way.
-    "large halo that is sent": (
-        [f"shm: {each('recv', 1)}, send 1 big 9 @gloo, sent 1 big 9 @gloo, {each('got', 1)}",
-         f"shm: {each('send', 0)}, recv 0 big 9 @gloo, got 0 big 9 @gloo"], [],
-        ["deadlock: rank 0 waits for rank 1 to receive big; "
-         "rank 1 waits for rank 0 to read older messages, to make room for halo3"],
-    ),
-    "large halo that is mailed": (
-        [f"shm: {each('recv', 1)}, send 1 big 9, sent 1 big 9, {each('got', 1)}",
-         f"shm: {each('send', 0)}, recv 0 big 9, got 0 big 9"], [], [],
-    ),
-    "mailbox beside a collective": (
-        ["shm: send 1 a 0, send 1 b 1, join 0 s @mpi, send 1 c 2",
-         "shm: join 0 s @mpi, recv 0 a 0, recv 0 b 1, recv 0 c 2, got 0 a 0, got 0 b 1, got 0 c 2"],
-        PAIR, [],
-    ),
     "collectives of two backends in one order": (
         ["join 0 a @mpi, join 0 b @gloo"] * 2, PAIR, []
     ),
@@ -281,40 +229,16 @@ def test_messages_and_collectives_are_counted_and_compared():
 
 def test_every_backend_that_may_carry_a_plan_decides():
     plan = plan_of(**LAYOUTS["sp grid"])
-    verdicts = [*judged(plan)]
-    assert "shm" in verdicts[0].backends
-    assert verdicts[1].backends == ["gloo"]  # where ranks share no memory when they start
-    assert not any(verdict.proof.problems for verdict in verdicts)
+    verdict = judged(plan)
+    assert (verdict.backends, verdict.proof.problems) == (["gloo", "shm"], [])
     assert verify(plan) == []
     # A rank that takes the microbatches in another order mixes them up only where tags are unknown.
     plan = plan_of(**LAYOUTS["pp"])
     plan.schedule[0] = [plan.schedule[0][i] for i in (1, 0, 2, 3, 4, 5, 6, 7)]
     assert verify(plan) == []
-    plan.routes = [[*case, route.replace("gloo", "nccl")] for *case, route in plan.routes]
+    plan.routes = [[*case, route.replace("shm", "nccl")] for *case, route in plan.routes]
     plan = type(plan).from_dict(plan.to_dict())
     [first, *_] = verify(plan)
     assert isinstance(first, Finding)
     assert (first.severity, first.key) == ("error", "parallel")
     assert first.text.startswith("rank 0 sends ")
-
-
-def test_messages_of_memory_must_be_right_where_there_is_none(monkeypatch):
-    def crossed(plan: Plan, rank: int) -> list[Event]:
-        peer = 1 - rank
-        return program(f"shm: send {peer} a 1, sent {peer} a 1, recv {peer} a 1, got {peer} a 1")
-
-    # A mailbox holds them meanwhile.
-    assert not prove_each([crossed(None, rank) for rank in range(2)], []).problems
-    monkeypatch.setattr("hires.plan.proof.prove.events", crossed)
-    assert [finding.text for finding in verify(plan_of(tiles=[2, 1]))] == [
-        "deadlock: rank 0 waits for rank 1 to receive a; rank 1 waits for rank 0 to receive a"
-    ]
-
-
-def test_size_decides_which_halos_are_mailed(monkeypatch):
-    monkeypatch.setattr(mailbox_limits, "MAIL_BYTES", 128)
-    sends = [e for e in events(plan_of(**LAYOUTS["sp grid"]), 0) if e.kind == "send"]
-    assert {event.route.algorithm for event in sends} == {"mailbox", "message"}
-    for event in sends:
-        n, channels, rows, cols = event.shape
-        assert (event.route.algorithm == "mailbox") == (4 * n * channels * rows * cols <= 128)
