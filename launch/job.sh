@@ -1,10 +1,13 @@
 # Runs on the first node of the job: one supervisor, which starts the ranks on all nodes with srun.
 # It was made by: @COMMAND@
 # By hand it is a new attempt of the run: sbatch job.sbatch
-run_dir=@RUN@
+tasks=(  # its run; of an array the run and the attempt of each task
+@TASKS@
+)
+set -- "${tasks[@]:2*${SLURM_ARRAY_TASK_ID-0}:2}" "$@"
 pythonpath=@PYTHONPATH@
 # Exit code 66: this node does not see the run folder, which must lie where all nodes do.
-cd -- "$run_dir" && exec >>job.log 2>&1 || exit 66
+cd -- "$1" && exec >>job.log 2>&1 || exit 66
 # cluster.modules: without one of them the supervisor starts, too, and writes down which is missing.
 unset HIRES_REFUSED_MODULE
 for hires_module in @MODULES@; do  # a name that no script of the site sets

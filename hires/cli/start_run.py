@@ -36,8 +36,6 @@ def submit(
     launcher = launcher_of(runs[0].config)
     folders = sorted({run.path.parent for run in runs})
     with campaign.starting(folders):
-        for note in (note for folder in folders for note in launcher.repair(folder)):
-            print(f"note: {note}", file=sys.stderr)
         held, refused = running_elsewhere.holders(run.path for run in runs), {}
         for path in (run.path for run in runs):
             try:

@@ -65,6 +65,11 @@ END_REASONS = {
         restarts=True,
         exit_code=PREEMPTED,
     ),
+    "requeued": EndReason(
+        "Slurm ended the job and queued it again, as `scontrol requeue` asks",
+        restarts=True,
+        exit_code=PREEMPTED,
+    ),
     "timeout": EndReason(
         "Slurm ended the job at its time limit",
         job_ends=("TIMEOUT", "DEADLINE"),

@@ -241,10 +241,6 @@ class Launcher(ABC):
         """Returns the jobs of runs that were submitted, though no ``job.json`` says so."""
         return {}
 
-    def repair(self, campaign: Path) -> Iterator[str]:
-        """Writes missing ``job.json`` files of a campaign; yields what could not be read."""
-        yield from ()
-
     def avoided_nodes(self, states: Sequence[RunState], configs: Sequence[RunConfig]) -> list[str]:
         """Returns the nodes that the next attempts of runs which ended so should not use."""
         return []

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hires.launcher import job_wait
+from hires.launcher.slurm.job_script import read_tasks
 from tests.helpers.commands import SMALL, fake_hires
 from tests.helpers.patience import PATIENCE_S
 
@@ -47,11 +48,6 @@ def jobs() -> list[tuple[str, int]]:
     paths = sorted(Path("results").glob("*/*/a0/job.json"))
     values = [json.loads(path.read_text()) for path in paths]
     return sorted((value["job"], value["index"]) for value in values)
-
-
-def listed(number: int) -> list[dict]:
-    path = Path(f"results/default/arrays/{number}/points.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def option(number: int, name: str) -> list[str]:
@@ -130,24 +126,26 @@ def test_points_that_want_the_same_are_one_array_and_others_one_of_their_own(hir
     assert jobs() == [("1", 0), ("1", 1)]
     # Repeats of a point are one element, with time for all.
     assert (option(0, "array"), option(0, "time")) == (["0-1"], ["15"])
-    for index, entry in enumerate(listed(0)):
-        job = json.loads(Path("results/default", entry["run"], "a0/job.json").read_text())
-        assert (job["index"], entry["attempt"], entry["attempts"]) == (index, 0, 3)
+    script = Path("results/default/arrays/0/job.sbatch")
+    for index, (run, attempt) in enumerate(read_tasks(script)):
+        assert json.loads((run / f"a{attempt}/job.json").read_text())["index"] == index
+    assert " --attempts=3 " in script.read_text()
     assert slurm() == [f"--parsable|{Path.cwd()}/results/default/arrays/0/job.sbatch|"]
     hires("sweep", *NODES, "parallel=sp,sp+lp", "launcher.partition=a,b")
     assert [option(n, "ntasks") for n in range(1, 5)] == [["2"], ["2"], ["3"], ["3"]]
     assert [option(n, "partition") for n in range(1, 5)] == [["a"], ["b"]] * 2
 
 
-def test_point_whose_job_waits_is_not_submitted_again(hires, slurm):
+def test_point_whose_job_waits_is_not_submitted_again(hires, slurm, cluster):
     hires("sweep", *SLURM, "seed=0,1")
     for killed in (False, True):
         if killed:  # the sweep came as far as sbatch
+            script = Path("results/default/arrays/0/job.sbatch").absolute()
+            cluster("squeue", f"echo '1|0-1|{script}'")
             for path in Path("results").glob("*/*/a0/job.json"):
                 path.unlink()
         answer = hires("sweep", *SLURM, "seed=0,1")
         assert (answer.code, answer.err.count("was not submitted: ")) == (1, 2)
-        assert jobs() == [("1", 0), ("1", 1)]
         assert len(slurm()) == 1
 
 

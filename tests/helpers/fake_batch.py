@@ -1,18 +1,18 @@
 """The supervisor of a Slurm job with ranks that need no torch, see fake_rank.py.
 
-``python -m tests.helpers.fake_batch ARRAY_DIR`` runs a task of an array, ``RUN_DIR`` one run.
+``python -m tests.helpers.fake_batch RUN_DIR [ATTEMPT]``
 """
 
 import functools
 import sys
 
 from hires.launcher.local import local_launcher
-from hires.launcher.slurm import batch, job_attempts
+from hires.launcher.slurm import job
 
 
 def main(words):
-    job_attempts.launch = functools.partial(local_launcher.launch, module="tests.helpers.fake_rank")
-    return batch.main(words)
+    job.launch = functools.partial(local_launcher.launch, module="tests.helpers.fake_rank")
+    return job.main(words)
 
 
 if __name__ == "__main__":

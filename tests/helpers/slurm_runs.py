@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from hires.launcher.slurm.job_script import read_tasks
 from tests.helpers.patience import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -174,9 +175,8 @@ class Runs:
 
     def elements(self, campaign: str = "default") -> list[Run]:
         """Returns the runs of a campaign's one array."""
-        path = self.folder / "results" / campaign
-        lines = (path / "arrays" / "0" / "points.jsonl").read_text().splitlines()
-        return [Run(path / json.loads(line)["run"]) for line in lines]
+        script = self.folder / "results" / campaign / "arrays" / "0" / "job.sbatch"
+        return [Run(path) for path, _ in read_tasks(script)]
 
     def states(self, *words: str) -> list[dict[str, Any]]:
         """Returns what ``hires status`` says of all runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -9,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 
@@ -17,11 +17,10 @@ from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import LauncherConfig, MeasureConfig, RunConfig
 from hires.core.store import attempts, records, rundir
 from hires.core.store.attempts import Attempt
-from hires.launcher.interface import FrozenRun, SubmitOptions
-from hires.launcher.slurm import job_arrays
+from hires.launcher.interface import FrozenRun, SubmitOptions, note_job
+from hires.launcher.slurm import submission
 from hires.launcher.slurm.allocation import Allocation, JobNode
-from hires.launcher.slurm.job_attempts import JobRun
-from hires.launcher.slurm.job_script import note_job
+from hires.launcher.slurm.job import JobRun
 from tests.helpers.launches import ROOT, SRUN
 from tests.helpers.patience import PATIENCE_S, until
 from tests.helpers.run_folders import end
@@ -57,9 +56,11 @@ def cluster(tmp_path, monkeypatch):
 def submitted(tmp_path, cluster):
     """Returns a function that submits runs of two ranks in one array, and returns their folders."""
 
-    def submit(count: int, attempts: int = 1) -> list[Path]:
+    seeds = itertools.count()
+
+    def submit(count: int) -> list[Path]:
         wanted = []
-        for seed in range(count):
+        for seed in itertools.islice(seeds, count):
             config = RunConfig(
                 seed=seed,
                 steps=3,
@@ -71,19 +72,19 @@ def submitted(tmp_path, cluster):
             )
             argv = ("hires", "run", f"seed={seed}")
             path = rundir.freeze(config, {"world": 2, "totals": {"messages": 7}}, argv)
-            wanted.append(FrozenRun(path, argv, config, attempts))
-        assert all(one.job for one in job_arrays.submit_all(wanted, SubmitOptions(["hires"])))
+            wanted.append(FrozenRun(path, argv, config))
+        assert all(one.job for one in submission.submit_all(wanted, SubmitOptions(["hires"])))
         return [run.path for run in wanted]
 
     return submit
 
 
 def start(
-    folder: Path, ranks: Mapping[str, str] = MappingProxyType({}), **environ: str
-) -> subprocess.Popen:
-    """Starts the element, whose ranks behave well unless another behaviour is given for one."""
+    run: Path, ranks: Mapping[str, str], *words: str, **environ: str
+) -> subprocess.Popen[str]:
+    """Starts the job of a run, whose ranks behave well unless another behaviour is given."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.helpers.fake_batch", str(folder)],
+        [sys.executable, "-m", "tests.helpers.fake_batch", str(run), "0", *words],
         cwd=ROOT,
         env={**os.environ, "HIRES_FAKE_RANKS": json.dumps(dict(ranks)), **environ},
         stdout=subprocess.PIPE,
@@ -92,53 +93,32 @@ def start(
     )
 
 
-def finished(
-    folder: Path, ranks: Mapping[str, str] = MappingProxyType({}), **environ: str
-) -> tuple[int, str]:
-    """Returns exit code and output of the element."""
-    with start(folder, ranks, **environ) as process:
-        try:
-            out, _ = process.communicate(timeout=PATIENCE_S)
-        finally:
-            process.kill()
-    return process.returncode, out
-
-
 def ends(run: Path) -> list[str]:
     """Returns how all attempts of a run ended."""
     values = [json.loads(path.read_text()) for path in sorted(run.glob("a*/exit.json"))]
     return [one["reason"] or one["state"] for one in values]
 
 
-def test_task_runs_the_run_that_its_index_names_and_stops_when_that_fails(submitted, cluster):
-    runs = submitted(3, attempts=2)
-    folder = runs[0].parent / "arrays" / "0"
-    lines = (folder / "points.jsonl").read_text().splitlines()
-    (folder / "points.jsonl").write_text(f"{lines[0]}\n{lines[1]}\n{{\n")  # damage
-    assert finished(folder, {"1": "exit 3"}, SLURM_ARRAY_TASK_ID="1") == (1, "")
-    assert [ends(run) for run in runs] == [[], ["failed"], []]
-    job = json.loads((runs[1] / "a0" / "job.json").read_text())
-    assert (job["job"], job["index"]) == ("7", 1)
-    assert "attempt 0, 2 ranks on n1, job 7_1" in (runs[1] / "job.log").read_text()
-
-
 def test_task_makes_the_attempts_of_its_run_one_after_the_other(submitted, cluster):
-    [run] = submitted(1, attempts=3)
-    records.event(run, 0, "launch_started")
-    (run / "a0" / "exit.json").write_text('{"state": "done", "reason": null}')
-    # It goes on where the job was ended.
-    assert finished(run.parent / "arrays" / "0", SLURM_RESTART_COUNT="1")[0] == 0
-    assert ends(run) == ["done"] * 3
-    assert [Attempt(run, n).job_name for n in range(3)] == ["7_0"] * 3
-    a, b = (json.loads((run / f"a{n}" / "exit.json").read_text()) for n in (1, 2))
-    assert a["ended"] < b["started"]
+    for ranks, words in (({}, ["done"] * 3), ({"1": "exit 3"}, ["done", "failed"])):
+        [run] = submitted(1)
+        records.event(run, 0, "launch_started")
+        (run / "a0" / "exit.json").write_text('{"state": "done", "reason": null}')
+        # It goes on where the job was ended.
+        with start(run, ranks, "--attempts=3", SLURM_RESTART_COUNT="1") as process:
+            process.communicate(timeout=PATIENCE_S)
+        assert ends(run) == words
+        assert process.returncode == (words[-1] == "failed")
+        assert {Attempt(run, n).job_name for n in range(len(words))} == {"7_0"}
+        times = [json.loads((run / f"a{n}" / "exit.json").read_text()) for n in (1, len(words) - 1)]
+        assert len(words) < 3 or times[0]["ended"] < times[1]["started"]
 
 
 def test_task_is_queued_again_as_often_as_allowed_and_not_once_it_is_cancelled(submitted, cluster):
     [run] = submitted(1)  # launcher.requeues=1
     (cluster / "left").write_text("1:30\n")
     log = run / "a0" / "logs" / "rank0001.log"
-    with start(run.parent / "arrays" / "0", {"0": "saver", "1": "saver"}) as process:
+    with start(run, {"0": "saver", "1": "saver"}) as process:
         first = log.with_name("rank0000.log")
         until(lambda: all(f.exists() and "listens" in f.read_text() for f in (first, log)))
         process.send_signal(signal.SIGUSR2)
@@ -146,7 +126,7 @@ def test_task_is_queued_again_as_often_as_allowed_and_not_once_it_is_cancelled(s
     assert (process.returncode, ends(run)) == (75, ["timeout"])
     assert (cluster / "words").read_text() == "requeue 7_0\n"
     assert JobRun(run, JOB, 0).is_open
-    note_job(run / f"a{attempts.next_attempt(run)}", "7", 0)
+    note_job("slurm", run / f"a{attempts.next_attempt(run)}", "7", 0)
     end(run / "a1", "failed", reason="timeout")
     assert not JobRun(run, JOB, 0).is_open
     assert JobRun(run, Allocation("9", None, JOB.nodes), 0).is_open  # by hand, again
@@ -170,6 +150,6 @@ def test_arrays_share_the_limit_of_their_command(tmp_path, cluster):
             config.campaign = f"of-{minutes}"
             argv = ("hires", "run")
             wanted.append(FrozenRun(rundir.freeze(config, {"world": 1}, argv), argv, config))
-    assert all(one.job for one in job_arrays.submit_all(wanted, SubmitOptions(["hires"], limit=3)))
+    assert all(one.job for one in submission.submit_all(wanted, SubmitOptions(["hires"], limit=3)))
     lines = (cluster / "arrays").read_text().splitlines()
     assert lines == ["#SBATCH --array=0-3%2", "#SBATCH --array=0-3%1"]

@@ -16,13 +16,13 @@ from hires.core.store import attempts, file_names, provenance, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.rundir import RunDir
 from hires.launcher import interface
-from hires.launcher.interface import JobStatus
+from hires.launcher.interface import JobStatus, note_job
 from hires.launcher.local import local_launcher
 from hires.launcher.local.local_launcher import leave
-from hires.launcher.slurm import allocation, batch, job_attempts
+from hires.launcher.slurm import allocation
+from hires.launcher.slurm import job as slurm_job
 from hires.launcher.slurm.allocation import Allocation, JobNode
-from hires.launcher.slurm.job_attempts import JobRun
-from hires.launcher.slurm.job_script import note_job
+from hires.launcher.slurm.job import JobRun
 from hires.launcher.status.state import OLD_S
 from tests.helpers.launches import SRUN, exit_json, when_ready
 from tests.helpers.run_folders import end
@@ -47,7 +47,7 @@ def cluster(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setattr(allocation, "current", lambda: JOB)
     monkeypatch.setattr(
-        job_attempts,
+        slurm_job,
         "launch",
         functools.partial(local_launcher.launch, module="tests.helpers.fake_rank"),
     )
@@ -56,96 +56,91 @@ def cluster(tmp_path, monkeypatch):
 
 def test_submitted_attempt_is_run_and_its_tables_are_made(fake_world, cluster, capfd, tmp_path):
     run = fake_world("ok", "ok")
-    note_job(run.attempt_dir, "7", None)
+    note_job("slurm", run.attempt_dir, "7", None)
     before = (run.attempt_dir / "job.json").read_text()
-    assert batch.main([str(run.path), "0"]) == 0
+    assert slurm_job.main([str(run.path), "0"]) == 0
     assert exit_json(run)["state"] == "done"
     assert (run.attempt_dir / "job.json").read_text() == before
     assert (run.path / "throughput.csv").exists()
     out = capfd.readouterr().out
     assert out.startswith(f"{run.name}: attempt 0, 2 ranks on n1, job 7\nstep 1/3 ")
     assert "## Throughput" in out
-    for words, code, text in (
-        ([str(tmp_path)], 1, "is no run folder"),
-        ([], 2, "usage: python -m hires.launcher.slurm.batch RUN_DIR"),
-        (["run", "1", "2"], 2, "usage: "),
-    ):
-        assert batch.main(words) == code
-        assert text in capfd.readouterr().out
+    assert slurm_job.main([str(tmp_path)]) == 1
+    assert "is no run folder" in capfd.readouterr().out
 
 
 def test_job_by_hand_and_job_that_starts_again_take_a_new_attempt(fake_world, cluster):
     run = fake_world("ok")
-    note_job(run.attempt_dir, "7", None)
+    note_job("slurm", run.attempt_dir, "7", None)
     records.event(run, 0, "launch_started")
-    assert batch.main([str(run.path), "0"]) == 0
+    assert slurm_job.main([str(run.path), "0"]) == 0
     assert (exit_json(run, 1)["state"], Attempt(run.path, 1).job_name) == ("done", "7")
     run = fake_world("ok", campaign="frozen")
     shutil.rmtree(run.attempt_dir)
-    assert batch.main([str(run.path)]) == 0
+    assert slurm_job.main([str(run.path)]) == 0
     assert exit_json(run)["state"] == "done"
 
 
 def test_job_by_hand_does_not_begin_what_another_job_or_process_has(fake_world, cluster, capfd):
     run = fake_world("ok")
-    note_job(run.attempt_dir, "6", 3)
+    note_job("slurm", run.attempt_dir, "6", 3)
     for words, state in (([], "RUNNING"), (["0"], "PENDING")):
         (cluster / "left").write_text(f"6|3|{state}|N/A|None\n")
-        assert batch.main([str(run.path), *words]) == 1
+        assert slurm_job.main([str(run.path), *words]) == 1
         text = f"is not begun by job 7: job 6_3 has it as attempt a0 ({state.lower()})"
         assert text in capfd.readouterr().out
     assert file_names.attempt_numbers(run.path) == [0]
     assert Attempt(run, run.attempt).job_name == "6_3"
     (cluster / "left").write_text("6|3|COMPLETED|N/A|None\n")
-    assert batch.main([str(run.path), "0"]) == 0
+    assert slurm_job.main([str(run.path), "0"]) == 0
     run = fake_world("ok", campaign="processes")
     records.event(run, 0, "launch_started", **provenance.myself())
-    assert batch.main([str(run.path)]) == 1
+    assert slurm_job.main([str(run.path)]) == 1
     text = f"process {os.getpid()} on {socket.gethostname()} runs attempt a0"
     assert text in capfd.readouterr().out
     records.event(run, 0, "launch_started", pid=1, host="elsewhere")
-    assert batch.main([str(run.path)]) == 1
+    assert slurm_job.main([str(run.path)]) == 1
     old = time.time() - 2 * OLD_S
     for name in ("events.jsonl", "env.json"):
         os.utime(run.attempt_dir / name, (old, old))
-    assert batch.main([str(run.path)]) == 0
+    assert slurm_job.main([str(run.path)]) == 0
 
 
 def test_job_that_slurm_says_nothing_about_may_still_have_its_run(fake_world, cluster, capfd):
     run = fake_world("ok")
-    note_job(run.attempt_dir, "6", None)
+    note_job("slurm", run.attempt_dir, "6", None)
     (cluster / "squeue").write_text("#!/bin/sh\necho no controller >&2; exit 1\n")
-    assert batch.main([str(run.path), "0"]) == 1
+    assert slurm_job.main([str(run.path), "0"]) == 1
     text = "job 6 may have it as attempt a0, and squeue failed: no controller"
     assert text in capfd.readouterr().out
     # Of two jobs that wait the first runs, and the second sees it.
     (cluster / "squeue").write_text(f"#!/bin/sh\ncat {cluster}/left\n")
     (cluster / "left").write_text("8|N/A|PENDING|N/A|None\n")
-    note_job(run.attempt_dir, "7", None)
-    note_job(file_names.attempt_dir(run.path, attempts.next_attempt(run.path)), "8", None)
-    assert batch.main([str(run.path), "0"]) == 0
+    note_job("slurm", run.attempt_dir, "7", None)
+    note_job("slurm", file_names.attempt_dir(run.path, attempts.next_attempt(run.path)), "8", None)
+    assert slurm_job.main([str(run.path), "0"]) == 0
 
 
 def test_complete_run_is_left_alone_unless_it_is_made_again(fake_world, cluster, monkeypatch):
     """`hires run --again`: that another job completed the run once is no reason to stop."""
     run = fake_world("ok")
-    note_job(run.attempt_dir, "7", None)
+    note_job("slurm", run.attempt_dir, "7", None)
     end(run.attempt_dir, "done")
     (run.path / "record.json").write_text('{"state": "done", "attempt": 0}')
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert batch.main([str(run.path), "0"]) == 0
+    assert slurm_job.main([str(run.path), "0"]) == 0
     assert not (run.path / "a1").exists()
     job = Allocation("9", ("8", 3), JOB.nodes)
     monkeypatch.setattr(allocation, "current", lambda: job)
     again = attempts.next_attempt(run.path)
     folder = file_names.attempt_dir(run.path, again)
-    note_job(folder, "8", 3)
+    note_job("slurm", folder, "8", 3)
     records.event(run.path, again, "launch_started")
     end(folder, "failed", reason="preempted")
-    assert batch.main([str(run.path), str(again)]) == 0
+    assert slurm_job.main([str(run.path), str(again)]) == 0
     assert exit_json(run, 2)["state"] == "done"
     assert Attempt(run, 2).job_name == "8_3"
-    assert batch.main([str(run.path), str(again)]) == 0
+    assert slurm_job.main([str(run.path), str(again)]) == 0
     assert not (run.path / "a3").exists()
 
 
@@ -155,7 +150,7 @@ def test_job_that_makes_way_is_queued_again_as_often_as_allowed(fake_world, clus
         (cluster / "left").write_text("1:30\n" if attempt else "UNLIMITED\n")
         interrupt = functools.partial(os.kill, os.getpid(), signal.SIGUSR2)
         with when_ready(RunDir(run.path, attempt), 1, interrupt, "listens"):
-            assert batch.main([str(run.path), "0"]) == 75
+            assert slurm_job.main([str(run.path), "0"]) == 75
         assert exit_json(run, attempt)["reason"] == reason
     assert (cluster / "words").read_text() == "requeue 7\n" * 2
     assert "launcher.requeues=1 are used up" in str(exit_json(run, 2)["cause"])
@@ -163,11 +158,12 @@ def test_job_that_makes_way_is_queued_again_as_often_as_allowed(fake_world, clus
 
 def test_failed_run_is_not_queued_again_and_a_cancelled_one_is_cancelled(fake_world, cluster):
     run = fake_world("exit 3")
-    assert batch.main([str(run.path), "0"]) == 1
+    assert slurm_job.main([str(run.path), "0"]) == 1
     assert not (cluster / "words").exists()
     last = RunDir(run.path, attempts.next_attempt(run.path))
+    note_job("slurm", last.attempt_dir, "7")
     (last.attempt_dir / "cancel").touch()  # as `hires cancel` does before it queries Slurm
-    assert batch.main([str(run.path), "1"]) != 0
+    assert slurm_job.main([str(run.path), "1"]) != 0
     assert (exit_json(run, 1)["state"], exit_json(run, 1)["reason"]) == ("cancelled", None)
     last = RunDir(run.path, attempts.next_attempt(run.path))
     (last.attempt_dir / "cancel").touch()
@@ -205,7 +201,7 @@ def test_run_that_cannot_be_what_was_planned_is_not_begun(
 ):
     run = fake_world("ok")
     change(run, monkeypatch)
-    assert batch.main([str(run.path), "0"]) != 0
+    assert slurm_job.main([str(run.path), "0"]) != 0
     values = exit_json(run)
     assert (values["state"], values["reason"]) == ("failed", reason)
     assert cause in values["cause"]
@@ -216,16 +212,16 @@ def test_other_code_may_be_allowed_and_the_latest_planner_counts(fake_world, clu
     planned_by_another(run)
     config = records.read_config(run.path)
     rundir.freeze(config, {"world": 1, "totals": {"messages": 7}}, ["hires", "run"])
-    JobRun(run.path, JOB)._refuse_other_code(0)
+    JobRun(run.path, JOB)._refuse_other_code(config)
     run = fake_world("ok", campaign="allowed", other_code=True)
     planned_by_another(run)
-    assert batch.main([str(run.path), "0"]) == 0
+    assert slurm_job.main([str(run.path), "0"]) == 0
 
 
 def test_silent_attempt_is_ended_by_the_next_start_of_its_job_alone(fake_world, monkeypatch):
     for job, ends in (("7", True), ("6", False)):
         run = fake_world("ok", campaign=f"of-{job}")
-        note_job(run.attempt_dir, job, None)
+        note_job("slurm", run.attempt_dir, job, None)
         records.event(run, 0, "launch_started", pid=1, host="n1")
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
         gone = {"6": JobStatus(interface.GONE)}

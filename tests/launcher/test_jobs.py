@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import attempts, file_names, records
 from hires.core.store.files import append_line
 from hires.launcher import job_wait
-from hires.launcher.interface import Outcome, launcher_named
+from hires.launcher.interface import Outcome, launcher_named, note_job
 from hires.launcher.job_wait import JobWait
 from hires.launcher.local import local_launcher
-from hires.launcher.slurm import job_arrays
-from hires.launcher.slurm.job_script import dependency, note_job
+from hires.launcher.slurm.job_script import ArrayShape, write_script
+from hires.launcher.slurm.submission import dependency
 from hires.launcher.status import running_elsewhere, state
 from tests.helpers import run_folders
 from tests.helpers.run_folders import done, make_run, submitted
@@ -63,7 +64,7 @@ def squeue(tmp_path, monkeypatch):
 def run(fake_world):
     """A run whose first attempt is job 7."""
     made = fake_world("ok", "ok")
-    note_job(made.attempt_dir, "7", None)
+    note_job("slurm", made.attempt_dir, "7", None)
     return made
 
 
@@ -94,7 +95,7 @@ def test_job_that_made_way_is_followed_until_slurm_says_that_it_is_over(run, squ
     end(run, 0, "failed", "timeout")
 
     def go_on() -> None:
-        note_job(file_names.attempt_dir(run, attempts.next_attempt(run)), "7", None)
+        note_job("slurm", file_names.attempt_dir(run, attempts.next_attempt(run)), "7", None)
         append_line(Path(run) / "a1" / "metrics.jsonl", {"kind": "begin"})
         end(run, 1, "failed", "node")
         squeue(job("RUNNING"), job("FAILED"))
@@ -199,11 +200,10 @@ def test_elements_of_an_array_that_was_submitted_unheard_are_known_by_its_list(t
     for run in runs:
         (run / "a0").mkdir()
         run_folders.end(run / "a0", "failed", reason="launch")
-    folder = runs[0].parent / job_arrays.FOLDER / "0"
-    folder.mkdir(parents=True)
-    lines = [json.dumps({"run": run.name, "attempt": 0}) for run in runs]
-    (folder / file_names.POINTS).write_text("".join(f"{line}\n" for line in lines))
-    script = folder / file_names.JOB_SCRIPT
+    script = runs[0].parent / "arrays" / "0" / file_names.JOB_SCRIPT
+    script.parent.mkdir(parents=True)
+    shape = ArrayShape([(run, 0) for run in runs])
+    write_script(script.parent, RunConfig(), 1, ["hires"], shape)
     submitted(runs[3])  # its number is known by now
     attempts.next_attempt(runs[2])  # something else was tried since
     squeue(f"echo '9|[0,2-3]|{script}'; echo '9|1|{script}'")

@@ -180,54 +180,36 @@ def test_job_and_its_nodes_are_read_from_slurm(monkeypatch):
     assert allocation.current().array == ("8", 3)
 
 
-@pytest.fixture
-def scontrol(slurm, tmp_path):
-    """Sets what scontrol says of job 7 and of its nodes."""
-
-    def answer(job: str, *nodes: str) -> None:
-        slurm("scontrol")
-        lines = "\\n".join(nodes)
-        (tmp_path / "bin" / "scontrol").write_text(
-            f'#!/bin/sh\nif [ "$2" = job ]; then echo "{job}"; else printf "{lines}\\n"; fi\n'
-        )
-
-    return answer
-
-
 JOB = Allocation("7", None, HERE)
-UP = ("NodeName=n1 State=MIXED", "NodeName=n2 State=IDLE")
-DOWN = ("NodeName=n1 State=MIXED", "NodeName=n2 State=DOWN*+NOT_RESPONDING Reason=test")
 AGAIN = "JobState=COMPLETING Restarts=1"
-OF_DAEMON = "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2031-01-02T03:04:05 DUE TO "
-NODE_LOG = f"{OF_DAEMON}NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"
+DAEMON = "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2031-01-02T03:04:05"
+NODE_LOG = f"{DAEMON} DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"
 OF_SRUN = "srun: error: Node failure on n2"
+MAKES_WAY = f"{DAEMON} DUE TO PREEMPTION ***"
 
 
 @pytest.mark.parametrize(
-    ("job", "nodes", "log", "reason", "queued", "cause"),
+    ("job", "log", "reason", "queued", "cause"),
     [
-        ("JobState=CANCELLED Restarts=0 PreemptTime=None", UP, "", None, False, ""),
-        ("JobState=RUNNING Restarts=0 PreemptTime=None", UP, "", None, False, ""),
-        ("JobState=COMPLETING Restarts=0", UP, "", None, False, ""),
-        (AGAIN, UP, "", "preempted", True, "was preempted"),
-        ("JobState=PENDING Restarts=1", DOWN, "", "node", True, "n2 went down"),
-        ("JobState=COMPLETING Restarts=0", DOWN, "", "node", False, "n2 went down"),
-        ("JobState=NODE_FAIL Restarts=0", UP, "", "node", False, ""),
-        ("JobState=RUNNING Restarts=0 PreemptTime=2031-01-02", UP, "", "preempted", False, ""),
-        ("JobState=PREEMPTED Restarts=0", UP, "", "preempted", False, ""),
-        ("JobState=TIMEOUT Restarts=0", UP, "", "timeout", False, ""),
+        ("JobState=CANCELLED Restarts=0", f"{DAEMON} ***", None, False, ""),
+        ("JobState=RUNNING Restarts=0", "", None, False, ""),
+        ("JobState=COMPLETING Restarts=0", "", None, False, ""),
+        ("JobState=NODE_FAIL Restarts=0", "", "node", False, "a node went down"),
+        ("JobState=PREEMPTED Restarts=0", "", "preempted", False, ""),
+        ("JobState=TIMEOUT Restarts=0", "", "timeout", False, ""),
+        ("JobState=COMPLETING Restarts=0", f"{DAEMON} DUE TO TIME LIMIT ***", "timeout", False, ""),
         # A node that is back when Slurm is queried is known by the logs of the ranks.
-        (AGAIN, UP, OF_SRUN, "node", True, "n2 went down"),
-        (AGAIN, UP, NODE_LOG, "node", True, "a node went down"),
-        (AGAIN, UP, f"{NODE_LOG}\n{OF_SRUN}", "node", True, "n2 went down"),
-        (AGAIN, UP, OF_DAEMON + "PREEMPTION ***", "preempted", True, "was preempted"),
-        (AGAIN, UP, f"this rank prints: {OF_SRUN}", "preempted", True, "was preempted"),
+        ("JobState=PENDING Restarts=1", OF_SRUN, "node", True, "n2 went down"),
+        (AGAIN, NODE_LOG, "node", True, "a node went down"),
+        (AGAIN, f"{NODE_LOG}\n{OF_SRUN}", "node", True, "n2 went down"),
+        (AGAIN, MAKES_WAY, "preempted", True, "was preempted"),
+        # An operator's requeue, or somebody's: no other job was given the nodes.
+        (AGAIN, f"{DAEMON} DUE TO JOB REQUEUE ***", "requeued", True, "scontrol requeue"),
+        (AGAIN, f"this rank prints: {MAKES_WAY}", "requeued", True, "queued again by Slurm"),
     ],
 )
-def test_words_of_slurm_say_who_ended_the_job(
-    scontrol, tmp_path, job, nodes, log, reason, queued, cause
-):
-    scontrol(f"JobId=7 {job}", *nodes)
+def test_words_of_slurm_say_who_ended_the_job(slurm, tmp_path, job, log, reason, queued, cause):
+    slurm("scontrol", f"JobId=7 {job}\n")
     logs = [tmp_path / f"rank000{rank}.log" for rank in range(3)]  # the third is missing
     logs[0].write_text("srun: Job step aborted\n")
     logs[1].write_text(f"step 3\n{log}\nTerminated\n")
@@ -237,8 +219,8 @@ def test_words_of_slurm_say_who_ended_the_job(
     assert found is None or cause in found.cause
 
 
-def test_earlier_starts_of_the_same_job_are_no_sign(scontrol, monkeypatch):
-    scontrol("JobId=7 JobState=RUNNING Restarts=2 PreemptTime=None", *UP)
+def test_earlier_starts_of_the_same_job_are_no_sign(slurm, monkeypatch):
+    slurm("scontrol", "JobId=7 JobState=RUNNING Restarts=2\n")
     for restarts, is_sign in (("2", False), ("1", True)):
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
         assert (JOB.after_sigterm() is not None) == is_sign

@@ -15,9 +15,8 @@ from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import launch_file
-from hires.core.store.attempts import Attempt
 from hires.launcher.slurm import job_script
-from hires.launcher.slurm.job_script import note_job
+from hires.launcher.slurm.submission import submit_run
 
 ODD = "it's $(touch oops) `touch oops`; touch oops\ntouch oops\r#SBATCH --x \"&"
 
@@ -28,7 +27,7 @@ def config(**keys) -> RunConfig:
 
 def options(text: str) -> dict[str, str]:
     """Returns the options of a script, as a shell would read their values."""
-    lines = [line[8:] for line in text.splitlines() if line.startswith("#SBATCH ")]
+    lines = [line[8:] for line in text.split("\n") if line.startswith("#SBATCH ")]
     words = [shlex.split(line)[0].removeprefix("--") for line in lines]
     return {key: value for key, _, value in (word.partition("=") for word in words)}
 
@@ -73,17 +72,13 @@ def test_script_speaks_for_the_cluster_unless_the_launcher_does(tmp_path):
     site = ClusterConfig(partition="gpu", account="them", options={**odd, "exclude": "n[1-2,4],n3"})
     launcher = LauncherConfig(name="slurm", account="a'b", qos="$(x)")
     both = RunConfig(launcher=launcher, cluster=site)
-    array = job_script.ArrayShape(2, exclude=("n3", "n4"))
+    array = job_script.ArrayShape([(tmp_path, 0), (tmp_path, 1)], exclude=("n3", "n4"))
     found = options(job_script.write_script(tmp_path, both, 1, [], array).read_text())
     assert (found["partition"], found["account"], found["qos"]) == ("gpu", "a'b", "$(x)")
     assert (found["gres"], found["exclusive"], found["mem"]) == ("gpu:4", "", "0")
     assert found["comment"] == "it's $(touch oops); #x"
     assert found["exclude"] == "n[1-2,4],n3,n4"  # what the site excludes stays excluded
     assert found["array"] == "0-1"
-    site = ClusterConfig(options={"dependency": "singleton"})
-    waits = RunConfig(launcher=launcher, cluster=site)
-    assert job_script.after(waits, None) == []
-    assert job_script.after(waits, "afterok:3", None) == ["--dependency=singleton,afterok:3"]
 
 
 def test_options_stand_before_anything_that_names_can_reach(tmp_path):
@@ -134,8 +129,21 @@ def test_script_starts_the_supervisor_whatever_the_names(run, tmp_path):
     odd = run.parent
     said = (run / "job.log").read_bytes().decode()
     options = "".join(f"{word}|" for word in python_command.python()[1:])
-    assert said == f"{odd}|{odd}/lib|{options}-u|-m|hires.launcher.slurm.batch|{run}|7|\n"
+    assert said == f"{odd}|{odd}/lib|{options}-u|-m|{job_script.JOB}|--attempts=1|{run}|7|\n"
     assert not list(tmp_path.rglob("oops*"))
+
+
+def test_task_of_an_array_starts_its_own_run(run):
+    runs = [run, run.parent / f"second {ODD}".replace("/", "")]
+    runs[1].mkdir()
+    array = job_script.ArrayShape([(runs[0], 3), (runs[1], 0)], attempts=2)
+    script = job_script.write_script(run, config(minutes=5), 1, [], array)
+    assert options(script.read_bytes().decode())["time"] == "10"
+    assert job_script.read_tasks(script) == [*array.tasks]
+    for index, (path, attempt) in enumerate(array.tasks):
+        assert bash(script, SLURM_ARRAY_TASK_ID=str(index)).returncode == 0
+        words = (path / "job.log").read_bytes().decode()
+        assert words.endswith(f"|{job_script.JOB}|--attempts=2|{path}|{attempt}|\n")
 
 
 def test_script_loads_the_modules_and_tells_the_supervisor_which_one_is_missing(run, tmp_path):
@@ -206,12 +214,13 @@ def test_submission_is_noted_whatever_else_the_site_prints(tmp_path, path):
         "Submitted batch job 41 on cluster big\\nBye\\n",
     ):
         command(path, "sbatch", f"printf '%s|' \"$@\" > {tmp_path}/words; printf '{answer}'")
-        assert job_script.submit_attempt(run, 0) == "41"
+        assert submit_run(run, 0, config(), None) == "41"
     assert (tmp_path / "words").read_text() == f"--parsable|{run}/job.sbatch|0|"
     job = json.loads((run / "a0" / "job.json").read_text())
     assert (job["launcher"], job["job"], job["index"]) == ("slurm", "41", None)
-    note_job(run / "a0", "12", 4)  # an element of an array, as Slurm names it
-    assert Attempt(run, 0).job_name == "12_4"
+    site = ClusterConfig(options={"dependency": "singleton"})
+    submit_run(run, 0, RunConfig(cluster=site), "afterok:3")
+    assert "|--dependency=singleton,afterok:3|" in (tmp_path / "words").read_text()
 
 
 @pytest.mark.parametrize(
@@ -228,7 +237,7 @@ def test_refusal_quotes_slurm_and_names_the_key(tmp_path, path, message, key):
     run = submitted(tmp_path)
     command(path, "sbatch", f"echo 'sbatch: error: {message}' >&2; exit 1")
     with pytest.raises(ConfigError) as caught:
-        job_script.submit_attempt(run, 0)
+        submit_run(run, 0, config(), None)
     assert str(caught.value).startswith(f"sbatch refused the job: {message}; change {key}")
     assert f"{run}/job.sbatch" in str(caught.value)
 
@@ -237,11 +246,11 @@ def test_sbatch_that_fails_otherwise_is_quoted(tmp_path, path, monkeypatch):
     run = submitted(tmp_path)
     command(path, "sbatch", "echo 'the moon is full'")
     with pytest.raises(RunError, match="names no number; it said: the moon is full"):
-        job_script.submit_attempt(run, 0)
+        submit_run(run, 0, config(), None)
     command(path, "sbatch", "echo 'sbatch: error: the moon is full' >&2; exit 1")
     with pytest.raises(RunError, match=r"the moon is full; see .*job\.sbatch"):
-        job_script.submit_attempt(run, 0)
+        submit_run(run, 0, config(), None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RunError, match="no sbatch here"):
-        job_script.submit_attempt(run, 0)
+        submit_run(run, 0, config(), None)
     assert not list((run / "a0").iterdir())

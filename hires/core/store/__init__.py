@@ -8,7 +8,7 @@ records       appends events and metrics; reads config, plan and record; builds 
 ends          writes exit.json
 frozen        what a run was planned from, and what was edited since
 rundir        makes and opens run folders, and locates the run that a user names
-campaign      campaign.json of sweeps, and points.jsonl of job arrays
+campaign      campaign.json of sweeps
 checkpoints   which there are, and where an attempt begins
 provenance    code, versions, machine and process
 """

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -72,11 +71,6 @@ class Attempt:
     def job_name(self) -> str | None:
         """The name of its job, ``123``, or ``123_4`` in an array; None if it is no job."""
         return job_name(self.job) if self.job else None
-
-    @property
-    def id(self) -> str | None:
-        """What no other attempt shares, even of the same number."""
-        return self.env.get("id")
 
     @cached_property
     def env(self) -> Values:
@@ -178,7 +172,7 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
             raise cannot_write(folder, error) from error
     try:
         make_folder(folder / file_names.LOGS)
-        values = {"id": uuid.uuid4().hex, **environment(argv, reproduce)}
+        values = environment(argv, reproduce)
         values["variables"] = _variables(path)
         write_atomically(folder / file_names.ENV, json.dumps(values, indent=1) + "\n")
     except RunError:

@@ -30,8 +30,6 @@ CAMPAIGN = "campaign.json"
 SWEEP_LOCK = ".sweep.lock"
 SUBMIT_LOCK = ".submit.lock"
 STOP_SWEEP = ".cancel"
-POINTS = "points.jsonl"
-"""The runs of a job array, or of a job that several runs share: one line each."""
 CALIBRATION = "calibration.json"
 """What a machine's operators and links take; in the user's cache."""
 
@@ -98,7 +96,7 @@ MAX_BYTES = {
     CHECKPOINT: 128 * MIB,
     EVENTS: 128 * MIB,
     CAMPAIGN: 64 * MIB,
-    POINTS: 64 * MIB,
+    JOB_SCRIPT: 64 * MIB,
     CALIBRATION: 64 * MIB,
     f".{MESSAGES}": 64 * MIB,
 }

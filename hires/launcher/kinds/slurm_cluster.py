@@ -13,7 +13,7 @@ from hires.core.store.rundir import RunDir
 from hires.launcher.interface import LAUNCHERS, Launcher, OnLine, Outcome
 from hires.launcher.job_wait import JobWait
 from hires.launcher.local.local_launcher import leave
-from hires.launcher.slurm import job_arrays, job_script, scheduler
+from hires.launcher.slurm import scheduler, submission
 from hires.launcher.slurm.slurm_checks import cluster_checks, slurm_checks
 
 
@@ -23,27 +23,27 @@ class SlurmLauncher(Launcher):
 
     cancel_command = "`scancel {}`"
 
-    dependency = staticmethod(job_script.dependency)
-    start_estimate = staticmethod(job_script.start_estimate)
-    submit_many = staticmethod(job_arrays.submit_all)
+    dependency = staticmethod(submission.dependency)
+    start_estimate = staticmethod(submission.start_estimate)
+    submit_many = staticmethod(submission.submit_all)
+    orphan_jobs = staticmethod(submission.orphan_jobs)
     job_states = staticmethod(scheduler.job_states)
     cancel = staticmethod(scheduler.cancel)
-    orphan_jobs = staticmethod(job_arrays.orphan_jobs)
-    repair = staticmethod(job_arrays.repair)
     avoided_nodes = staticmethod(scheduler.avoided_nodes)
     checks = staticmethod(slurm_checks)
     node_checks = staticmethod(cluster_checks)
 
     def write_scripts(self, run: Path, config: RunConfig, argv: Sequence[str]) -> list[Path]:
         """Writes ``job.sbatch``."""
-        script = job_script.write_script(run, config, config.parallel.num_ranks, argv)
+        from hires.launcher.slurm.job_script import write_script
+
+        script = write_script(run, config, config.parallel.num_ranks, argv)
         return [run / file_names.LAUNCH_SCRIPT, script]
 
     def submit(self, run: RunDir, config: RunConfig, after: str | None = None) -> str:
         """Submits ``job.sbatch`` for an attempt and returns the job's number."""
         try:
-            options = job_script.after(config, after)
-            return job_script.submit_attempt(run.path, run.attempt, options)
+            return submission.submit_run(run.path, run.attempt, config, after)
         except HiresError as error:
             leave(run.path, run.attempt, "failed", str(error))
             raise

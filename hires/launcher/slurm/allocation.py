@@ -1,8 +1,8 @@
 """Reads what Slurm gave to this job, places the ranks on its nodes, and finds out why it ends.
 
 Some clusters send SIGUSR2 some time before they end a job early, as ``--signal`` asks; many send
-SIGTERM, as ``scancel`` does too, and SIGKILL soon afterwards. What Slurm shows of the job and its
-nodes at that moment tells the two apart.
+SIGTERM, as ``scancel`` does too, and SIGKILL soon afterwards. What Slurm writes into the logs of
+the ranks, and shows of the job at that moment, tells the two apart.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
@@ -29,14 +30,21 @@ _EARLY_S = 75
 """Slurm may send a signal by as much earlier than ``--signal`` says."""
 _END_S = 5
 """Kept for the supervisor's own end."""
-_GONE_NODE = ("DOWN", "FAIL", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN")
-_NODE_FAILURE = re.compile(
-    r"^srun: error: Node failure on (\S+)| CANCELLED AT \S+ DUE TO NODE FAILURE", re.MULTILINE
+_FAILED_NODE = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
+_ENDED = re.compile(
+    r"^slurmstepd-\S+ error: \*\*\* .* CANCELLED AT \S+ DUE TO ([A-Z ]+)", re.MULTILINE
 )
+_CAUSES = {
+    "NODE FAILURE": ("node", "lost its nodes: {} went down"),
+    "PREEMPTION": ("preempted", "was preempted at once (SIGTERM)"),
+    "JOB REQUEUE": ("requeued", "was stopped and queued again (scontrol requeue)"),
+    "TIME LIMIT": ("timeout", "reached its time limit"),
+}
+"""Why Slurm's daemons end a job, in their words -> reason, and cause in ours."""
+_STATES = {"NODE_FAIL": "NODE FAILURE", "PREEMPTED": "PREEMPTION", "TIMEOUT": "TIME LIMIT"}
 
 
-@dataclass(frozen=True)
-class JobNode:
+class JobNode(NamedTuple):
     """One node of the job."""
 
     name: str
@@ -72,16 +80,16 @@ class Allocation:
         module = os.environ.get(launch_file.REFUSED)
         if module is not None:
             raise RunError(
-                f"`module load {module}` failed on {socket.gethostname()}: job.log (of an array "
-                f"that in its folder) shows why; see `module avail` there, and change "
-                f"cluster.modules"
+                f"`module load {module}` failed on {socket.gethostname()}: job.log shows why; see "
+                f"`module avail` there, and change cluster.modules"
             )
         address, interface = self._meeting(config)
-        shares = list(zip(self.nodes, spread(num_ranks, len(self.nodes)), strict=False))
-        hosts = [mpi_starter.Host(node.name, size) for node, size in shares]
+        names = [node.name for node in self.nodes]
+        shares = zip(names, spread(num_ranks, len(names)), strict=False)
+        hosts = [mpi_starter.Host(name, size) for name, size in shares]
         starter = mpi_starter.starter(config, hosts, in_slurm=True)
-        nodes = [host.name for host in hosts]
-        return RankPlaces(num_ranks, config.launcher.port, address, interface, nodes, starter)
+        names = [host.name for host in hosts]
+        return RankPlaces(num_ranks, config.launcher.port, address, interface, names, starter)
 
     def _meeting(self, config: RunConfig) -> tuple[str, str | None]:
         # Where the ranks meet, and their interface.
@@ -105,41 +113,22 @@ class Allocation:
     def after_sigterm(self, logs: Iterable[Path] = ()) -> Preemption | None:
         """Returns why Slurm ends the job; None: it shows no other than a user's scancel.
 
-        ``logs`` of the ranks end with the words of srun: a node that went down may be back in
-        service, as if nothing had happened, before Slurm is queried.
+        ``logs`` of the ranks end with the words of srun and of Slurm's daemons.
         """
+        text = "\n".join(line for log in logs for line in last_lines(log))
+        nodes, words = _FAILED_NODE.findall(text), _ENDED.findall(text)
         try:
-            [*_, job] = scheduler.show("job", self.name, PATIENCE_S)
-        except (RunError, ValueError):
-            return None
+            job = scheduler.show("job", self.name, PATIENCE_S)[-1]
+        except (RunError, IndexError):
+            job = {}
         requeued = int(job.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT") or 0)
-        state = job.get("JobState", "")
-        if requeued or state in ("NODE_FAIL", "COMPLETING"):
-            try:
-                nodes = scheduler.show("node", ",".join(n.name for n in self.nodes), PATIENCE_S)
-            except RunError:
-                nodes = []
-            states = {node["NodeName"]: node.get("State", "") for node in nodes}
-            gone = [name for name, now in states.items() if any(word in now for word in _GONE_NODE)]
-            gone = gone or sorted(_failed_nodes(logs))
-            if gone or state == "NODE_FAIL":
-                who = " and ".join(gone) or "a node"
-                cause = f"job {self.name} lost its nodes: {who} went down"
-                return Preemption("node", cause, requeued=requeued)
-        if requeued or state == "PREEMPTED" or job.get("PreemptTime", "") not in scheduler.NOTHING:
-            cause = f"job {self.name} was preempted at once (SIGTERM)"
-            return Preemption("preempted", cause, requeued=requeued)
-        if state == "TIMEOUT":
-            return Preemption("timeout", f"the time limit of job {self.name} was reached")
-        return None
-
-
-def _failed_nodes(logs: Iterable[Path]) -> set[str]:
-    """Returns the nodes that went down, by what srun and its daemons wrote into the ranks' logs."""
-    # The daemon names the node of the step, which may be well, and comes before srun or after it.
-    texts = ("\n".join(last_lines(log)) for log in logs)
-    names = {match[1] for text in texts for match in _NODE_FAILURE.finditer(text)}
-    return names - {None} or ({"a node"} if names else set())
+        words += [_STATES.get(job.get("JobState", ""), "")]
+        word = "NODE FAILURE" if nodes else words[0].strip()
+        if word not in _CAUSES and not requeued:
+            return None
+        reason, cause = _CAUSES.get(word, ("requeued", "was stopped and queued again by Slurm"))
+        cause = cause.format(" and ".join(sorted({*nodes})) or "a node")
+        return Preemption(reason, f"job {self.name} {cause}", requeued=requeued)
 
 
 def current() -> Allocation:
@@ -166,11 +155,8 @@ def _seconds_left(job: str) -> int | None:
         text = scheduler.ask("squeue", "--noheader", f"--jobs={job}", "--format=%L").strip()
     except RunError:
         return None
-    days, _, clock = text.rpartition("-")
-    left_s = 0
-    try:
-        for part in clock.split(":"):  # seconds stand last, whatever stands before them
-            left_s = 60 * left_s + int(part)
-        return left_s + 86400 * int(days or 0)
-    except ValueError:  # UNLIMITED, INVALID
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)??(?:(\d+):)?(\d+)", text)
+    if match is None:  # UNLIMITED, INVALID
         return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return 86400 * days + 3600 * hours + 60 * minutes + seconds

@@ -28,13 +28,11 @@ NOTHING = ("", "(null)", "None", "N/A", "Unknown")
 """Slurm's words for a value that is not set."""
 _PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
-_BAD_NODE = ("down", "drain", "fail", "error", "unknown", "reboot", "maint")
+_BAD = ("down", "drain", "fail", "error", "unknown", "reboot", "maint")
 """How Slurm's words for nodes that run nothing begin; an asterisk behind one means no answer."""
 _TIMEOUT_S = 30.0
-_WORDS_CHARS = 100_000
-"""Characters of job numbers on one command line: Linux lets one word have 128 KiB."""
-_RANGES_CHARS = 5000
-"""Characters of ranges of tasks in one word for scancel."""
+_MANY = 1000
+"""Most jobs, or ranges of tasks, in one call: Linux lets one word have 128 KiB."""
 _SINGLE = 32
 """Most jobs and arrays that ``scontrol`` is queried about, one by one."""
 _UNLISTED = ("Invalid job id", "not found")
@@ -139,24 +137,23 @@ def cancel(jobs: Iterable[Job]) -> None:
         tasks.setdefault(str(job["job"]), set()).add(job.get("index"))
     words = []
     for number, indices in tasks.items():
+        if None in indices:
+            words.append(number)
+            continue
         ranges: list[list[int]] = []
         for index in sorted(index for index in indices if index is not None):
             if ranges and index == ranges[-1][1] + 1:
                 ranges[-1][1] = index
             else:
                 ranges.append([index, index])
-        if None in indices:
-            words.append(number)
-            continue
-        for part in _parts((f"{a}" if a == b else f"{a}-{b}" for a, b in ranges), _RANGES_CHARS):
-            text = ",".join(part)
-            words.append(f"{number}_{text}" if text.isdecimal() else f"{number}_[{text}]")
+        texts = [f"{a}" if a == b else f"{a}-{b}" for a, b in ranges]
+        words += [f"{number}_[{','.join(part)}]" for part in _parts(texts)]
     for some in _parts(words):
-        named = f"job{'s' if len(some) > 1 else ''} {', '.join(some[:3])}"
-        named += f" and {len(some) - 3} more" if len(some) > 3 else ""
         try:
             ask("scancel", *some)
         except RunError as error:
+            more = f" and {len(some) - 3} more" if len(some) > 3 else ""
+            named = f"job{'s' if len(some) > 1 else ''} {', '.join(some[:3])}{more}"
             raise RunError(f"{named} cannot be cancelled: {error}") from None
 
 
@@ -183,9 +180,9 @@ def avoided_nodes(states: Sequence[RunState], configs: Sequence[RunConfig]) -> l
     try:
         lines = ask("sinfo", "--noheader", "--Node", "--format=%N %T", *only).splitlines()
     except RunError:
-        lines = []
+        return []
     words = {node: word.strip() for node, _, word in (line.partition(" ") for line in lines)}
-    bad = {node for node, word in words.items() if word.startswith(_BAD_NODE) or word[-1:] == "*"}
+    bad = {node for node, word in words.items() if word.startswith(_BAD) or word[-1:] == "*"}
     are_enough = len(words.keys() - suspects - bad) >= max(c.launcher.nodes for c in configs)
     bad &= suspects
     return sorted(suspects if not bad and are_enough else bad)
@@ -209,18 +206,9 @@ def _sacct(numbers: Sequence[str]) -> dict[str, JobStatus]:
     return _statuses((*job.partition("_")[::2], state, why, "") for job, state, why in rows)
 
 
-def _parts(words: Iterable[str], most: int = _WORDS_CHARS) -> Iterator[list[str]]:
-    """Yields the words in parts that are no longer than ``most`` characters when joined."""
-    part: list[str] = []
-    num_chars = 0
-    for word in words:
-        num_chars += len(word) + 1
-        if part and num_chars > most:
-            yield part
-            part, num_chars = [], len(word) + 1
-        part.append(word)
-    if part:
-        yield part
+def _parts(words: Sequence[str]) -> list[Sequence[str]]:
+    """Returns the words in parts that fit on a command line."""
+    return [words[first : first + _MANY] for first in range(0, len(words), _MANY)]
 
 
 def _scontrol(number: str) -> dict[str, JobStatus]:

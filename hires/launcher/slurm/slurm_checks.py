@@ -1,7 +1,7 @@
 """Checks for ``hires doctor``: whether Slurm answers, and what a small job finds on its nodes.
 
 hires doctor    submits a job, waits for it, and judges the files that it leaves
-the job         python -m hires.launcher.slurm.batch FOLDER 0 --checkup, on its first node
+the job         python -m hires.launcher.slurm.job FOLDER 0 --checkup, on its first node
 each node       one rank of hires.comm.node_report, started exactly as the ranks of a run
 """
 
@@ -31,7 +31,7 @@ from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, node_checks
 from hires.launcher.interface import Outcome, launcher_named
 from hires.launcher.job_wait import JobWait
 from hires.launcher.ranks.rank_group import last_lines
-from hires.launcher.slurm import job_script, scheduler
+from hires.launcher.slurm import scheduler, submission
 from hires.launcher.supervision.interrupts import Interrupts
 
 LOOK_S = 0.5
@@ -99,6 +99,8 @@ def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) ->
     """Returns what one rank on each node of a job finds, see ``Launcher.node_checks``."""
     launcher = dataclasses.replace(config.launcher, minutes=_MINUTES, signal_s=10)
     config = dataclasses.replace(config, launcher=launcher)
+    from hires.launcher.slurm.job_script import write_script
+
     folder = Path(config.results).absolute() / f".doctor-{uuid.uuid4().hex[:8]}"
     with Interrupts() as interrupts:  # a job that was submitted is always cancelled
         try:
@@ -107,8 +109,8 @@ def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) ->
             text = yaml_text(plain(config))
             write_atomically(folder / file_names.CONFIG, text)
             write_atomically(folder / file_names.PLAN, json.dumps({"world": launcher.nodes}))
-            job_script.write_script(folder, config, launcher.nodes, argv)
-            job = job_script.submit_attempt(folder, 0, (), job_script.CHECKUP)
+            write_script(folder, config, launcher.nodes, argv)
+            job = submission.submit_run(folder, 0, config, None, submission.CHECKUP)
         except HiresError as error:
             shutil.rmtree(folder, ignore_errors=True)
             return [Check("job", FAILED, str(error), "fix the cause that Slurm names", "job")]

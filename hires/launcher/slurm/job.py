@@ -1,0 +1,248 @@
+"""Supervises the run of a Slurm job, on its first node, where the job's script starts this module.
+
+``python -m hires.launcher.slurm.job RUN_DIR [ATTEMPT]`` starts the ranks of a run on all nodes,
+waits, and writes ``exit.json`` and ``record.json`` as the local launcher does. When Slurm ends the
+job early, the ranks save their state, the job is queued again, and its next start makes the run's
+next attempt:
+
+    Slurm: SIGUSR2 ──▶ supervisor ──SIGUSR2──▶ ranks: checkpoint, exit PREEMPTED
+                       exit.json: failed, timeout | preempted
+                       scontrol requeue JOB  (at most launcher.requeues time-outs)
+    Slurm: starts the job again ──▶ attempt a1 resumes from the checkpoint
+
+``--attempts=N`` makes complete attempts one after the other, until one fails. ``--checkup`` starts
+the ranks of ``hires doctor``, which measure no steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hires.core import log, streams
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import INTERRUPTED, PREEMPTED, EditedError, HiresError, RunError
+from hires.core.python_command import module_command
+from hires.core.store import (
+    attempts,
+    edits,
+    file_names,
+    provenance,
+    reading,
+    records,
+    rundir,
+    trust,
+)
+from hires.core.store.attempts import Attempt
+from hires.core.store.file_names import attempt_dir, attempt_numbers, rank_logs
+from hires.launcher.end_reasons import restarts
+from hires.launcher.interface import note_job
+from hires.launcher.local.local_launcher import launch, leave, say
+from hires.launcher.ranks.places import Preemption
+from hires.launcher.slurm import allocation, scheduler
+from hires.launcher.slurm.allocation import Allocation
+from hires.launcher.slurm.submission import CHECKUP
+from hires.launcher.status import running_elsewhere
+from hires.launcher.supervision.interrupts import Interrupts
+
+_CHECKUP_RANK = "hires.comm.node_report"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the job; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m hires.launcher.slurm.job", allow_abbrev=False)
+    parser.add_argument("run", metavar="RUN_DIR")
+    parser.add_argument("attempt", type=int, nargs="?", help="the one that was submitted")
+    parser.add_argument("--attempts", type=int, default=1, help="how many to complete")
+    parser.add_argument(CHECKUP, action="store_true", help="start the ranks of hires doctor")
+    args = parser.parse_args(argv)
+    log.setup()
+    trust.keep_folders_private()
+    try:
+        path, job = rundir.frozen_folder(args.run), allocation.current()
+        return _work(JobRun(path, job, args.attempt, args.attempts, args.checkup))
+    except HiresError as error:
+        say(str(error))
+        return error.exit_code
+
+
+def _work(run: JobRun) -> int:
+    """Makes the attempts of a run, one after the other, until one fails; returns its code."""
+    code, job = 0, run.job.name
+    if not run.is_open:
+        say(f"nothing is left to do for job {job}: {run.path.name} has ended")
+    with Interrupts() as interrupts:  # an attempt handles signals itself; here those in between
+        while code == 0 and run.is_open:
+            if interrupts.count:
+                return INTERRUPTED
+            if interrupts.requests:
+                say(f"job {job} is preempted, and queued again for the next attempt")
+                scheduler.ask("scontrol", "requeue", job)
+                return PREEMPTED
+            code = run.make_attempt(run.take_attempt())
+    return code
+
+
+@dataclass
+class JobRun:
+    """A run that a job makes: each start of the job makes its next attempt.
+
+    Slurm starts a job again after a time limit, a preemption or the failure of a node.
+    """
+
+    path: Path
+    job: Allocation
+    submitted: int | None = None
+    """The attempt that was submitted; None: the script was submitted by hand."""
+    wanted: int = 1
+    """How many complete attempts the job is to make."""
+    checkup: bool = False
+    """Whether the ranks are those of ``hires doctor``."""
+    _goes_on: bool = field(default=False, init=False)
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The attempts that are this job's, in order."""
+        every = (Attempt(self.path, number) for number in attempt_numbers(self.path))
+        return [attempt for attempt in every if attempt.job_name == self.job.name]
+
+    @property
+    def timeouts(self) -> int:
+        """How many of them reached the time limit of the job."""
+        return sum(attempt.exit.get("reason") == "timeout" for attempt in self.attempts)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the job still has something to do.
+
+        That is so if it made no attempt yet, the last left no ``exit.json``, was preempted and may
+        go on, or was stopped with the whole job: after the failure of a node Slurm starts it again.
+        """
+        if not (own := self.attempts):
+            return True
+        end = own[-1].exit
+        done = [number for number in rundir.done_attempts(self.path) if number >= own[0].number]
+        if len(done) >= self.wanted:
+            return False
+        if not end:
+            return True
+        if end["state"] == "cancelled":
+            return not own[-1].is_cancelled
+        if end.get("reason") == "timeout":
+            return self.timeouts <= records.read_config(self.path).launcher.requeues
+        return end["state"] == "done" or restarts(end.get("reason"))
+
+    def take_attempt(self) -> int:
+        """Returns the attempt to launch: the submitted one, or a new one if that was launched."""
+        attempt = Attempt(self.path, -1 if self.submitted is None else self.submitted)
+        is_fresh = attempt.folder.is_dir() and not (attempt.has_ended or attempt.launched)
+        fresh = attempt.number if is_fresh else None
+        with running_elsewhere.alone(self.path, self.job.name, fresh):
+            if fresh is None:
+                self._close_silent()
+            number = attempts.next_attempt(self.path) if fresh is None else fresh
+            if Attempt(self.path, number).job_name != self.job.name:
+                job, index = self.job.array or (self.job.job, None)
+                note_job("slurm", attempt_dir(self.path, number), job, index)
+        return number
+
+    def make_attempt(self, number: int) -> int:
+        """Runs an attempt that was not launched yet; returns the exit code of the job."""
+        self._goes_on, folder = False, attempt_dir(self.path, number)
+        try:
+            edits.require_unchanged(self.path)
+            config, world = records.read_config(self.path), records.read_world(self.path)
+            nodes = ", ".join(node.name for node in self.job.nodes)
+            where = f"{world} ranks on {nodes}, job {self.job.name}"
+            say(f"{self.path.name}: attempt {number}, {where}")
+            self._refuse_other_code(config)
+            places = self.job.places(world, config)
+        except HiresError as error:
+            reason = "edited" if isinstance(error, EditedError) else None
+            leave(self.path, number, "failed", str(error), reason)
+            raise
+        own = self.attempts  # no attempt of this job is added while this one runs
+
+        def preemption() -> Preemption:
+            return self._with_sequel(self.job.after_sigusr2(config.launcher.signal_s), config)
+
+        def termination() -> Preemption | None:
+            logs = [*rank_logs(folder).values(), folder / file_names.LOGS / file_names.LAUNCHER_LOG]
+            why = self.job.after_sigterm(logs)
+            return why and self._with_sequel(why, config)
+
+        places = dataclasses.replace(
+            places,
+            preemption=preemption,
+            termination=termination,
+            is_cancelled=lambda: any(attempt.is_cancelled for attempt in own),
+        )
+        ranks: dict[str, Any] = {}
+        if self.checkup:
+            ranks = {"module": _CHECKUP_RANK, "args": (CHECKUP,)}
+        outcome = launch(self.path, number, places=places, aloud=True, **ranks)
+        if outcome.state == "done" and not self.checkup:
+            # Tables are the business of reports, which launchers do not import.
+            command = module_command("hires.report.tables", str(self.path))
+            subprocess.run(command, check=False)
+        elif self._goes_on and restarts(outcome.reason):
+            try:
+                scheduler.ask("scontrol", "requeue", self.job.name)
+            except RunError as error:  # the attempt's end is written, and stays as it is
+                say(f"the job could not be queued again: {error}; start the run again to go on")
+        return outcome.exit_code
+
+    def _close_silent(self) -> None:
+        """Writes the end of this job's latest attempt if its supervisor could not.
+
+        Slurm starts a job again unasked only after a node of it went down.
+        """
+        last = attempts.latest(self.path)
+        is_restarted = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+        if last is None or last.has_ended or last.job_name != self.job.name or not is_restarted:
+            return
+        cause = (
+            f"job {self.job.name} was started again by Slurm, and the supervisor of this attempt "
+            f"left no exit.json: its node went down, or it was killed"
+        )
+        leave(self.path, last.number, "failed", cause, "node")
+
+    def _refuse_other_code(self, config: RunConfig) -> None:
+        """Raises a RunError if another hires has planned the run, unless that is allowed."""
+        envs = [Attempt(self.path, number).env for number in attempt_numbers(self.path)]
+        envs.append(reading.read_json(self.path / file_names.PLANNED, []))
+        typed = [env for env in envs if env.get("argv") is not None]  # not those of jobs by hand
+        last = max(typed, key=lambda env: str(env.get("started")), default={})
+        planned, here = dict(last.get("provenance") or {}), provenance.collect()
+        pairs = [(planned.get(key), here[key]) for key in ("hires", "git")]
+        if all(was == now or not was or not now for was, now in pairs):
+            return
+        by = f"the run was planned by hires {planned['hires']} ({planned['git']})"
+        if not config.launcher.other_code:
+            raise RunError(
+                f"{by}, but this node has {here['hires']} ({here['git']}): start the run again "
+                f"with this one, or allow it with launcher.other_code=true"
+            )
+        say(f"{by} and runs with {here['hires']} ({here['git']})")
+
+    def _with_sequel(self, why: Preemption, config: RunConfig) -> Preemption:
+        """Decides whether the job is queued again, and adds that to why it ends, in words."""
+        requeues = config.launcher.requeues
+        is_last = why.reason == "timeout" and self.timeouts >= requeues
+        self._goes_on = not is_last and not why.requeued
+        then = "the job is queued again and the run goes on as its next attempt"
+        if is_last:
+            then = f"launcher.requeues={requeues} are used up: run it again to go on"
+        return dataclasses.replace(why, then=then)
+
+
+if __name__ == "__main__":
+    streams.secure()
+    sys.exit(main())

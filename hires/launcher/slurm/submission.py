@@ -1,0 +1,296 @@
+"""Submits frozen runs: one as a job, many as few job arrays.
+
+Runs that want the same of Slurm become the tasks of one array, whose folder ``arrays/0`` has
+``job.sbatch``. sbatch may die, or stop waiting, after the controller has taken the job. Such a job
+is found in the queue by the script that it runs; otherwise the run would be submitted twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hires.core import programs
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError, HiresError, RunError
+from hires.core.store import file_names
+from hires.core.store.attempts import latest, next_attempt
+from hires.core.store.file_names import StrPath, attempt_dir
+from hires.core.store.files import cannot_write, make_folder
+from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, note_job
+from hires.launcher.local.local_launcher import leave
+from hires.launcher.slurm import scheduler
+from hires.launcher.status.run_selection import select
+from hires.launcher.status.run_state import DONE, PENDING, RUNNING, RunState
+from hires.launcher.status.state import states
+
+CHECKUP = "--checkup"
+"""Option of a job for the ranks of ``hires doctor``."""
+ARRAYS = "arrays"
+"""Folder of all arrays, below that of their campaign."""
+_MAX_TASKS = (1001, 10_000)
+"""Tasks of an array: Slurm's default, and the most whose script it surely takes (4 MiB)."""
+_TIMEOUT_S = 120
+_JOB = re.compile(r"\d+(_\d+)?")
+_SHOWN = 3
+"""Runs that one error names."""
+_NUMBER = re.compile(r"(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?")
+"""A line of sbatch that names a job, with ``--parsable`` and without."""
+
+
+def submit_run(run: Path, attempt: int, config: RunConfig, after: str | None, *words: str) -> str:
+    """Submits a run's script for an attempt, as :func:`_submit`, and writes ``job.json``."""
+    job = _submit(run / file_names.JOB_SCRIPT, config, after, str(attempt), *words)
+    note_job("slurm", attempt_dir(run, attempt), job)
+    return job
+
+
+def submit_all(
+    runs: Sequence[FrozenRun], options: SubmitOptions, stopped: Callable[[], bool] = lambda: False
+) -> Iterator[Submitted]:
+    """Submits runs and yields each, see :meth:`hires.launcher.interface.Launcher.submit_many`.
+
+    Slurm limits each array by itself, so arrays share a limit, and those beyond it wait:
+
+        limit 5, 4 arrays    array 0: 2 tasks at once, then array 3
+                             array 1: 2
+                             array 2: 1
+    """
+    most = _MAX_TASKS[0]
+    with contextlib.suppress(RunError):  # if Slurm is not here at all, sbatch will say so
+        most = int(scheduler.config().get("MaxArraySize", most))  # the largest index is one less
+    arrays = _split(runs, max(1, min(most, _MAX_TASKS[1])))
+    lanes = min(options.limit or len(arrays), len(arrays))
+    last: list[str | None] = [None] * lanes
+    for number, tasks in enumerate(arrays):
+        if stopped():
+            why = "it was cancelled before it was submitted"
+            yield from (Submitted(run.path, None, why) for run in tasks)
+            continue
+        lane, share, after = number % lanes, None, [options.after]
+        if options.limit is not None:
+            share = options.limit // lanes + (lane < options.limit % lanes)
+            after += [last[lane] and f"afterany:{last[lane]}"]
+        wanted = dataclasses.replace(
+            options, limit=share, after=",".join(filter(None, after)) or None
+        )
+        submitted = _submit_array(tasks, wanted)
+        last[lane] = next((one.job.partition("_")[0] for one in submitted if one.job), last[lane])
+        yield from submitted
+
+
+def _split(runs: Sequence[FrozenRun], most: int) -> list[list[FrozenRun]]:
+    """Returns runs as arrays of at most so many tasks, in the order of their first run."""
+    alike: dict[str, list[FrozenRun]] = {}
+    for run in runs:
+        config = run.config
+        wants: list[Any] = [str(run.path.parent), run.ranks, run.attempts]
+        wants += [dataclasses.asdict(one) for one in (config.launcher, config.cluster)]
+        alike.setdefault(json.dumps(wants), []).append(run)
+    arrays = []
+    for some in alike.values():
+        arrays += [some[first : first + most] for first in range(0, len(some), most)]
+    return arrays
+
+
+def _submit_array(runs: Sequence[FrozenRun], options: SubmitOptions) -> list[Submitted]:
+    """Submits one array; returns its runs."""
+    from hires.launcher.slurm.job_script import ArrayShape, write_script
+
+    submitted: list[Submitted] = []
+    begun: list[tuple[Path, int]] = []
+    first = runs[0]  # all want the same
+    for run in runs:
+        try:
+            begun.append((run.path, next_attempt(run.path, run.argv)))
+        except RunError as error:
+            submitted.append(Submitted(run.path, None, str(error)))
+    if not begun:
+        return submitted
+    try:
+        shape = ArrayShape(begun, options.limit, options.exclude, first.attempts)
+        folder = _new_folder(first.path.parent / ARRAYS)
+        script = write_script(folder, first.config, first.ranks, options.argv, shape)
+        job = _submit(script, first.config, options.after)
+    except HiresError as error:
+        for path, attempt in begun:
+            leave(path, attempt, "failed", str(error))
+            submitted.append(Submitted(path, None, str(error)))
+        return submitted
+    for index, (path, attempt) in enumerate(begun):
+        note_job("slurm", attempt_dir(path, attempt), job, index)
+        submitted.append(Submitted(path, f"{job}_{index}", None))
+    return submitted
+
+
+def _new_folder(parent: Path) -> Path:
+    """Makes the folder of the next array and returns it, or raises a RunError."""
+    make_folder(parent)
+    number = sum(1 for _ in parent.iterdir())
+    while True:
+        try:
+            (parent / str(number)).mkdir()
+            return parent / str(number)
+        except FileExistsError:  # of another command
+            number += 1
+        except OSError as error:
+            raise cannot_write(parent, error) from error
+
+
+def orphan_jobs(runs: Iterable[Path]) -> dict[Path, str]:
+    """Returns the jobs of runs whose latest attempt was not begun and has no ``job.json``.
+
+    Slurm is only queried if there are such runs with a script; no answer means no job.
+    """
+    from hires.launcher.slurm.job_script import read_tasks
+
+    waiting = {
+        (run, last.number)
+        for run in runs
+        if (last := latest(run))
+        and not last.launched
+        and not (last.folder / file_names.JOB).exists()
+    }
+    # By script, and for arrays by the index of the task.
+    own = ((run / file_names.JOB_SCRIPT, run) for run, _ in waiting)
+    scripts = {(str(script), ""): run for script, run in own if script.exists()}
+    for campaign in {run.parent for run, _ in waiting}:
+        for script in campaign.glob(f"{ARRAYS}/*/{file_names.JOB_SCRIPT}"):
+            for index, task in enumerate(read_tasks(script)):
+                if task in waiting:
+                    scripts[str(script), str(index)] = task[0]
+    jobs: dict[Path, str] = {}
+    for name, path in scheduler.scripts_of_all() if scripts else ():
+        run = scripts.get((path, name.partition("_")[2]))
+        if run is not None:
+            jobs.setdefault(run, name)
+    return jobs
+
+
+def start_estimate(config: RunConfig) -> str:
+    """Returns when Slurm would start a run, in its own words; a ConfigError: it would refuse it."""
+    from hires.launcher.slurm.job_script import write_script
+
+    with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder:
+        ranks = config.parallel.num_ranks
+        script = write_script(Path(folder), config, ranks, ["hires", "run"])
+        try:
+            lines = _sbatch("--test-only", str(script)).splitlines()
+        except RunError as error:
+            return str(error)
+    estimates = [line for line in lines if " to start at " in line] or lines
+    return " ".join(estimates).removeprefix("sbatch: ").strip()
+
+
+def dependency(
+    after: Sequence[str], after_any: Sequence[str], results: StrPath = "results"
+) -> str | None:
+    """Returns the value of sbatch's ``--dependency``, as ``Launcher.dependency`` describes it."""
+    parts = [_condition("afterok", name, results) for name in after]
+    parts += [_condition("afterany", name, results) for name in after_any]
+    return ",".join(filter(None, parts)) or None
+
+
+def _condition(kind: str, name: str, results: StrPath) -> str:
+    option = "--after" if kind == "afterok" else "--after-any"
+    if _JOB.fullmatch(name):
+        # Slurm treats a job that it does not list as one that has ended well.
+        if scheduler.is_unknown(name):
+            raise ConfigError(
+                f"{option} {name}: Slurm lists no such job, or no longer; if it has ended as it "
+                f"should, leave the option out"
+            )
+        return f"{kind}:{name}"
+    chosen = select([name], results)
+    points = [*states(chosen.paths), *chosen.planned]
+    live = [state for state in points if state.state in (PENDING, RUNNING)]
+    without = [state for state in live if state.job is None]
+    if without:
+        raise ConfigError(
+            f"{option} {name}: {_named(without)} no Slurm job that could be waited for; submit "
+            f"what is pending with launcher=slurm first, or wait until it has ended"
+        )
+    failed = [state for state in points if state not in live and state.state != DONE]
+    if failed and kind == "afterok":
+        raise ConfigError(
+            f"{option} {name}: {_named(failed)} not done and will not be; mend it with "
+            f"`hires retry {name}`, or use --after-any {name}"
+        )
+    jobs = dict.fromkeys(str(state.job) for state in live)
+    return ":".join([kind, *jobs]) if jobs else ""
+
+
+def _named(states_: Sequence[RunState]) -> str:
+    names = ", ".join(state.name for state in states_[:_SHOWN])
+    more = f" and {len(states_) - _SHOWN} more" if len(states_) > _SHOWN else ""
+    return f"{names}{more} {'is' if len(states_) == 1 else 'are'}"
+
+
+def _submit(script: Path, config: RunConfig, after: str | None, *words: str) -> str:
+    """Submits a script with its ``words`` and returns the number of the job or array.
+
+    A site may have put a command of its own in sbatch's place, that greets and advises; only the
+    line that names the job counts. A ConfigError names the key that Slurm refuses; a RunError:
+    it is not here, does not answer, or names no job.
+    """
+    options = ["--parsable"]
+    if after:  # on the command line it hides that line of the script, so it repeats the site's
+        site = config.cluster.options.get("dependency")
+        options.append(f"--dependency={','.join(filter(None, (str(site or ''), after)))}")
+    answer = _sbatch(*options, str(script), *words, script=script)
+    matches = [_NUMBER.fullmatch(line.strip()) for line in answer.splitlines()]
+    numbers = [match[1] for match in matches if match]
+    if numbers:
+        return str(numbers[-1])
+    text = " ".join(answer.split()) or "nothing"
+    raise RunError(
+        f"sbatch took the job, but names no number; it said: {text}; `squeue --me` shows whether "
+        f"the job is queued, and scancel removes it"
+    )
+
+
+def _sbatch(*words: str, script: Path | None = None) -> str:
+    """Returns what sbatch prints; a ConfigError or RunError: it refuses the job.
+
+    ``script`` is named in the error, if it stays.
+    """
+    try:
+        done = programs.run("sbatch", *words, most_s=_TIMEOUT_S)
+    except programs.MissingProgramError:
+        raise RunError(
+            "there is no sbatch here: start it on a machine of a Slurm cluster, or use "
+            "launcher=local; --dry-run writes the script all the same"
+        ) from None
+    if done.returncode == 0:
+        return done.stderr + done.stdout  # of two lines that name a job the last one counts
+    message = done.stderr or done.stdout
+    why = "; ".join(line.removeprefix("sbatch: error: ") for line in message.splitlines() if line)
+    text = f"sbatch refused the job: {why or 'it gave no reason'}; "
+    keys = next((keys for words, keys in _CAUSES.items() if re.search(words, message, re.I)), None)
+    where = "" if script is None else f"; its options are in {script}"
+    if keys is None:
+        raise RunError(f"{text}see what its options ask for{where}")
+    raise ConfigError(f"{text}change {keys}{where}")
+
+
+_CAUSES = {
+    "dependency": "--after",
+    "node name": "cluster.options.exclude",
+    "account": "launcher.account",
+    "qos": "launcher.qos",
+    "array": "--max-parallel, or sweep fewer points at once",
+    "partition": "launcher.partition (sinfo lists all)",
+    "time limit|--time|deadline": "launcher.minutes",
+    "signal": "launcher.signal_s",
+    "cpu count|processors|cpus-per-task|--ntasks": "launcher.threads or the number of ranks",
+    "node count|node configuration|--nodes": (
+        "launcher.nodes, launcher.threads, the number of ranks or cluster.options"
+    ),
+}
+"""Words of sbatch's message, and what to change; the first whose words occur counts."""
