@@ -20,7 +20,7 @@ from tests.helpers.commands import hires
 from tests.helpers.patience import PATIENCE_S, until
 
 pytestmark = pytest.mark.dist
-TINY = ["model=preact_resnet", "model.n=1", "image=[37,33]", "batch=4", "steps=4"]
+TINY = ["model=preact_resnet", "model.depth=11", "image=[37,33]", "batch=4", "steps=4"]
 
 
 def run(folder: Path, *words: str) -> tuple[dict[str, Any], list[float]]:

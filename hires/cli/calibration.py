@@ -21,15 +21,13 @@ from hires.cli.planning import Planner, require_feasible
 from hires.cli.screens.screen import plural
 from hires.cli.screens.show_scales import auto_lines
 from hires.cli.start_run import ENDS, explain, wait_for
-from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.data_config import DataConfig
+from hires.core.config.fields import build, keys_of, names_of
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.precision_config import PrecisionConfig
-from hires.core.config.quant_config import MIN_MAX, QuantConfig
-from hires.core.config.run_config import MeasureConfig, RunConfig
-from hires.core.config.task_config import TaskConfig
-from hires.core.config.value_checks import build, unread_keys
+from hires.core.config.precision_config import MIN_MAX, PrecisionConfig, QuantConfig
+from hires.core.config.run_config import CheckpointConfig, MeasureConfig, RunConfig
+from hires.core.config.training_config import TaskConfig
 from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError, StoppedError
 from hires.core.precisions import INT8
 from hires.core.store import campaign, file_names, rundir
@@ -285,7 +283,9 @@ def _data_of(config: RunConfig, words: Iterable[str]) -> DataConfig:
         )
         length = max(quant.images, own.length)
         return DataConfig(MADE_UP, classes=own.classes, length=length, max_pixels=own.max_pixels)
-    foreign = unread_keys(DataConfig, quant.data.get("name", own.name))
+    mine = keys_of(DataConfig, quant.data.get("name", own.name))
+    of_some = {key for name in names_of(DataConfig) for key in keys_of(DataConfig, name)}
+    foreign = of_some.difference(mine)
     read = {key: value for key, value in vars(own).items() if key not in foreign}
     data = build(DataConfig, {**read, **quant.data})
     if data.split in ("validation", "test") and "split" not in quant.data:

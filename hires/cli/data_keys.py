@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hires.cli.named_weights import run_of_weights, training_of
 from hires.cli.screens.screen import print_activity
 from hires.core.config.run_config import RunConfig
-from hires.core.config.task_config import INFERENCE, ONE_PASS
+from hires.core.config.training_config import INFERENCE, ONE_PASS
 from hires.core.errors import ConfigError
 from hires.core.evaluation_summary import one_pass
 from hires.core.losses import CLASSES

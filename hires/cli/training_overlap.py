@@ -12,7 +12,7 @@ from hires.cli.data_keys import names_classes
 from hires.cli.named_weights import training_of
 from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.config.task_config import ONE_PASS
+from hires.core.config.training_config import ONE_PASS
 from hires.plan.plan import Finding
 
 _MADE = ("synthetic", "textures", "hard")

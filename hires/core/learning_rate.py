@@ -19,8 +19,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from hires.core.config.lr_schedule_config import LrScheduleConfig
 from hires.core.config.run_config import RunConfig
+from hires.core.config.training_config import LrScheduleConfig
 
 Curve = Callable[[LrScheduleConfig, float, int, int], float]
 """From keys, the largest rate, a step and the number of all steps to a rate; both without warm-up.

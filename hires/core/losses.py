@@ -27,18 +27,16 @@ class Loss:
     targets: str
     """``images`` (each has the size of the output), or ``classes`` (one for each image, which
     counts for every pixel of an output with rows and columns)."""
-    keys: tuple[str, ...] = ()
-    """Of ``loss``, that it takes."""
     num_sums: Callable[[int], int] = _mean
     """From the channels of the output to the numbers that each tile contributes."""
 
 
 LOSSES = {
-    "cross_entropy": Loss(CLASSES, ("weights", "label_smoothing", "ignore_index")),
-    "bce": Loss(CLASSES, ("ignore_index",)),
-    "dice": Loss(CLASSES, ("smooth", "ignore_index"), _dice),
+    "cross_entropy": Loss(CLASSES),
+    "bce": Loss(CLASSES),
+    "dice": Loss(CLASSES, _dice),
     "l1": Loss(IMAGES),
     "l2": Loss(IMAGES),
-    "custom": Loss(CLASSES, ("target", "targets")),
+    "custom": Loss(CLASSES),
 }
 """Value of ``loss`` -> the loss; of ``custom`` ``loss.targets`` says what it compares with."""

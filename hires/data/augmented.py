@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hires.core.config.augment_config import AugmentConfig
+from hires.core.config.data_config import AugmentConfig
 from hires.data.image_fit import Place, ReadWindow, crop, nearest_window, resize
 from hires.data.image_format import LUMINANCE, Pixels, Size, Span, Window, check_window
 from hires.data.source import Source

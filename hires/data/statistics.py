@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hires.core.config.run_config import RunConfig
-from hires.core.config.task_config import TaskConfig
+from hires.core.config.training_config import TaskConfig
 from hires.data.opening import open_data
 
 MOST_IMAGES = 4096

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hires.comm import activity, make_groups, max_all, open_channels
 from hires.core.config.precision_config import DYNAMIC
 from hires.core.config.run_config import RunConfig
-from hires.core.config.task_config import INFERENCE
+from hires.core.config.training_config import INFERENCE
 from hires.core.errors import RunError
 from hires.core.ranks.timeline import Recorder
 from hires.core.store.network_weights import WeightsPlace

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hires import comm
-from hires.core.config.quant_config import MIN_MAX
+from hires.core.config.precision_config import MIN_MAX
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store import file_names, frozen

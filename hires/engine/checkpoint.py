@@ -42,8 +42,8 @@ import torch
 from torch import Tensor
 
 from hires import comm
+from hires.core.config.fields import build
 from hires.core.config.run_config import RunConfig
-from hires.core.config.value_checks import build
 from hires.core.errors import RunError
 from hires.core.store import checkpoints, records
 from hires.core.store.checkpoints import Checkpoint, StoredFile

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hires import comm
+from hires.core.config.data_config import METRICS
 from hires.core.config.run_config import RunConfig
-from hires.core.config.validate_config import METRICS
 from hires.core.epoch_lines import epoch_text
 from hires.core.errors import ConfigError
 from hires.plan.hardware import NO_TENSORBOARD

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from hires import comm
 from hires.core import evaluation_summary
-from hires.core.config.loss_config import LossConfig
 from hires.core.config.run_config import RunConfig
+from hires.core.config.training_config import LossConfig
 from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, Numbers
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt

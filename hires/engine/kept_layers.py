@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hires.core.config.quant_config import noise_bound
+from hires.core.config.precision_config import noise_bound
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.data.source import Source

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hires.core.config.loss_config import LossConfig
+from hires.core.config.training_config import LossConfig
 from hires.core.errors import ConfigError
 from hires.core.losses import CLASSES
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hires.core.config.predict_config import OME_TIFF, TIFF, ZARR
+from hires.core.config.data_config import OME_TIFF, TIFF, ZARR
 from hires.core.errors import RunError
 
 BIG_BYTES = 2**32 - 2**25

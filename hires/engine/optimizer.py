@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hires.core.config.optimizer_config import OWN_KEYS
+from hires.core.config.fields import keys_of
 from hires.core.config.run_config import RunConfig
 from hires.core.learning_rate import learning_rate
 from hires.core.registry import Registry
@@ -213,7 +213,8 @@ class FusedAdamW(FusedAdam):
 def optimizer_of(config: RunConfig) -> tuple[type[Optimizer], dict[str, Any]]:
     """Returns the optimiser of a run and its settings in the first step."""
     keys, name = config.optimizer, config.optimizer.name
-    settings = {key: getattr(keys, key) for key in ("weight_decay", *OWN_KEYS[name])}
+    names = ("weight_decay", *keys_of(type(keys), name))
+    settings = {key: getattr(keys, key) for key in names}
     return OPTIMIZERS[name], {"lr": learning_rate(config, 0), **settings}
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hires import comm
-from hires.core.config.predict_config import PARQUET, PROBABILITY
+from hires.core.config.data_config import PARQUET, PROBABILITY
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.evaluation_summary import CLASSES, IMAGES, by_sample

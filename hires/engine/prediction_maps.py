@@ -18,7 +18,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hires.core.config.predict_config import TIFF
+from hires.core.config.data_config import TIFF
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import cannot_write, make_folder
 from hires.engine.map_formats import MapKind, map_format

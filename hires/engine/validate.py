@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from hires import comm
+from hires.core.config.data_config import EPOCH
 from hires.core.config.run_config import RunConfig
-from hires.core.config.validate_config import EPOCH
 from hires.core.epoch_lines import ended_text, evaluation_text
 from hires.core.ranks.world import World
 from hires.core.store import checkpoints

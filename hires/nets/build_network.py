@@ -73,7 +73,7 @@ def build_model(config: ModelConfig, seed: int, image: tuple[int, int] | None = 
     network's name or target is unknown, or a key has no such value.
     """
     make = NETS[config.name]
-    given = {**vars(config), "image": image}
+    given = {**vars(config), "depth": config.num_layers, "image": image}
     keys = {name: given[name] for name in inspect.signature(make).parameters}
     if keys.get("classes", 0) is None:
         raise ConfigError("model.classes is unset; give the number of classes, as model.classes=10")

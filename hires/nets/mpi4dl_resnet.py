@@ -97,8 +97,9 @@ class MPI4DLResNet(nn.Sequential):
     """
 
     def __init__(
-        self, n: int, classes: int, head: str, image: tuple[int, int] | None, channels: int = 3
+        self, depth: int, classes: int, head: str, image: tuple[int, int] | None, channels: int = 3
     ) -> None:
+        n = (depth - 2) // 9
         layers: list[nn.Module] = [NormedConv(channels, STEM, norm="after")]
         width_in = inner = width = STEM
         for group in range(3):

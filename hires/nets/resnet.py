@@ -118,15 +118,16 @@ class PreactBlock(nn.Module):
 class PreactResNet(nn.Module):
     """Pre-activation bottleneck ResNet of depth 9n+2 with a stride-1 3x3 stem.
 
-    n=12 has the depth, 110, of the "ResNet101" that the MPI4DL scripts train; the blocks there are
+    A depth of 110 is that of the "ResNet101" that the MPI4DL scripts train; the blocks there are
     wider (3x3, 3x3 and 1x1 of 16, 64 and 128 channels).
 
     Source:
         He et al., "Identity mappings in deep residual networks", ECCV 2016.
     """
 
-    def __init__(self, n: int, classes: int, channels: int = 3) -> None:
+    def __init__(self, depth: int, classes: int, channels: int = 3) -> None:
         super().__init__()
+        n = (depth - 2) // 9
         self.conv1 = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
         width = _add_groups(self, "group", PreactBlock, (n, n, n), 16, 16, 4)
         self.bn = nn.BatchNorm2d(width)

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hires.core.config.loss_config import LossConfig
+from hires.core.config.training_config import LossConfig
 from hires.core.errors import ConfigError
 from hires.core.losses import CLASSES
 from hires.nets.custom import imported

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hires.core.config.loss_config import LossConfig
+from hires.core.config.training_config import LossConfig
 from hires.parallel.context import Context
 from hires.parallel.halo import new_map, part
 from hires.parallel.loss import divides_output, loss_of, require_loss

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.predict_config import TIFF
+from hires.core.config.data_config import TIFF
+from hires.core.config.parallel_config import SCHEDULES, ParallelConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.config.task_config import ONE_PASS
+from hires.core.config.training_config import ONE_PASS
 from hires.core.evaluation_summary import num_classes
 from hires.core.losses import CLASSES
 from hires.core.precisions import CPU_FLAGS, INT8
@@ -19,7 +19,6 @@ from hires.plan.graph import Graph, describe
 from hires.plan.hardware import CPU, CUDA
 from hires.plan.partition import layer_starts, scaled, starts_between_ties, tied_uses
 from hires.plan.plan import Finding, Plan, Stage
-from hires.plan.schedule import DIRECTIONS, SCHEDULES
 
 EMULATED = {
     "fp16": "fp16 is computed in fp32 and rounded, which takes longer than precision=fp32",
@@ -67,8 +66,7 @@ def check_together(config: RunConfig) -> Iterator[Finding]:
     Each key alone makes sense (:mod:`hires.core.config.parallel_config`).
     """
     parallel = config.parallel
-    SCHEDULES[parallel.schedule]  # an unknown name is refused, with the names there are
-    directions = DIRECTIONS[parallel.schedule]
+    directions = SCHEDULES[parallel.schedule]
     # Another number of stages than was given needs other layers per stage.
     freed = " with parallel.balance=null" if parallel.balance is not None else ""
     if parallel.directions > 1 and parallel.num_ranks == parallel.replicas:
@@ -90,7 +88,7 @@ def check_together(config: RunConfig) -> Iterator[Finding]:
         )
         yield Finding("error", "parallel.pairs", text)
     if parallel.directions != directions:
-        fit = [name for name, count in DIRECTIONS.items() if count == parallel.directions]
+        fit = [name for name, count in SCHEDULES.items() if count == parallel.directions]
         text = (
             f"parallel.schedule={parallel.schedule} is for {directions} direction"
             f"{'s' if directions > 1 else ''}; with parallel.directions={parallel.directions} use "

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hires.core.config import parallel_config
 from hires.core.registry import Registry
 
 Schedule = list[list[str]]
@@ -86,25 +85,11 @@ class Pipeline:
                     yield Task(stage, microbatch, True)
 
 
-SCHEDULES: Registry[Callable[[Pipeline], Schedule]] = parallel_config.SCHEDULES
-DIRECTIONS: dict[str, int] = {}
-"""The directions of the pipeline that a schedule is for."""
+SCHEDULES: Registry[Callable[[Pipeline], Schedule]] = Registry("parallel.schedule")
+"""Value of ``parallel.schedule`` -> its function; :data:`DIRECTIONS` has the same names."""
 
 
-def named(
-    name: str, directions: int, overlapping: bool = False
-) -> Callable[[Callable[[Pipeline], Schedule]], Callable[[Pipeline], Schedule]]:
-    """Returns a decorator that files a schedule under its name, which the config may then use.
-
-    ``overlapping``: both directions run at once, each in the bubbles of the other.
-    """
-    DIRECTIONS[name] = directions
-    if overlapping:
-        parallel_config.OVERLAPPING.add(name)
-    return SCHEDULES.register(name)
-
-
-@named("gpipe", directions=1)
+@SCHEDULES.register("gpipe")
 def gpipe(pipeline: Pipeline) -> Schedule:
     """All forward passes, then all backward passes.
 
@@ -116,7 +101,7 @@ def gpipe(pipeline: Pipeline) -> Schedule:
     return [list(actions) for _ in range(pipeline.num_ranks)]
 
 
-@named("1f1b", directions=1)
+@SCHEDULES.register("1f1b")
 def one_forward_one_backward(pipeline: Pipeline) -> Schedule:
     """As few microbatches in flight as keep the last stage busy.
 
@@ -137,7 +122,7 @@ def one_forward_one_backward(pipeline: Pipeline) -> Schedule:
     return schedule
 
 
-@named("gems", directions=2)
+@SCHEDULES.register("gems")
 def gems(pipeline: Pipeline) -> Schedule:
     """One model pass after the other, alternately down and up, in the memory of one.
 
@@ -164,7 +149,7 @@ def gems(pipeline: Pipeline) -> Schedule:
     return _arranged(pipeline, may_start, rank_first)
 
 
-@named("gems_1f1b", directions=2, overlapping=True)
+@SCHEDULES.register("gems_1f1b")
 def gems_both_ways(pipeline: Pipeline) -> Schedule:
     """Both directions at once, each with as few microbatches in flight as 1F1B: bubbles filled.
 

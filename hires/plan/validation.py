@@ -13,11 +13,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
+from hires.core.config.data_config import AUTO, METRICS, PredictConfig, ValidateConfig
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.predict_config import PredictConfig
 from hires.core.config.run_config import EngineConfig, MemoryConfig, RunConfig
-from hires.core.config.task_config import TaskConfig
-from hires.core.config.validate_config import AUTO, METRICS, ValidateConfig
+from hires.core.config.training_config import TaskConfig
 from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, SIMILARITY_WINDOW, TOP
 from hires.core.precisions import HALF
 from hires.plan.graph import Graph

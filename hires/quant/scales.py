@@ -25,9 +25,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hires.core.config.quant_config import DYNAMIC, LINEAR, STATIC
+from hires.core.config.precision_config import DYNAMIC, LINEAR, STATIC
 from hires.core.config.run_config import RunConfig
-from hires.core.config.task_config import INFERENCE
+from hires.core.config.training_config import INFERENCE
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
 from hires.core.store.file_names import MIB, StrPath

@@ -29,7 +29,7 @@ from hires.core.errors import ConfigError
 from tests.helpers.bench_jobs import forked
 from tests.helpers.layouts import config_of
 
-SMALL = ["model=preact_resnet", "model.n=1", "image=32", "batch=2", "device=cpu"]
+SMALL = ["model=preact_resnet", "model.depth=11", "image=32", "batch=2", "device=cpu"]
 RIGHT = {"check": {"value": 1e-7, "exact": 1e-13, "ok": True}}
 WRONG = {"check": {"value": 1e-7, "exact": 0.5, "ok": False}}
 
@@ -88,7 +88,7 @@ def test_unknown_peer_is_refused():
 
 
 def test_small_image_is_one_that_every_layout_can_cut():
-    keys = {"model": {"name": "preact_resnet", "n": 1, "classes": 10}, "image": [128, 128]}
+    keys = {"model": {"name": "preact_resnet", "depth": 11, "classes": 10}, "image": [128, 128]}
     single = planned(BenchRow("single", config_of(**keys)))
     tiles = planned(BenchRow("tiles", config_of(**keys, parallel={"tiles": [4, 1]})))
     rows = with_small([single, tiles])

@@ -26,7 +26,7 @@ from hires.engine.device import RankDevice
 from tests.helpers.layouts import config_of
 
 NAN = float("nan")
-SMALL = {"model": {"name": "preact_resnet", "n": 1, "classes": 10}, "data": {"classes": 10}}
+SMALL = {"model": {"name": "preact_resnet", "depth": 11, "classes": 10}, "data": {"classes": 10}}
 SMALL |= {"image": [32, 32], "batch": 2, "optimizer": {"lr": 0.0}}
 
 

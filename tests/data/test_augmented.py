@@ -9,7 +9,7 @@ import pytest
 import tifffile
 from PIL import Image
 
-from hires.core.config.augment_config import AugmentConfig
+from hires.core.config.data_config import AugmentConfig
 from hires.core.errors import ConfigError
 from hires.data.augmented import (
     AugmentedSource,

@@ -17,9 +17,9 @@ from PIL import Image
 
 from hires.cli.main import main
 from hires.core.config.data_config import DataConfig
-from hires.core.config.loss_config import LossConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig
+from hires.core.config.training_config import LossConfig
 from hires.core.errors import ConfigError, RunError
 from hires.data import checked_image, start_check
 from hires.data.data_check import check_data

@@ -14,8 +14,7 @@ from PIL import Image
 
 from hires.cli.data_keys import with_classes
 from hires.cli.main import main
-from hires.core.config.augment_config import AugmentConfig
-from hires.core.config.data_config import DataConfig
+from hires.core.config.data_config import AugmentConfig, DataConfig
 from hires.core.config.run_config import to_dict
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.store import file_names, rundir
@@ -98,7 +97,7 @@ def test_maps_are_found_by_the_pattern_of_their_names(folder):
     ):
         with pytest.raises(ConfigError, match=words):
             config_of(data=data, **keys)
-    model = {"name": "preact_resnet", "n": 1, "classes": 10}
+    model = {"name": "preact_resnet", "depth": 11, "classes": 10}
     config = config_of(image=[*SIZE], data=data, model=model)
     with pytest.raises(PlanError, match="or use model=unet"):
         plan_of(config).require_ok()

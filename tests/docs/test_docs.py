@@ -36,7 +36,7 @@ def commands_of(*pages: Path) -> list[str]:
 def test_commands_of_the_readme_run_one_after_the_other(tmp_path):
     """On a smaller network and image, for fewer epochs."""
     small = {
-        "model=resnet18": "model=preact_resnet model.n=1",
+        "model=resnet18": "model=preact_resnet model.depth=11",
         "image=512": "image=32",
         "epochs=10": "epochs=1",
     }

@@ -102,7 +102,7 @@ def test_layer_that_makes_nan_is_named(tmp_path):
 
 @pytest.mark.dist
 def test_layer_alone_has_the_error_of_its_weights_and_values(tmp_path):
-    net = {"name": "preact_resnet", "n": 1, "classes": 4}
+    net = {"name": "preact_resnet", "depth": 11, "classes": 4}
     quant = {"auto": "150dB", "observer": "min_max"}
     config = calibration(model=net, quant=quant, engine={"fuse": "off"})
     path = run_folder(tmp_path, config)

@@ -25,7 +25,7 @@ from tests.helpers.saved import attempt, losses, make, numbered
 pytestmark = pytest.mark.dist
 
 KEYS = {
-    "model": {"name": "preact_resnet", "n": 1},
+    "model": {"name": "preact_resnet", "depth": 11},
     "precision": {"name": "fp32"},
     "optimizer": {"name": "adamw", "ema": 0.75},
     "steps": 6,

@@ -26,7 +26,7 @@ from tests.helpers.saved import attempt, run_folder
 pytestmark = pytest.mark.dist
 
 UNET = {"model": {"name": "unet", "levels": 1, "width": 4}}
-NET = {"model": {"name": "preact_resnet", "n": 1}, "image": [32, 32]}
+NET = {"model": {"name": "preact_resnet", "depth": 11}, "image": [32, 32]}
 
 
 def one_score(*lost):

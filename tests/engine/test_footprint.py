@@ -26,7 +26,7 @@ INFER: dict[str, Any] = {"task": {"name": "infer"}}
 
 def config_of(**keys: Any) -> RunConfig:
     """A network of few parameters and large maps, unless the keys say otherwise."""
-    model = {"name": "preact_resnet", "n": 1, "classes": 10}
+    model = {"name": "preact_resnet", "depth": 11, "classes": 10}
     return from_dict({"image": 64, "batch": 4, "steps": 3, "model": model, **keys})
 
 

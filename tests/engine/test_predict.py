@@ -29,7 +29,7 @@ from tests.helpers.saved import attempt, killed_attempt, run_folder
 
 pytestmark = pytest.mark.dist
 
-RESNET = {"model": {"name": "preact_resnet", "n": 1, "classes": 4}, "image": [19, 22]}
+RESNET = {"model": {"name": "preact_resnet", "depth": 11, "classes": 4}, "image": [19, 22]}
 ARGMAX = {"predict": {"reduce": "argmax"}}
 
 

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from hires.cli.calibration import quantised_config
 from hires.comm import rehearsal
+from hires.core.config.fields import build
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.core.config.value_checks import build
 from hires.core.errors import RunError
 from hires.core.store import file_names
 from hires.core.store.network_weights import find_weights
@@ -29,7 +29,7 @@ from tests.helpers.layouts import plan_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.saved import run_folder
 
-NET = {"model": {"name": "preact_resnet", "n": 1, "classes": 4}}
+NET = {"model": {"name": "preact_resnet", "depth": 11, "classes": 4}}
 
 
 @pytest.mark.dist

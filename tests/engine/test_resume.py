@@ -314,7 +314,7 @@ def test_inference_has_the_parameters_of_a_training_and_saves_none(tmp_path):
 def test_checkpoint_of_another_network_is_refused(tmp_path):
     saved = make(tmp_path / "saved")
     attempt(saved, stop_at=2)
-    model = {"name": "preact_resnet", "n": 1, "classes": 7}
+    model = {"name": "preact_resnet", "depth": 11, "classes": 7}
     run = make(tmp_path / "other", model=model, checkpoint={"resume": str(saved)})
     with pytest.raises(AssertionError, match="the checkpoint is of another network"):
         attempt(run)

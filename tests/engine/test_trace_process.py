@@ -13,7 +13,7 @@ import pytest
 from hires.comm import rehearsal
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.core.config.task_config import TaskConfig
+from hires.core.config.training_config import TaskConfig
 from hires.core.errors import RunError
 from hires.engine.build import contexts_of, made_tensors
 from hires.engine.torch_server import reply_to
@@ -67,7 +67,7 @@ def test_process_answers_whatever_a_network_prints(tmp_path):
 
 
 def test_operator_that_a_rank_cannot_run_is_named_with_its_layer():
-    config = RunConfig(image=16, batch=2, model=ModelConfig("preact_resnet", n=1, classes=3))
+    config = RunConfig(image=16, batch=2, model=ModelConfig("preact_resnet", depth=11, classes=3))
     plan = make_plan(config, Graph.from_dict(reply_to({"trace": to_dict(config)})["graph"]))
     node = next(node for node in plan.graph.nodes if node.kind == "flatten")
     node.args["start_dim"] = 7

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hires.core.config.optimizer_config import OWN_KEYS
+from hires.core.config.fields import names_of
 from hires.core.config.run_config import from_dict
+from hires.core.config.training_config import OptimizerConfig
 from hires.core.errors import ConfigError, LossError
 from hires.core.store import checkpoints, file_names, records
 from hires.core.store.network_weights import find_weights
@@ -89,7 +90,7 @@ def test_optimiser_goes_where_torch_goes(name: str, settings: dict[str, Any]):
     assert made is not None
     assert len(made.kept) == config.optimizer.num_states
     assert made.kept_of(ours[0]) == {}  # it was never moved
-    assert [*OPTIMIZERS] == [*OWN_KEYS]
+    assert [*OPTIMIZERS] == names_of(OptimizerConfig)
 
 
 @pytest.fixture

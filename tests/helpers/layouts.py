@@ -17,7 +17,7 @@ def config_of(**keys: Any) -> RunConfig:
         "image": [19, 22],
         "batch": 2,
         "steps": 3,
-        "model": {"name": "preact_resnet", "n": 1, "classes": 4},
+        "model": {"name": "preact_resnet", "depth": 11, "classes": 4},
         "data": {"classes": 4, "length": 16},
         "precision": {"name": "fp64"},
     }

@@ -54,7 +54,7 @@ def network(name: str, seed: int = 1) -> nn.Module:
     sizes: dict[str, Any] = {
         "unet": {"levels": 2, "width": 4},
         "resnet": {"depth": 18},
-        "preact_resnet": {"n": 1},
+        "preact_resnet": {"depth": 11},
     }[name]
     model = build_model(ModelConfig(name=name, classes=5, **sizes), seed, (32, 32))
     materialise(model, [*model.state_dict()], seed)

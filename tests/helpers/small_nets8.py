@@ -121,7 +121,7 @@ def network(name: str, size: tuple[int, int]) -> nn.Module:
     """Returns a small network of some kind, with norms that do something."""
     sizes = {
         "resnet": {"depth": 18, "classes": 4},
-        "preact_resnet": {"n": 1, "classes": 4},
+        "preact_resnet": {"depth": 11, "classes": 4},
         "amoebanet": {"layers": 3, "filters": 8, "classes": 4},
         "unet": {"width": 4, "levels": 2, "classes": 3},
         "edsr": {"width": 8, "blocks": 2, "scale": 2, "res_scale": 0.1},

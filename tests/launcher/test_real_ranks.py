@@ -33,7 +33,7 @@ def config_of(results: Path, **keys: Any) -> RunConfig:
         "image": [37, 33],
         "batch": 2,
         "steps": 100_000,
-        "model": {"name": "preact_resnet", "n": 1, "classes": 10},
+        "model": {"name": "preact_resnet", "depth": 11, "classes": 10},
         "parallel": {"name": "sp", "tiles": [2, 1]},
         "comm": {"timeout_s": 3.0},
         "measure": {"warmup": 1},

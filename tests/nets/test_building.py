@@ -24,7 +24,7 @@ from hires.nets.custom import custom
 from hires.nets.network_call import chosen, on_images
 from hires.nets.trace import trace
 
-SMALL = ModelConfig(name="preact_resnet", n=1, classes=4)
+SMALL = ModelConfig(name="preact_resnet", depth=11, classes=4)
 
 
 def state(names: list[str] | None = None, seed: int = 0, **keys: Any) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ def test_first_weights_follow_from_seed_and_name_alone():
     for name in reversed(whole):
         materialise(model, [name], 0)
     assert all(torch.equal(tensor, whole[name]) for name, tensor in model.state_dict().items())
-    other, alike, many = state(seed=2), state(n=2), state(classes=9)
+    other, alike, many = state(seed=2), state(depth=20), state(classes=9)
     weights = [name for name in whole if "conv" in name]
     assert not any(torch.equal(whole[name], other[name]) for name in weights)
     assert not torch.equal(alike["group1.0.conv2.weight"], alike["group1.1.conv2.weight"])

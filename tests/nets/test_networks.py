@@ -39,8 +39,8 @@ COUNTED = {
     "resnet depth=50 classes=1000": 25_557_032,
     "resnet depth=152 classes=1000": 60_192_808,
     # MPI4DL's at 32x32 with 10 classes, its unused norms included.
-    "mpi4dl_resnet n=1 head=pool": 466_384,
-    "mpi4dl_resnet n=12 head=flatten": 7_185_008,
+    "mpi4dl_resnet depth=11 head=pool": 466_384,
+    "mpi4dl_resnet depth=110 head=flatten": 7_185_008,
     "amoebanet layers=18 filters=208 classes=1000": 81_505_540,
     "amoebanet layers=18 filters=416": 312_433_690,
     # Of the authors, but for the shifts of the mean.
@@ -65,7 +65,7 @@ def test_parameters_are_as_many_as_published(words):
 
 
 SMALL = {
-    "resnet": {"depth": 18}, "preact_resnet": {"n": 1}, "mpi4dl_resnet": {"n": 1},
+    "resnet": {"depth": 18}, "preact_resnet": {"depth": 11}, "mpi4dl_resnet": {"depth": 11},
     "amoebanet": {"layers": 3, "filters": 8}, "inception_bn": {},
 }  # fmt: skip
 
@@ -125,7 +125,7 @@ def test_first_output_of_edsr_is_of_the_size_of_the_image():
 
 
 def test_maps_have_the_published_sizes():
-    graph = trace(network("preact_resnet", n=1), [1, 3, 20, 18], training=True)
+    graph = trace(network("preact_resnet", depth=11), [1, 3, 20, 18], training=True)
     sums = [(node.layer, node.shape) for node in graph.nodes if node.kind == "add"]
     assert sums == [
         ("group1.0", [1, 64, 20, 18]), ("group2.0", [1, 128, 10, 9]), ("group3.0", [1, 256, 5, 5]),
@@ -206,12 +206,12 @@ def mpi4dl(values: dict[str, Tensor], n: int, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("image", "classes"), [((32, 32), 10), ((64, 96), 5)])
 def test_flattened_head_computes_what_mpi4dl_does_by_the_same_names(image, classes):
-    model = filled("mpi4dl_resnet", image, n=2, head="flatten", classes=classes).double()
+    model = filled("mpi4dl_resnet", image, depth=20, head="flatten", classes=classes).double()
     x = torch.randn(2, 3, *image, dtype=torch.float64)
     expected = mpi4dl(dict(model.named_parameters()), 2, x)
     torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
     if image == (32, 32):  # where the last map is one window both heads agree
-        pool = network("mpi4dl_resnet", n=2, classes=classes).to_empty(device="cpu").double()
+        pool = network("mpi4dl_resnet", depth=20, classes=classes).to_empty(device="cpu").double()
         pool.load_state_dict(model.state_dict())
         torch.testing.assert_close(pool.train()(x), model(x), rtol=1e-12, atol=1e-12)
 
@@ -234,6 +234,6 @@ def test_keys_without_a_network_are_refused_with_those_there_are(words, text):
 
 def test_images_and_classes_that_a_network_needs_are_named():
     with pytest.raises(ConfigError, match=r"image=\[28, 64\] leaves fewer; use image=32 or more"):
-        network("mpi4dl_resnet", (28, 64), n=1, head="flatten")
+        network("mpi4dl_resnet", (28, 64), depth=11, head="flatten")
     with pytest.raises(ConfigError, match=r"model\.classes is unset"):
         network("resnet", classes=None)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hires.core.config.quant_config import LINEAR
+from hires.core.config.precision_config import LINEAR
 from hires.plan.passes.quantise import quantised
 from tests.helpers.int8_cases import rows_by_definition
 from tests.helpers.linear_nets import mixer, transformer

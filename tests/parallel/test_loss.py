@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hires.core.config.loss_config import LossConfig
 from hires.core.config.run_config import from_dict
+from hires.core.config.training_config import LossConfig
 from hires.core.errors import ConfigError
 from hires.core.losses import LOSSES
 from hires.parallel.loss import loss_of_sums, plain_loss, sample_losses, sums_of_part

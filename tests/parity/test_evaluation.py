@@ -11,8 +11,8 @@ import pytest
 import tifffile
 
 from hires.cli.data_keys import with_classes
+from hires.core.config.data_config import METRICS
 from hires.core.config.run_config import RunConfig
-from hires.core.config.validate_config import METRICS
 from hires.core.store import file_names, records, rundir
 from hires.data.make_data import make_data
 from tests.helpers.jobs import run_folders
@@ -21,7 +21,7 @@ from tests.helpers.pool import POOL
 from tests.helpers.saved import mean_losses
 
 NETS = {
-    "digits": {"name": "preact_resnet", "n": 1, "channels": 1, "classes": None},
+    "digits": {"name": "preact_resnet", "depth": 11, "channels": 1, "classes": None},
     "masks": {"name": "unet", "levels": 2, "width": 4, "classes": None},
     "pairs": {"name": "edsr", "blocks": 2, "width": 4, "scale": 2, "classes": None},
 }

@@ -189,7 +189,7 @@ def test_int8_runs_that_mean_nothing_are_refused(scales):
     notes = [f.text for f in plan.findings if f.key == "precision"]
     assert "computed in fp32, not with 8-bit integers: fc (quant.keep=fc)" in notes
     assert plan.graph.by_name["fc"].kind == "linear"
-    other = {"name": "preact_resnet", "n": 2, "classes": 4}
+    other = {"name": "preact_resnet", "depth": 20, "classes": 4}
     empty = Graph([], "input", [1, 3, 8, 8], {})
     for error, refused in (
         ("keep=nosuch", lambda: planned(scales, quant={"scales": str(scales), "keep": ["nosuch"]})),

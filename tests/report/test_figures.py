@@ -20,9 +20,13 @@ SPEC.loader.exec_module(figures)
 def test_points_are_predicted_on_the_machine_of_table_2_1_and_stand_beside_the_text(monkeypatch):
     # The process that traces is this one.
     monkeypatch.setattr(TorchProcess, "_ask", lambda self, what, question: reply_to(question))
-    small = {"model": {"name": "mpi4dl_resnet", "n": 1, "classes": 10}, "image": 64, "batch": 4}
+    small = {
+        "model": {"name": "mpi4dl_resnet", "depth": 11, "classes": 10},
+        "image": 64,
+        "batch": 4,
+    }
     monkeypatch.setitem(figures.PUBLISHED, "table_2_1_run", {**small, "task": {"name": "infer"}})
-    words = ("model.n=1", "image=64", "batch=4", "precision=fp32,int8")
+    words = ("model.depth=11", "image=64", "batch=4", "precision=fp32,int8")
     rows = [*figures.predicted("fig2.4", words)]
     speeds = [figures.PUBLISHED["table_2_1"][name][1] for name in ("fp32", "int8")]
     assert [row["img_per_s"] for row in rows] == pytest.approx(speeds, rel=1e-6)

@@ -16,9 +16,8 @@ from typing import Any
 
 import yaml
 
-import hires.plan.schedule  # noqa: F401 (it fills the choices of parallel.schedule)
+from hires.core.config.fields import Section, span, type_words
 from hires.core.config.run_config import RunConfig
-from hires.core.config.value_checks import Section, type_words
 from hires.core.errors import ConfigError
 from hires.core.store.launch_file import shipped
 
@@ -76,7 +75,9 @@ class ConfigKey:
         """Which values it takes, in words."""
         if self.choices:
             return ", ".join(f"`{name}`" for name in self.choices)
-        return ", ".join(filter(None, [self.type, self.span])) or "see its meaning"
+        if self.type is None:
+            return "see its meaning"
+        return ", ".join(filter(None, [self.type, self.span]))
 
     @property
     def aliases(self) -> list[str]:
@@ -188,8 +189,7 @@ def _keys_of(section: type, prefix: str) -> Iterator[ConfigKey]:
         default = "null" if value is None else str(value).replace(" ", "")
         default = default.lower() if isinstance(value, bool) else default
         choices = tuple(field.metadata.get("choices", ()))
-        span = field.metadata.get("span", "")
-        yield ConfigKey(name, hint, default, choices, span, section)
+        yield ConfigKey(name, hint, default, choices, span(field.metadata), section)
 
 
 @functools.cache

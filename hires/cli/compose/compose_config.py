@@ -13,8 +13,8 @@ import yaml
 
 from hires.cli.compose.choices import choice_keys, conf_dir, config_keys, groups, own_choices
 from hires.cli.compose.idle_keys import require_read_keys
-from hires.cli.compose.overrides import checked, is_key, key_in, parsed
-from hires.core.config.residual_depth import settle
+from hires.cli.compose.overrides import checked, is_key, parsed
+from hires.core.config.fields import make_paths_absolute
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
@@ -37,23 +37,11 @@ def config_of(values: dict[str, Any], words: Sequence[str] = ()) -> RunConfig:
     Device and backend are those that ``auto`` means here. A stored config is read without this: a
     run keeps the name under which it was made.
     """
-    settle(values["model"], {*map(key_in, words)})
     config = from_dict(values)
     require_read_keys(config, words)
     launcher_of(config)  # refuses an unknown launcher.name
     config.parallel.name = config.parallel.label
-    # Ranks may start elsewhere, so folders that are read become absolute paths.
-    if config.data.path:
-        config.data.path = str(Path(config.data.path).expanduser().absolute())
-    saving = config.checkpoint
-    if saving.resume not in ("auto", "never"):
-        saving.resume = str(Path(saving.resume).expanduser().absolute())
-    if saving.continues:
-        saving.continues = str(Path(saving.continues).expanduser().absolute())
-    if config.weights:
-        config.weights = str(Path(config.weights).expanduser().absolute())
-    if config.quant.scales:
-        config.quant.scales = str(Path(config.quant.scales).expanduser().absolute())
+    make_paths_absolute(config)
     if config.quant.data.get("path"):
         config.quant.data["path"] = str(Path(config.quant.data["path"]).expanduser().absolute())
     config.results = str(Path(config.results).expanduser())

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, cast
 
 from hires.cli.compose.overrides import key_in
+from hires.core.config.fields import Section, changed_keys
 from hires.core.config.run_config import RunConfig
-from hires.core.config.task_config import ONE_PASS
-from hires.core.config.value_checks import Section, changed_keys
+from hires.core.config.training_config import ONE_PASS
 from hires.core.errors import ConfigError
 from hires.plan.plan import Finding
 
@@ -42,8 +42,8 @@ def require_read_keys(config: RunConfig, words: Iterable[str] = ()) -> None:
     typed = {*map(key_in, words)}
     problems = list[str]()
     for section in _sections(config):
-        pairs = [one for one in _pairs(section) if _name(section, one[0]) in typed]
-        problems += section.unread(pairs)
+        pairs = _pairs(section)
+        problems += section.unread([key for key, _ in pairs if _name(section, key) in typed])
     for is_read, needs, keys in _readers(config):
         if is_read:
             continue

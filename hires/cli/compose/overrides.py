@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.compose.choices import ALIASES, EXPERIMENTS, Groups, config_keys, shipped_groups
-from hires.core.config.value_checks import Checks
+from hires.core.config.fields import Checks
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
 

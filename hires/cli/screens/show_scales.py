@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from hires.cli.screens.screen import plural
-from hires.core.config.quant_config import MIN_MAX
+from hires.core.config.precision_config import MIN_MAX
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError
 from hires.core.store import file_names

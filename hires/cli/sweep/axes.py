@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from hires.cli.compose.choices import EXPERIMENTS, Groups, experiments
 from hires.cli.compose.compose_config import read_mapping
 from hires.cli.compose.overrides import checked, parsed
-from hires.core.config.value_checks import Checks
+from hires.core.config.fields import Checks
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
 

@@ -14,7 +14,7 @@ from hires.cli.tracing import TorchProcess
 from hires.cli.verbs.list_runs import add_live_states
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.config.task_config import TaskConfig
+from hires.core.config.training_config import TaskConfig
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
 from hires.core.store import checkpoints, records, trust

@@ -1,46 +1,15 @@
-"""Declares the keys of where images come from, and of how they are read: ``data``."""
+"""Declares the keys of images: ``data``, ``augment``, ``validate`` and ``predict``."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from hires.core.config.value_checks import (
-    COSMETIC,
-    MOST_LABEL,
-    MOST_SEED,
-    MOST_STEPS,
-    Checks,
-    Section,
-    choice,
-    cosmetic,
-    number,
-    share,
-    word,
-)
+from hires.core.config.fields import MOST_LABEL, MOST_SEED, MOST_STEPS, Section, changed_keys, value
+from hires.core.errors import ConfigError
 
-_MADE = ("classes", "length")
-_FILES = ("path", "split_file", "fit")
-OWN_KEYS = {
-    "synthetic": _MADE,
-    "textures": _MADE,
-    "hard": _MADE,
-    "digits": ("fit",),
-    "cifar10": ("path", "fit"),
-    "folder": _FILES,
-    "images": _FILES,
-    "pairs": _FILES,
-    "masks": (*_FILES, "classes", "images", "masks", "ignore"),
-    "slide": (
-        *(*_FILES, "level", "cut", "region", "stride", "tissue", "labels"),
-        *("groups", "detections", "outside"),
-    ),
-}
-"""Value of ``data.name`` -> the keys that it reads beside those that all read."""
-
-
-CHOICES = {
+DATA_SETS = {
     "synthetic": "Made in memory from the seed; data.classes and data.length say how many",
     "digits": "1797 handwritten digits of 8 x 8 pixels, which ship with hires",
     "cifar10": "CIFAR-10: the binary files of its authors, in data.path=FOLDER",
@@ -50,10 +19,13 @@ CHOICES = {
     "masks": "Images below data.path=FOLDER with label maps: a class for each pixel",
 }
 """Choices of ``data`` without further keys, and what each is."""
+_FILES = ("folder", "images", "pairs", "masks", "slide")
+_SLIDE = ("slide",)
+_MADE = ("synthetic", "textures", "hard")
 
 
 @dataclass
-class DataConfig(Section, key="data", own_keys=OWN_KEYS, choices=CHOICES):
+class DataConfig(Section, key="data", choices=DATA_SETS):
     """``data=NAME``: where the images come from."""
 
     name: str = "synthetic"
@@ -62,85 +34,89 @@ class DataConfig(Section, key="data", own_keys=OWN_KEYS, choices=CHOICES):
     files), ``folder`` (one sub-folder per class), ``images`` (without classes), ``masks`` (images
     and label maps, for a class of each pixel), ``pairs`` (an image and a smaller copy of it, for
     super-resolution), ``slide`` (patches of slides, or slides whole)."""
-    path: str | None = None
+    path: str | None = value(path=(), of=("cifar10", *_FILES))
     """Folder of the images or files; its sub-folders are the classes of a ``folder``."""
-    classes: int = number(10, least=1)
+    classes: int = value(10, 1, of=(*_MADE, "masks"))
     """Of images that are made, and of ``masks``: number of classes."""
-    length: int = number(1024, least=1, most=MOST_STEPS)
+    length: int = value(1024, 1, MOST_STEPS, of=_MADE)
     """Of images that are made: number of images."""
-    images: str = word("images/*")
+    images: str = value("images/*", line=True, of=("masks",))
     """Of ``masks``: names of the images below ``data.path``; the star is a name without suffix."""
-    masks: str = word("masks/*")
+    masks: str = value("masks/*", line=True, of=("masks",))
     """Of ``masks``: names of the label maps; the star is the name of the image."""
-    ignore: int | None = number(None, most=MOST_LABEL)
+    ignore: int | None = value(None, 0, MOST_LABEL, of=("masks",))
     """Of ``masks``: the value of pixels that have no label."""
-    level: int = number(0)
+    level: int = value(0, 0, of=_SLIDE)
     """Of ``slide``: level of the pyramid; 0 is the finest."""
-    cut: str = choice("patches", ("patches", "whole"))
+    cut: str = value("patches", choices=("patches", "whole"), of=_SLIDE)
     """Of ``slide``: ``patches`` of the size of ``image``, each an image, or the ``whole`` slide."""
-    region: list[int] | None = None
+    region: list[int] | None = value(low=0, of=_SLIDE)
     """Of ``slide``: [row, column, height, width] in pixels of the level; null: all of a slide."""
-    stride: int | None = number(None, least=1)
+    stride: int | None = value(None, 1, of=_SLIDE)
     """Of ``slide``: pixels from one patch to the next; null: the size of ``image``."""
-    tissue: float = share(0.5, zero=True)
+    tissue: float = value(0.5, 0, below=1, of=_SLIDE)
     """Of ``slide``: least share of a patch that is tissue, by Otsu's threshold of saturation; 0
     takes all patches."""
-    labels: str | None = None
+    labels: str | None = value(of=_SLIDE)
     """Of ``slide``: a file below ``data.path`` with the columns ``slide,label``, or files of
     outlines, as annotations/*.geojson (QuPath) or *.xml (ASAP); the star is the name of a slide.
     null: slides have no classes."""
-    groups: dict[str, Any] = field(default_factory=dict)
+    groups: dict[str, Any] = value({}, of=_SLIDE)
     """Of ``slide`` with outlines: the class of a group or classification, as ``{_0: tumor}``; null:
     what it covers has no class. Those that are not named keep their name."""
-    detections: bool = False
+    detections: bool = value(False, of=_SLIDE)
     """Of ``slide`` with outlines: whether QuPath's detections, cells and tiles are regions, too."""
-    outside: str | None = None
+    outside: str | None = value(of=_SLIDE)
     """Of ``slide`` with outlines: class of patches that they do not cover by half; null leaves
     these patches out."""
-    names: list[str] | None = field(default=None, metadata=COSMETIC)
+    names: list[str] | None = value(identity=False)
     """Names of the classes, in the order of their numbers; null: those of the data, which a run of
     files keeps here. Predictions with its weights have them, too."""
     order: list[str] | None = None
     """Names of the classes in the order of the network's outputs, to which labels are mapped by
     name; null: those of ``weights=RUN``, else the order of the data."""
-    normalize: str = choice("white", ("white", "dataset"))
+    normalize: str = value("white", choices=("white", "dataset"))
     """What the network gets of a value v between 0 (black) and 1 (white): ``white``: 4 v - 2;
     ``dataset``: (v - mean) / deviation, both of each channel over the images to train with."""
-    mean: list[float] | None = None
+    mean: list[float] | None = value()
     """Means of the channels that are taken instead, with ``std``: of ``dataset`` they are found
     once and stand here in the run folder."""
-    std: list[float] | None = None
+    std: list[float] | None = value(above=0)
     """Deviations of the channels, from 0 (black) to 1 (white)."""
-    fit: str = choice("resize", ("resize", "crop", "random_crop", "error"))
+    fit: str = value(
+        "resize",
+        choices=("resize", "crop", "random_crop", "error"),
+        of=("digits", "cifar10", *_FILES),
+    )
     """For images of another size than ``image``: ``resize`` (bilinear, which changes the aspect
     ratio), ``crop`` (or set in grey) about the centre, ``random_crop`` (in a training at a random
     place, another one in each epoch; else about the centre), or ``error``."""
-    max_pixels: int = cosmetic(number(2**28, least=1, most=2**40))
+    max_pixels: int = value(2**28, 1, 2**40, identity=False)
     """Most pixels of a file that are decoded at once: a PNG or JPEG as a whole, of a TIFF a strip,
     tile or window. One of more than 4 bytes counts as several, so this bounds bytes, too: 1 GiB.
     What a header claims is compared with it before anything is decoded."""
-    split: str = choice("all", ("all", "train", "validation", "test"))
+    split: str = value("all", choices=("all", "train", "validation", "test"))
     """Which images are used: ``all`` (``train`` with ``validate.every``), those to ``train`` with,
     those for ``validation``, or those for a last ``test``. They are listed in ``data.split_file``;
     or the sub-folders ``train``, ``val`` (or ``validation``, ``valid``) and ``test`` of
     ``data.path`` where it has the first two; or a share of every class, drawn from
     ``data.split_seed``. Slides are divided, not their patches."""
-    split_file: str | None = None
+    split_file: str | None = value(of=_FILES)
     """A file below ``data.path`` with the columns ``name,split``: an image as ``predictions.csv``
     names it (or a slide), and train, validation or test. Images that it does not list are not
     used."""
-    validation: float = share(0.1)
+    validation: float = value(0.1, above=0, below=1)
     """Share of every class that ``data.split=validation`` is."""
-    test: float = share(0.0, zero=True)
+    test: float = value(0.0, 0, below=1)
     """Share of every class that ``data.split=test`` is."""
-    split_seed: int = number(0, most=MOST_SEED)
+    split_seed: int = value(0, 0, MOST_SEED)
     """Seed of that choice, apart from ``seed``, so that training and evaluation choose alike."""
     shuffle: bool = True
     """Whether the order is drawn anew for every epoch, from the seed."""
     balance: bool = False
     """Whether a training sees every class equally often: images of large classes take turns from
     epoch to epoch, those of small ones come several times."""
-    prefetch: int = number(2)
+    prefetch: int = value(2, 0)
     """Microbatches that are read ahead."""
 
     @property
@@ -160,32 +136,129 @@ class DataConfig(Section, key="data", own_keys=OWN_KEYS, choices=CHOICES):
         """Whether images have something to compare outputs with."""
         return self.name != "images" and (self.name != "slide" or self.labels is not None)
 
-    def _check_more(self, check: Checks) -> None:
-        if self.region is not None and (
-            len(self.region) != 4 or min(self.region) < 0 or min(self.region[2:]) < 1
-        ):
-            check.problems.append(
-                f"data.region={self.region} must be [row, column, height, width] in pixels"
-            )
+    def _problems(self) -> Iterator[str]:
+        if self.region is not None and (len(self.region) != 4 or 0 in self.region[2:]):
+            yield f"data.region={self.region} must be [row, column, height, width] in pixels"
         for name, label in self.groups.items():
             if label is not None and (not isinstance(label, str) or not label):
-                check.problems.append(
-                    f"data.groups has {name}: {label!r}, which must be the name of a class, or null"
-                )
+                yield f"data.groups has {name}: {label!r}; give the name of a class, or null"
         if self.validation + self.test >= 1:
-            check.problems.append(
+            yield (
                 f"data.validation={self.validation:g} and data.test={self.test:g} leave nothing to "
                 f"train with; their sum must be below 1"
             )
-        for name in ("mean", "std"):
-            other = "std" if name == "mean" else "mean"
-            own, its = getattr(self, name), getattr(self, other)
-            if own is not None and (its is None or len(its) != len(own)):
-                check.problems.append(
-                    f"data.{name}={own} needs data.{other} with as many numbers, one for each "
-                    f"channel"
+        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
+            yield (
+                f"data.mean={self.mean} and data.std={self.std} go together: one number of each "
+                f"for every channel"
+            )
+
+
+@dataclass
+class AugmentConfig(Section, key="augment"):
+    """``augment=NAME``: random changes of the images of a training, and of their targets.
+
+    They follow from ``seed``, the epoch and the image, so every layout sees the same pixels. No
+    other task has any.
+    """
+
+    flip: str = value("none", choices=("none", "horizontal", "vertical", "both"))
+    """In which ways half of the images are mirrored: ``none``, ``horizontal`` (left to right),
+    ``vertical`` (upside down) or ``both``, each by itself."""
+    rotate: bool = False
+    """Whether images are turned by 0, 90, 180 or 270 degrees; those that are not square by 0 or
+    180."""
+    crop: float = value(1.0, above=0, high=1)
+    """Least share of an image's area that a random part of it has, which is enlarged to the whole
+    size; 1: all of it."""
+    shift: int = value(0, 0)
+    """Most pixels by which images are moved up, down, left or right; what comes in is grey."""
+    brightness: float = value(0.0, 0, below=1)
+    """By how much the factor of all values may differ from 1."""
+    contrast: float = value(0.0, 0, below=1)
+    """By how much the factor of the distance from middle grey may differ from 1."""
+    saturation: float = value(0.0, 0, below=1)
+    """By how much the factor of the distance from the pixel's own grey may differ from 1; of images
+    of three channels."""
+    hue: float = value(0.0, 0, 0.5)
+    """By how much of the circle of colours hues may be turned, at most 0.5; of images of three
+    channels."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything changes."""
+        return any(True for _ in changed_keys(self))
+
+
+EPOCH = "epoch"
+AUTO = "auto"
+METRICS = {
+    "loss": False,
+    "top1": True,
+    "top5": True,
+    "mean_recall": True,
+    "mean_iou": True,
+    "mean_dice": True,
+    "psnr": True,
+    "ssim": True,
+}
+"""Value of ``validate.metric`` -> whether more of it is better; names are those of a summary."""
+
+
+def _check_every(key: str, every: Any) -> None:
+    if every != EPOCH and not (type(every) is int and every > 0):
+        raise ConfigError(f"{key}={every!r} must be {EPOCH}, or a number of steps as 500")
+
+
+@dataclass
+class ValidateConfig(Section, key="validate"):
+    """``validate.*``: evaluations of a training on the images that it does not learn from."""
+
+    every: Any = value(high=MOST_STEPS, check=_check_every)
+    """When a training is evaluated on ``data.split=validation``: after each ``epoch``, or after so
+    many steps; also after its last one. Unset: never."""
+    metric: str = value(AUTO, choices=(AUTO, *METRICS))
+    """The number that says which evaluation is the best: ``loss``, or ``auto``: ``top1`` of
+    classes, ``mean_iou`` of the pixels' classes, ``psnr`` of images. Others are ``top5``,
+    ``mean_recall``, ``mean_dice`` and ``ssim``."""
+    weights: str = value("trained", choices=("trained", "ema"))
+    """Which weights are evaluated: those that are ``trained``, or their running means, ``ema`` (of
+    ``optimizer.ema``). The best checkpoint has both."""
+    patience: int | None = value(None, 1, MOST_STEPS)
+    """Evaluations in a row without a better one after which the training ends; unset: it takes all
+    its steps."""
+    min_delta: float = value(0.0, 0)
+    """By how much an evaluation must be better than the best before it, to count as better."""
+
+    def _problems(self) -> Iterator[str]:
+        if self.every is None:
+            for key, item in changed_keys(self):
+                yield (
+                    f"validate.{key}={item} needs validate.every, as validate.every={EPOCH}; leave "
+                    f"it out"
                 )
-        if any(not 0 < value < math.inf for value in self.std or ()):
-            check.problems.append(f"data.std={self.std} must hold numbers above 0, and finite")
-        if any(not math.isfinite(value) for value in self.mean or ()):
-            check.problems.append(f"data.mean={self.mean} must hold finite numbers")
+
+
+PROBABILITY = "probability"
+PARQUET = "parquet"
+TIFF, OME_TIFF, ZARR = "tiff", "ome-tiff", "zarr"
+
+
+@dataclass
+class PredictConfig(Section, key="predict"):
+    """``predict.*``: what ``task=predict`` writes."""
+
+    reduce: str = value("argmax", choices=("argmax", PROBABILITY))
+    """What is written of the scores of the classes. ``argmax``: of an image its class and that
+    one's probability, of a map the class of each pixel (8 bits; 16 above 255 classes).
+    ``probability``: of an image that of each class beside them, of a map that of each class and
+    pixel (32-bit floats). Images that a network makes are written as they are."""
+
+    table: str = value("csv", choices=("csv", PARQUET))
+    """Form of the table of images: ``csv``, or ``parquet``, which is smaller and keeps the types
+    of its columns."""
+
+    format: str = value(TIFF, choices=(TIFF, OME_TIFF, ZARR))
+    """Form of the map, or image, of each sample: ``tiff`` (``ID.tif``), ``ome-tiff``
+    (``ID.ome.tif``, with axes and names of classes as OME-XML), or ``zarr`` (``ID.zarr``, a folder
+    of Zarr 3, in chunks of at most 1024 x 1024 pixels). All hold the same numbers, uncompressed."""

@@ -5,28 +5,18 @@ from __future__ import annotations
 import math
 import re
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from hires.core.config.fields import Section, value
 from hires.core.config.mpi_dialects import MPIS
-from hires.core.config.value_checks import (
-    COSMETIC,
-    SIZE,
-    Checks,
-    Section,
-    check_word,
-    choice,
-    cosmetic,
-    number,
-    word,
-)
-from hires.core.errors import ConfigError
 from hires.core.precisions import PRECISIONS
 from hires.core.units import parse_size
 
 HERE = "workstation"
 """Name of the cluster where none is configured: this machine."""
-OWN_OPTIONS = {
+MANAGED_OPTIONS = {
     "nodes": "launcher.nodes",
     "ntasks": "parallel",
     "ntasks-per-node": "parallel and launcher.nodes",
@@ -47,15 +37,13 @@ OWN_OPTIONS = {
     "chdir": "the folder in which hires is called",
 }
 """Options of sbatch that hires writes itself -> what decides them."""
-SPOILING_OPTIONS = {
+FORBIDDEN_OPTIONS = {
     "test-only": "sbatch would submit nothing; `hires plan` shows when the job would start",
     "wait": "sbatch would return after the job only; `hires run --wait` waits and shows the steps",
     "parsable": "hires itself sets the format of sbatch's answer",
     "no-requeue": "a job that was preempted would not be started again; see launcher.requeues",
 }
 """Options with which hires could not submit, or not look after a job -> why, and what would do."""
-
-_OPTION = re.compile(r"[a-z]+(-[a-z]+)*")
 
 
 @dataclass
@@ -66,72 +54,67 @@ class ClusterConfig(
 ):
     """``cluster=NAME``: a site."""
 
-    name: str = word(HERE)
+    name: str = value(HERE, line=True)
     """What the site is called; ``workstation`` is this machine."""
-    gpus: int | None = cosmetic(number(None, most=1024))
+    gpus: int | None = value(None, 0, 1024, identity=False)
     """GPUs of a node, which its ranks take in turn; unset: those that the job requests, or that
     this machine shows."""
-    gpu_memory: Any = field(default=None, metadata={**SIZE, **COSMETIC})
+    gpu_memory: Any = value(size=True, identity=False)
     """Memory of one GPU, with its unit, as 40GiB: a layout that needs more on one is refused.
     Unset: unknown."""
-    gpu_capability: float | None = cosmetic(number(None, least=3))
+    gpu_capability: float | None = value(None, 3, identity=False)
     """Compute capability of these GPUs, as 8.0 of an A100 and 9.0 of an H100: it decides how much
     memory cuBLAS keeps. Unset: before 9.0."""
-    cores: int | None = cosmetic(number(None, least=1))
+    cores: int | None = value(None, 1, identity=False)
     """Cores of a node; a job that needs more is refused. Unset: Slurm checks it."""
-    memory: Any = field(default=None, metadata={**SIZE, **COSMETIC})
+    memory: Any = value(size=True, identity=False)
     """Memory of a node for jobs, with its unit, as 240GiB: a layout that needs more on one node is
     refused. Unset: unknown, except for this machine."""
-    tflop_per_s: dict[str, float] = field(default_factory=dict, metadata=COSMETIC)
+    tflop_per_s: dict[str, float] = value({}, identity=False)
     """What the convolutions of one GPU (or core) reach, in 10^12 operations a second, by precision,
     as ``{fp32: 28.4, bf16: 37.5}``: with the next keys it predicts step times on machines that are
     not this one. Another precision takes the speed of fp32."""
-    memory_gb_per_s: float | None = cosmetic(number(None, above=True))
+    memory_gb_per_s: float | None = value(None, above=0, identity=False)
     """10^9 bytes a second that such a GPU (or core) reads from its memory."""
-    link_gb_per_s: float | None = cosmetic(number(None, above=True))
+    link_gb_per_s: float | None = value(None, above=0, identity=False)
     """10^9 bytes a second between two ranks of a node."""
-    network_gb_per_s: float | None = cosmetic(number(None, above=True))
+    network_gb_per_s: float | None = value(None, above=0, identity=False)
     """10^9 bytes a second out of a node, and into one."""
-    latency_us: float | None = cosmetic(number(None, above=True))
+    latency_us: float | None = value(None, above=0, identity=False)
     """Microseconds of a small message between nodes; unset: 20."""
-    partition: str | None = cosmetic(word())
+    partition: str | None = value(line=True, identity=False)
     """Partition of its jobs, unless ``launcher.partition`` is set."""
-    account: str | None = cosmetic(word())
+    account: str | None = value(line=True, identity=False)
     """Account that is charged, unless ``launcher.account`` is set."""
-    modules: list[str] = field(default_factory=list, metadata=COSMETIC)
+    modules: list[str] = value([], line=True, identity=False)
     """Environment modules that a job loads first."""
-    mpi: str | None = cosmetic(choice(None, MPIS))
+    mpi: str | None = value(None, choices=MPIS, identity=False)
     """What starts the ranks, unless ``launcher.mpi`` is set: ``srun``, ``openmpi``, ``mpich`` or
     ``mvapich``."""
-    srun_mpi: str | None = cosmetic(word())
+    srun_mpi: str | None = value(line=True, identity=False)
     """TYPE of ``srun --mpi=TYPE``, as ``pmix``, unless ``launcher.srun_mpi`` is set."""
-    interface: str | None = cosmetic(word())
+    interface: str | None = value(line=True, identity=False)
     """Network interface between the nodes, unless ``launcher.interface`` is set."""
-    environment: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = value({})
     """Variables of every rank, as settings of its network; those that are set already stay."""
-    options: dict[str, Any] = field(default_factory=dict, metadata=COSMETIC)
+    options: dict[str, Any] = value({})
     """Further options of sbatch without their dashes, as ``{gres: "gpu:4", exclusive: true}``."""
 
-    def _check_more(self, check: Checks) -> None:
-        for module in self.modules:
-            check(check_word, "cluster.modules", module)
+    def _problems(self) -> Iterator[str]:
         for name, rate in self.tflop_per_s.items():
             if name not in PRECISIONS or isinstance(rate, bool) or not _is_rate(rate):
-                check.problems.append(
+                yield (
                     f"cluster.tflop_per_s has {name}: {rate!r}; give a number above 0 for one of "
                     f"{', '.join(PRECISIONS)}"
                 )
-        for name, value in self.environment.items():
-            key = f"cluster.environment.{name}"
+        for name, text in self.environment.items():
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
-                check.problems.append(
-                    f"cluster.environment has {name!r}, which is no name of a variable"
-                )
-            elif isinstance(value, (dict, list)) or value is None or "\0" in str(value):
-                check.problems.append(f"{key}={value!r} must be text or a number")
-        for name, value in self.options.items():
-            check(_check_option, str(name), value)
-        self.environment = {str(name): str(value) for name, value in self.environment.items()}
+                yield f"cluster.environment has {name!r}, which is no name of a variable"
+            elif isinstance(text, (dict, list)) or text is None or "\0" in str(text):
+                yield f"cluster.environment.{name}={text!r} must be text or a number"
+        for name, setting in self.options.items():
+            yield from _wrong_option(str(name), setting)
+        self.environment = {str(name): str(text) for name, text in self.environment.items()}
 
     @property
     def memory_bytes(self) -> int | None:
@@ -139,8 +122,8 @@ class ClusterConfig(
         return parse_size(self.memory)
 
 
-def _is_rate(value: Any) -> bool:
-    return isinstance(value, (int, float)) and 0 < value < math.inf
+def _is_rate(rate: Any) -> bool:
+    return isinstance(rate, (int, float)) and 0 < rate < math.inf
 
 
 def spread(num_ranks: int, num_nodes: int) -> list[int]:
@@ -153,107 +136,95 @@ def spread(num_ranks: int, num_nodes: int) -> list[int]:
     return [least + (node < more) for node in range(num_nodes) if least or node < more]
 
 
-def _check_option(name: str, value: Any) -> None:
-    if not _OPTION.fullmatch(name):
-        raise ConfigError(
+def _wrong_option(name: str, setting: Any) -> Iterator[str]:
+    key = f"cluster.options.{name}"
+    if not re.fullmatch(r"[a-z]+(-[a-z]+)*", name):
+        yield (
             f"cluster.options has {name!r}: write an option of sbatch in small letters and "
             f"dashes, without the leading dashes, as gpus-per-node"
         )
-    if name in OWN_OPTIONS:
-        raise ConfigError(
-            f"cluster.options.{name} is written by hires; it follows from {OWN_OPTIONS[name]}"
-        )
-    if name in SPOILING_OPTIONS:
-        raise ConfigError(f"cluster.options.{name} cannot be used: {SPOILING_OPTIONS[name]}")
-    if isinstance(value, (dict, list)) or value is None or value is False:
-        raise ConfigError(
-            f"cluster.options.{name}={value!r} must be text, a number, or true for an option "
-            f"without a value"
-        )
-    check_word(f"cluster.options.{name}", str(value))
+    elif name in MANAGED_OPTIONS:
+        yield f"{key} is written by hires; it follows from {MANAGED_OPTIONS[name]}"
+    elif name in FORBIDDEN_OPTIONS:
+        yield f"{key} cannot be used: {FORBIDDEN_OPTIONS[name]}"
+    elif isinstance(setting, (dict, list)) or setting is None or setting is False:
+        yield f"{key}={setting!r} must be text, a number, or true for an option without a value"
+    elif not str(setting).isprintable() or not str(setting):
+        yield f"{key}={setting!r} must be text on one line"
 
 
 YEAR_MINUTES = 365 * 24 * 60
 """Longest time limit of a job; Slurm takes larger numbers for something else, or for no limit."""
 
 
-CHOICES = {
+LAUNCHER_NAMES = {
     "local": "One process per rank on this machine",
     "mpirun": "All ranks are started by mpirun, here or on launcher.hosts",
     "torchrun": "All ranks are started by torchrun on this machine",
     "slurm": "One Slurm job, its ranks spread over launcher.nodes",
 }
-"""Choices of ``launcher`` without further keys, and what each is."""
 
 
 @dataclass
-class LauncherConfig(Section, key="launcher", choices=CHOICES):
+class LauncherConfig(Section, key="launcher", choices=LAUNCHER_NAMES):
     """``launcher=NAME``: what starts the ranks."""
 
-    name: str = word("local")
+    name: str = value("local", line=True)
     """``local``: one process per rank on this machine. ``mpirun``: one command of an MPI, here or
     on ``hosts``. ``torchrun``: torch's own, on this machine. ``slurm``: one job, whose ranks are
     spread evenly over ``nodes``, consecutive ranks together."""
-    threads: int = number(1, least=1)
+    threads: int = value(1, 1)
     """Compute threads of every rank; a Slurm job requests as many cores per rank."""
-    max_ranks: int = cosmetic(number(64, least=1))
+    max_ranks: int = value(64, 1, identity=False)
     """Most processes on this machine; a larger world is refused."""
-    bind: str = choice("auto", ("auto", "none"))
+    bind: str = value("auto", choices=("auto", "none"))
     """``auto``: each rank is bound to an equal share of neighbouring cores, on a GPU of those of
     its NUMA node, if they suffice for all threads and, on this machine, one more for reading and
     sending. ``none``: it is not bound."""
-    mpi: str | None = choice(None, MPIS)
+    mpi: str | None = value(None, choices=MPIS)
     """``mpirun``, ``slurm``: what starts the ranks: mpirun of ``openmpi``, mpiexec.hydra of
     ``mpich``, mpirun_rsh of ``mvapich``, or ``srun``. Unset: ``cluster.mpi``, else openmpi (slurm:
     srun)."""
-    srun_mpi: str | None = word()
+    srun_mpi: str | None = value(line=True)
     """TYPE of ``srun --mpi=TYPE``, for an MPI inside the ranks; one srun starts all of them, unless
     it is ``none``. Unset: ``cluster.srun_mpi``, else none."""
-    mpirun: str | None = cosmetic(word())
+    mpirun: str | None = value(line=True, identity=False)
     """``mpirun``, ``slurm``: the program, if it goes by another name or lies elsewhere."""
-    mpi_options: list[str] = field(default_factory=list)
+    mpi_options: list[str] = value([])
     """``mpirun``, ``slurm``: further words for it, as ``[--mca,btl_tcp_if_include,ib0]``."""
-    hosts: list[str] = field(default_factory=list, metadata=COSMETIC)
+    hosts: list[str] = value([], identity=False, of=("mpirun",))
     """``mpirun``: machines over which the ranks are spread evenly, this one first. It reaches the
     others by ssh without a password, and all have the folder of the runs. Empty: only this one."""
-    port: int = cosmetic(number(0, most=65535))
+    port: int = value(0, 0, 65535, identity=False)
     """Rendezvous port; 0: a free one, or one that follows from the number of the Slurm job."""
-    nodes: int = number(1, least=1)
+    nodes: int = value(1, 1)
     """``slurm``: nodes of the job."""
-    partition: str | None = word()
+    partition: str | None = value(line=True)
     """``slurm``: partition; unset: the cluster's default."""
-    account: str | None = cosmetic(word())
+    account: str | None = value(line=True, identity=False)
     """``slurm``: account that is charged; unset: the user's default."""
-    qos: str | None = cosmetic(word())
+    qos: str | None = value(line=True, identity=False)
     """``slurm``: quality of service; unset: the cluster's default."""
-    minutes: int = cosmetic(number(60, least=1, most=YEAR_MINUTES))
+    minutes: int = value(60, 1, YEAR_MINUTES, identity=False)
     """``slurm``: time limit of the job in minutes."""
-    signal_s: int = cosmetic(number(120, least=10))
+    signal_s: int = value(120, 10, identity=False)
     """``slurm``: seconds before the time limit (or up to a minute earlier) at which SIGUSR2 makes
     the ranks save and stop. The job is then queued again, and the run's next attempt resumes from
     what was saved; so does that of a preempted job, if the preemption leaves time to save."""
-    requeues: int = cosmetic(number(3))
+    requeues: int = value(3, 0, identity=False)
     """``slurm``: how often a job that reached its time limit is queued again."""
-    other_code: bool = cosmetic(False)
+    other_code: bool = value(False, identity=False)
     """``slurm``: whether a job may run with another version or commit of hires than planned it."""
-    interface: str | None = cosmetic(word())
+    interface: str | None = value(line=True, identity=False)
     """Network interface between ranks of several nodes, as ``ib0``; unset: ``cluster.interface``,
     else the one that leads to another node."""
 
-    def _check_more(self, check: Checks) -> None:
+    def _problems(self) -> Iterator[str]:
         for host in self.hosts:
-            # What no command line of an MPI could take for a machine.
             if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
-                check.problems.append(
-                    f"launcher.hosts has {host!r}, which is no name or address of a machine"
-                )
-        if self.hosts and self.name != "mpirun":
-            check.problems.append(
-                f"launcher.hosts={','.join(self.hosts)} is for launcher=mpirun, not "
-                f"launcher={self.name}; leave launcher.hosts out"
-            )
+                yield f"launcher.hosts has {host!r}, which is no name or address of a machine"
         if self.signal_s >= 60 * self.minutes > 0:
-            check.problems.append(
+            yield (
                 f"launcher.signal_s={self.signal_s} must be less than launcher.minutes="
                 f"{self.minutes}, which are {60 * self.minutes} seconds"
             )

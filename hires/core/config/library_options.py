@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hires.core.config.value_checks import check_word
+from hires.core.config.fields import check_word
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
 from hires.core.units import parse_size

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hires.core.config.value_checks import Checks, Section, choice, number
-from hires.core.errors import ConfigError
-from hires.core.registry import Registry
+from hires.core.config.fields import Section, value
 
-SCHEDULES: Registry[Any] = Registry("parallel.schedule")
-"""Value of ``parallel.schedule`` -> its function; ``hires.plan.schedule`` fills both of these."""
+SCHEDULES = {"gpipe": 1, "1f1b": 1, "gems": 2, "gems_1f1b": 2}
+"""Value of ``parallel.schedule`` -> the directions of a pipeline that it is for."""
+OVERLAPPING = ("gems_1f1b",)
+"""Schedules that run both directions at once: the layout is a mirrored pipeline, ``pp+gems``."""
 OBJECTIVES = ("images_per_s", "memory", "image")
 """By which ``parallel=auto`` chooses."""
 AUTO = "auto"
 """The name of a layout that is still to be chosen."""
-OVERLAPPING: set[str] = set()
-"""Those that run both directions at once: the layout is then a mirrored pipeline, ``pp+gems``."""
 
 
 @dataclass
 class HaloConfig(Section, key="parallel.halo"):
     """``parallel.halo.*``: how tiles borrow the pixels around them."""
 
-    fuse: int = number(1, least=1)
+    fuse: int = value(1, 1)
     """Most windowed layers that one exchange serves: with more, halos are wider and fewer, and
     pixels near a cut are computed on both sides of it."""
-    overlap: str = choice("auto", ("auto", "on", "off"))
+    overlap: str = value("auto", choices=("auto", "on", "off"))
     """Whether a convolution computes the interior of its tile while the halo travels: ``on``,
     ``off``, or ``auto`` (where the border is small beside the interior, and halos do not come
     through shared memory)."""
@@ -80,43 +79,41 @@ class ParallelConfig(Section, key="parallel", choices=_layouts(), choice_keys=la
     """Label in tables and folder names; it follows from the other keys unless you choose a word.
     ``auto`` chooses a layout of ``ranks`` ranks by predictions, as ``hires plan --choose`` lists
     them; keys that are given beside it stay."""
-    objective: str = choice(OBJECTIVES[0], OBJECTIVES)
+    objective: str = value(OBJECTIVES[0], choices=OBJECTIVES)
     """``parallel=auto``: the most ``images_per_s``, the least ``memory`` of the fullest rank, or
     the largest ``image`` that fits, in the proportions of ``image``."""
-    replicas: int = number(1, least=1)
+    replicas: int = value(1, 1)
     """Data-parallel copies of everything; the batch is divided among them."""
-    stages: int = number(1, least=1)
+    stages: int = value(1, 1)
     """Contiguous slices of the network, each on ranks of its own."""
-    tiles: Any = field(default_factory=lambda: [1, 1], metadata={"most": 1024})
+    tiles: Any = value([1, 1], high=1024)
     """[rows, cols] of the grid that cuts every image in the spatial stages, or one such pair for
     each, as [[2,2],[1,2]]."""
-    spatial_stages: int = number(0)
+    spatial_stages: int = value(0, 0)
     """The first so many stages are tiled; 0: as many as ``tiles`` has grids of several tiles."""
-    local_dp: int = number(1, least=1)
+    local_dp: int = value(1, 1)
     """Ranks of every stage behind the tiles; they divide the samples of each microbatch."""
-    microbatches: int = number(1, least=1)
+    microbatches: int = value(1, 1)
     """Pieces into which every model pass cuts its share of the batch, one after the other."""
-    directions: int = number(1, least=1, most=2)
+    directions: int = value(1, 1, 2)
     """2 runs a mirrored copy of the pipeline on the same ranks in the opposite order (GEMS)."""
-    pairs: int = number(1, least=1)
+    pairs: int = value(1, 1)
     """Model passes per step of each direction; the batch is spread over all of them."""
-    schedule: str = choice("gpipe", SCHEDULES)
+    schedule: str = value("gpipe", choices=SCHEDULES)
     """Order of the passes of a pipeline: ``gpipe`` or ``1f1b``; in two directions ``gems`` (least
     memory) or ``gems_1f1b`` (shortest step)."""
-    balance: list[int] | None = None
+    balance: list[int] | None = value(low=1)
     """Layers per stage, one number a stage; unset: balanced by estimated FLOPs."""
-    gather: str = choice("auto", ("auto", "never"))
+    gather: str = value("auto", choices=("auto", "never"))
     """Whether an operator that tiles cannot divide is computed whole on each of them, from gathered
     pixels (``auto``), or refused (``never``)."""
     halo: HaloConfig = field(default_factory=HaloConfig)
 
-    def _check_more(self, check: Checks) -> None:
-        check(self._check_tiles)
-        balance = self.balance
-        other = balance is not None and len(balance) != self.stages and self.name != AUTO
-        if balance is not None and (other or any(b < 1 for b in balance)):
-            check.problems.append(
-                f"parallel.balance={balance} must hold one positive number for each of the "
+    def _problems(self) -> Iterator[str]:
+        yield from self._wrong_tiles()
+        if self.balance is not None and len(self.balance) != self.stages and self.name != AUTO:
+            yield (
+                f"parallel.balance={self.balance} must hold one positive number for each of the "
                 f"{self.stages} stages; parallel.balance=null shares the layers out by their FLOPs"
             )
 
@@ -170,7 +167,7 @@ class ParallelConfig(Section, key="parallel", choices=_layouts(), choice_keys=la
             return self.name
         return "+".join(word for word, held in holds.items() if held) or "single"
 
-    def _check_tiles(self) -> None:
+    def _wrong_tiles(self) -> Iterator[str]:
         many = isinstance(self.tiles, list) and any(isinstance(grid, list) for grid in self.tiles)
         grids = self.tiles if many else [self.tiles]
         if not all(
@@ -179,10 +176,11 @@ class ParallelConfig(Section, key="parallel", choices=_layouts(), choice_keys=la
             and all(type(n) is int and n > 0 for n in grid)
             for grid in grids
         ):
-            raise ConfigError(
+            yield (
                 f"parallel.tiles={self.tiles} must be [rows, cols], each at least 1, as [2,2], or "
                 f"one such pair for each spatial stage, as [[2,2],[1,2]]"
             )
+            return
         # Several grids say how many stages are tiled; the words say one.
         few = self.spatial_stages in (0, 1) if many else self.spatial_stages == 0
         if few and (many or grids[0] != [1, 1]):
@@ -190,12 +188,12 @@ class ParallelConfig(Section, key="parallel", choices=_layouts(), choice_keys=la
         if self.spatial_stages > self.stages and self.name != AUTO:  # whose stages are open
             spatial = f"parallel.spatial_stages={self.spatial_stages}"
             given = f"the number of grids in parallel.tiles={self.tiles}" if many else spatial
-            raise ConfigError(
+            yield (
                 f"{given} is more than parallel.stages={self.stages}; use at most {self.stages}, "
                 f"or parallel.stages={self.spatial_stages}"
             )
-        if many and len(grids) != self.spatial_stages:
-            raise ConfigError(
+        elif many and len(grids) != self.spatial_stages:
+            yield (
                 f"parallel.tiles={self.tiles} holds {len(grids)} grids for "
                 f"parallel.spatial_stages={self.spatial_stages}; give one grid for each"
             )

@@ -1,24 +1,25 @@
-"""Declares the keys of the arithmetic."""
+"""Declares the keys of the arithmetic and of quantisation: ``precision`` and ``quant``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from hires.core.config.value_checks import MOST_STEPS, Checks, Section, choice, number
+from hires.core.config.fields import MOST_STEPS, Section, value
 from hires.core.errors import ConfigError
 from hires.core.precisions import HALF, PRECISIONS
 
 DYNAMIC = "dynamic"
 
 
-def _check_scale(key: str, value: Any) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if value != DYNAMIC and not (is_number and 0 < value < 2**127):
-        raise ConfigError(f"{key}={value!r} must be {DYNAMIC}, or a number above 0 as 1024")
+def _check_scale(key: str, scale: Any) -> None:
+    if scale != DYNAMIC and type(scale) not in (int, float):
+        raise ConfigError(f"{key}={scale!r} must be {DYNAMIC}, or a number above 0 as 1024")
 
 
-CHOICES = {
+PRECISION_NAMES = {
     "fp64": "64-bit floating point, for comparisons",
     "fp32": "32-bit floating point",
     "tf32": "32-bit floating point; GPUs round the factors of matrix products to 10 bits",
@@ -26,42 +27,89 @@ CHOICES = {
     "bf16": "bfloat16: autocast in training, cast weights in inference",
     "int8": "8-bit integers, for inference, with the scales of a calibration (quant.scales)",
 }
-"""Choices of ``precision`` without further keys, and what each is."""
 
 
 @dataclass
-class PrecisionConfig(Section, key="precision", choices=CHOICES):
+class PrecisionConfig(Section, key="precision", choices=PRECISION_NAMES):
     """``precision=NAME``: the arithmetic."""
 
-    name: str = choice("fp32", PRECISIONS)
+    name: str = value("fp32", choices=PRECISIONS)
     """``fp64``, ``fp32``, ``tf32`` (fp32 whose matrix products have 10 bits of each factor, on
     NVIDIA GPUs from compute capability 8 on), ``bf16`` or ``fp16``: autocast in training, cast
     weights in inference. ``int8``, for inference: 8-bit integers, by the scales of
     ``quant.scales``; what has none is computed in fp32."""
-    weights: str = choice("auto", ("auto", "fp32", *HALF))
+    weights: str = value("auto", choices=("auto", "fp32", *HALF))
     """Type in which inference holds weights and images: ``auto`` (that of the precision, which may
     be named: ``fp16`` or ``bf16``), or ``fp32`` under autocast. Training holds them in fp32, or
     fp64 with ``precision=fp64``."""
-    loss_scale: Any = field(default=DYNAMIC, metadata={"check": _check_scale, "most": 2**127})
+    loss_scale: Any = value(DYNAMIC, above=0, high=2**127, check=_check_scale, of=("fp16",))
     """Training in ``fp16``: the loss is multiplied by it, so that small gradients are no zeros:
     ``dynamic`` (65536 at first, halved with every step that overflows) or a fixed number. The
     optimiser skips a step whose gradients are not finite."""
-    scale_interval: int = number(2000, least=1, most=MOST_STEPS)
+    scale_interval: int = value(2000, 1, MOST_STEPS)
     """Steps without an overflow after which a ``dynamic`` loss scale is doubled."""
 
-    def _check_more(self, check: Checks) -> None:
-        if self.weights not in ("auto", "fp32", self.name):
-            raise ConfigError(
+    def _problems(self) -> Iterator[str]:
+        fitting = ("auto", self.name) if self.name == "fp64" else ("auto", "fp32", self.name)
+        if self.weights not in fitting:
+            yield (
                 f"precision.weights={self.weights} needs precision={self.weights}, not "
-                f"precision={self.name}, or leave it out"
-            )
-        if self.weights == "fp32" and self.name == "fp64":
-            raise ConfigError(
-                "precision.weights=fp32 does not go with precision=fp64; leave it out, or use "
-                "precision=fp32"
-            )
-        if self.loss_scale != DYNAMIC and self.name != "fp16":
-            raise ConfigError(
-                f"precision.loss_scale={self.loss_scale} is for precision=fp16, not "
                 f"precision={self.name}; leave it out"
             )
+
+
+MIN_MAX = "min_max"
+OBSERVERS = ("entropy", "percentile", MIN_MAX, "moving_average")
+CALIBRATIONS = ("data", "noise")
+STATIC = "static"
+LINEAR = (STATIC, DYNAMIC)
+_BOUND = re.compile(r"(\d+(?:\.\d+)?) ?dB", re.IGNORECASE)
+
+
+def _check_auto(key: str, value: Any) -> None:
+    if noise_bound(value) is None:
+        raise ConfigError(
+            f"{key}={value!r} is no bound of the error; give the signal over the noise, as 30dB, "
+            f"or the share of noise, above 0 and below 1, as 0.001"
+        )
+
+
+def noise_bound(value: Any) -> float | None:
+    """Returns the largest ratio of noise to signal, as powers, that ``quant.auto`` allows."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value) if 0 < value < 1 else None
+    match = _BOUND.fullmatch(value) if isinstance(value, str) else None
+    return 10 ** (-float(match[1]) / 10) if match else None
+
+
+@dataclass
+class QuantConfig(Section, key="quant"):
+    """``quant.*``: how ``precision=int8`` finds its scales, and what it leaves in float."""
+
+    scales: str | None = value(line=True, path=(), identity=False)
+    """JSON file of scales that `hires quantize` has written; unset: the one beside ``weights``, or
+    else a run calibrates first."""
+    linear: str = value(STATIC, choices=LINEAR)
+    """Where linear layers have the scale of their input from: ``static``, from the calibration, or
+    ``dynamic``, from the elements of each row (sample, pixel or token) while it is computed. A file
+    of weights has its own."""
+    observer: str = value("entropy", choices=OBSERVERS)
+    """How the range of a value follows from calibration images: ``entropy`` (least loss of
+    information, as TensorRT), ``percentile``, ``min_max``, or ``moving_average`` (of the smallest
+    and largest element of each image)."""
+    percentile: float = value(99.99, above=0, high=100, of=("observer=percentile",))
+    """Share of a value's elements within its range, for ``quant.observer=percentile``."""
+    images: int = value(256, 1)
+    """Images that are calibrated on."""
+    calibration: str = value("data", choices=CALIBRATIONS)
+    """What they are: images of the run's ``data``, or ``noise`` (made up, whose scales fit no real
+    image: for measurements of speed only)."""
+    data: dict[str, Any] = value({})
+    """Keys in which the data of the calibration differs from the run's ``data``, as
+    ``quant.data.path=FOLDER``."""
+    keep: list[str] = value([], line=True)
+    """Layers that stay in float, by name or pattern, as ``[conv1,layer4.*]``."""
+    auto: Any = value(check=_check_auto)
+    """Bound of the output's error, as ``30dB`` or ``0.001``: the operators whose quantisation costs
+    most stay in float until the int8 network meets it on the first batch; unset: all are quantised
+    that can be."""

@@ -11,37 +11,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.config import library_options
-from hires.core.config.augment_config import AugmentConfig
-from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.comm_config import CommConfig
-from hires.core.config.data_config import DataConfig
-from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
-from hires.core.config.loss_config import LossConfig
-from hires.core.config.lr_schedule_config import LrScheduleConfig
-from hires.core.config.model_config import ModelConfig
-from hires.core.config.optimizer_config import OptimizerConfig
-from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.precision_config import PrecisionConfig
-from hires.core.config.predict_config import PredictConfig
-from hires.core.config.quant_config import QuantConfig
-from hires.core.config.task_config import INFERENCE, ONE_PASS, TaskConfig
-from hires.core.config.validate_config import ValidateConfig
-from hires.core.config.value_checks import (
-    COSMETIC,
+from hires.core.config.data_config import AugmentConfig, DataConfig, PredictConfig, ValidateConfig
+from hires.core.config.fields import (
     MOST_SEED,
     MOST_STEPS,
-    SIZE,
-    Checks,
     Section,
     build,
-    changed_names,
+    changed_keys,
     check_name,
-    choice,
-    cosmetic,
-    number,
-    word,
+    keys_of,
+    value,
 )
-from hires.core.errors import ConfigError
+from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
+from hires.core.config.model_config import ModelConfig
+from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.precision_config import PrecisionConfig, QuantConfig
+from hires.core.config.training_config import (
+    INFERENCE,
+    LOSS_NAMES,
+    ONE_PASS,
+    LossConfig,
+    LrScheduleConfig,
+    OptimizerConfig,
+    TaskConfig,
+)
 from hires.core.losses import IMAGES, LOSSES
 from hires.core.precisions import HALF, INT8, PRECISIONS
 from hires.core.ranks.compilers import TENSORRT
@@ -51,14 +45,15 @@ from hires.core.ranks.compilers import TENSORRT
 class MemoryConfig(Section, key="memory"):
     """``memory.*``: what is kept, and how much may be used."""
 
-    limit: Any = field(default=None, metadata={**SIZE, **COSMETIC})
+    limit: Any = value(size=True, identity=False)
     """Most that a rank may need, with its unit, as 4GiB or 800MB; unset: all ranks of the local
     launcher together may need what the machine has."""
-    checkpoint: str = choice("none", ("none", "stage", "block"))
+    checkpoint: str = value("none", choices=("none", "stage", "block"))
     """What the backward pass computes again instead of keeping it: ``none``, all of a ``stage``, or
     each ``block`` of it. It writes no files: saving a run is ``checkpoint.*``."""
 
 
+_OF_IMAGES = [name for name, loss in LOSSES.items() if loss.targets == IMAGES]
 DEVICE_KINDS = ["auto", "cpu", "cuda"]
 """Choices of ``device``; a kind that :mod:`hires.engine.device` gets from elsewhere is added."""
 
@@ -67,12 +62,12 @@ DEVICE_KINDS = ["auto", "cpu", "cuda"]
 class EngineConfig(Section, key="engine"):
     """``engine.*``: how a rank computes."""
 
-    compile: str = choice("off", ("off", "stage", TENSORRT))
+    compile: str = value("off", choices=("off", "stage", TENSORRT))
     """What is compiled before the first step. ``stage``: torch compiles the parts of each stage
     that exchange no messages (with one rank, all of the network), with a C++ compiler, on GPUs with
     Triton. ``tensorrt``: Torch-TensorRT compiles the same parts, for inference on NVIDIA GPUs
     without tiles. ``off``: nothing; so it is with ``precision=int8``."""
-    fuse: str = choice("auto", ("auto", "off"))
+    fuse: str = value("auto", choices=("auto", "off"))
     """Whether inference runs a network of fewer operators that computes the same (``auto``): norms
     become part of the convolutions before them, for example; or the network as it is (``off``).
     Training always has the latter."""
@@ -82,13 +77,44 @@ class EngineConfig(Section, key="engine"):
 class MeasureConfig(Section, key="measure"):
     """``measure.*``: which steps count."""
 
-    warmup: int = number(2, most=MOST_STEPS)
+    warmup: int = value(2, 0, MOST_STEPS)
     """Steps at the start that no table counts."""
-    steps: int | None = number(None, least=1, most=MOST_STEPS)
+    steps: int | None = value(None, 1, MOST_STEPS)
     """Steps after the warm-up that are counted; unset: all of them."""
-    tensorboard: bool = cosmetic(False)
+    tensorboard: bool = value(False, identity=False)
     """Whether a training writes its numbers for TensorBoard as it goes, into ``tensorboard`` of its
     run folder: loss, rate, norm of the gradients, images per second, evaluations."""
+
+
+@dataclass
+class CheckpointConfig(Section, key="checkpoint"):
+    """``checkpoint.*``: when a run saves its state, and where it resumes."""
+
+    every: int = value(0, 0, MOST_STEPS, identity=False)
+    """Steps from one saved checkpoint to the next; 0: only when SIGUSR2 requests one. What the
+    backward pass computes again is ``memory.checkpoint``."""
+    keep: int = value(2, 1, identity=False)
+    """Checkpoints of the run that are kept, the latest ones."""
+    at_end: str = value("auto", choices=("auto", "always", "never"), identity=False)
+    """Whether a training saves its state after its last step: ``always``, ``never``, or ``auto``:
+    where ``every`` saves it before, too, and where the training learns, from data that are not
+    ``synthetic``, or with ``epochs`` or ``validate.every``. Other runs measure a layout."""
+    resume: str = value("auto", line=True, path=("auto", "never"))
+    """Where an attempt begins: at the run's latest checkpoint (``auto``), at step 0 (``never``), or
+    at a run folder or checkpoint, perhaps of another layout, until the run has one of its own."""
+    continues: str | None = value(line=True, path=(), identity=False)
+    """Checkpoint of a run that differs in its steps only, where this one begins until it has one of
+    its own; ``--continue`` finds it."""
+
+    @property
+    def saves_end(self) -> bool:
+        """Whether a training saves its state after its last step."""
+        return self.at_end == "always" or (self.at_end == "auto" and self.every > 0)
+
+    @property
+    def source(self) -> str | None:
+        """The path that ``continues`` or ``resume`` names; None if they name none."""
+        return self.continues or (None if self.resume in ("auto", "never") else self.resume)
 
 
 @dataclass
@@ -97,30 +123,30 @@ class RunConfig(Section):
 
     image: Any = 224
     """Size of the images that enter the network in pixels: n, or [height, width]."""
-    batch: int = number(8, least=1)
+    batch: int = value(8, 1)
     """Images per step, of the whole world."""
-    ranks: int | None = number(None, least=1)
+    ranks: int | None = value(None, 1)
     """Ranks of the layout that ``parallel=auto`` or ``hires plan --choose`` chooses; unset: one for
     each GPU, or for each core that ``launcher.threads`` leave. A layout that is given has as many
     as its keys say."""
-    steps: int = number(12, least=1, most=MOST_STEPS)
+    steps: int = value(12, 1, MOST_STEPS)
     """Steps of the run, warm-up included."""
-    epochs: float | None = number(None, above=True, most=MOST_STEPS)
+    epochs: float | None = value(None, above=0, high=MOST_STEPS)
     """Passes over the images of the data, in place of ``steps``, which follow from it: rounded up,
     so that each image was taken. Each pass has an order of its own, from ``seed``."""
-    device: str = choice("auto", DEVICE_KINDS)
+    device: str = value("auto", choices=DEVICE_KINDS)
     """What ranks compute on: ``cpu``, ``cuda`` (NVIDIA GPUs) or ``auto``: ``cuda`` where
     ``cluster.gpus`` or the job's options name GPUs, or this machine shows some to a torch that is
     built for them; else ``cpu``."""
-    seed: int = number(0, most=MOST_SEED)
+    seed: int = value(0, 0, MOST_SEED)
     """Seed of the weights, the synthetic data and the order of images."""
-    weights: str | None = cosmetic(word())
+    weights: str | None = value(line=True, path=(), identity=False)
     """What the network begins with in place of first weights from the seed: a run folder (its
     latest checkpoint), a checkpoint, either with /ema behind it (``optimizer.ema``), or a file
     .safetensors, .pt or .pth of a plain state dict."""
-    campaign: str = cosmetic("default")
+    campaign: str = value("default", check=check_name, identity=False)
     """Name that groups runs: one folder under ``results``."""
-    results: str = cosmetic("results")
+    results: str = value("results", identity=False)
     """Folder for all run folders."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -142,99 +168,102 @@ class RunConfig(Section):
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
-    def _check_more(self, check: Checks) -> None:
-        self.image = check(_image_size, self.image) or [1, 1]
-        check(check_name, "campaign", self.campaign)
-        counted = self.measure.warmup + (self.measure.steps or 1)
-        if self.epochs is not None:
-            check.problems += self._unfit_for_epochs(self.epochs)
-        elif 0 < self.steps < counted:  # fewer are refused already
-            check.problems.append(
-                f"steps={self.steps} leaves too little after measure.warmup={self.measure.warmup} "
-                f"for {self.measure.steps or 1} measured steps; use steps={counted} or more"
-            )
-        key, length = "steps", self.steps
-        if self.lr_schedule.steps is not None:
-            key, length = "lr_schedule.steps", self.lr_schedule.steps
-        known = self.epochs is None or key != "steps"  # else it is checked once they are
-        if self.task.name == "train" and known and 0 < length <= self.lr_schedule.warmup:
-            check.problems.append(
-                f"lr_schedule.warmup={self.lr_schedule.warmup} leaves no step of {key}={length} to "
-                f"lr_schedule={self.lr_schedule.name}; use a shorter warm-up, or {key}="
-                f"{self.lr_schedule.warmup + 1} or more"
-            )
-        if self.task.name == "train" and self.precision.name == INT8:
-            check.problems.append(
-                f"precision={INT8} is for inference, and task=train learns real numbers; train in "
-                f"precision=fp32 or bf16, then use task=infer with precision={INT8}"
-            )
-        if self.precision.name == INT8 and self.engine.compile != "off":
-            check.problems.append(
-                f"engine.compile={self.engine.compile} is for real numbers: precision={INT8} calls "
-                "kernels that are compiled already and have rescaling, sum and ReLU in them; use "
-                "engine.compile=off"
-            )
-        if self.engine.compile == TENSORRT:
-            check.problems += self._unfit_for_engines()
-        if self.task.name == "train" and self.precision.weights in HALF:
-            check.problems.append(
-                f"precision.weights={self.precision.weights} is for task={', '.join(INFERENCE)}: "
-                f"training keeps its weights in fp32; leave it out"
-            )
-        if self.predict != PredictConfig() and self.task.name != "predict":
-            check.problems.append(
-                f"{', '.join(f'{k}={v}' for k, v in changed_names(self.predict))} is for "
-                f"task=predict, not task={self.task.name}; leave it out, or use task=predict"
-            )
-        if self.validate.every is not None:
-            check.problems += self._unfit_for_validation()
+    def _problems(self) -> Iterator[str]:
+        yield from self._wrong_image()
+        yield from self._wrong_length()
+        yield from self._wrong_precision()
+        yield from self._wrong_validation()
+        yield from self._wrong_data()
         if self.weights and self.checkpoint.source:
             key = "continues" if self.checkpoint.continues else "resume"
-            check.problems.append(
+            yield (
                 f"weights={self.weights} and checkpoint.{key}={self.checkpoint.source} both name "
                 f"what the network begins with; leave one of them out"
             )
-        check.problems += self._unfit_for_data()
-        check.problems += self._unfit_for_masks() if self.data.name == "masks" else ()
-        images = [f"loss={name}" for name, one in LOSSES.items() if one.targets == IMAGES]
-        objective = check(lambda: self.objective)
-        scaled = self.model.scale != ModelConfig.scale and self.model.name != "edsr"
-        if scaled and objective and objective.compares != IMAGES:
-            check.problems.append(
-                f"model.scale={self.model.scale} is for model=edsr, and for {' or '.join(images)}; "
-                f"leave it out"
-            )
-        if self.data.name == "pairs" and objective and objective.compares != IMAGES:
-            check.problems.append(
-                f"loss={objective.name} needs classes, which data=pairs does not have; use "
-                f"{' or '.join(images)} or data=folder"
-            )
+        if self.task.name != "predict":
+            for key, item in changed_keys(self.predict):
+                yield f"predict.{key}={item} is for task=predict, not task={self.task.name}"
 
-    def _unfit_for_data(self) -> Iterator[str]:
-        data = self.data
-        if data.name == "pairs" and (data.normalize != "white" or data.mean is not None):
-            yield "data=pairs compares images as they are; leave data.normalize and data.mean out"
-        if data.mean is not None and len(data.mean) != self.model.channels:
+    def _wrong_image(self) -> Iterator[str]:
+        size = self.image
+        self.image = [size, size] if isinstance(size, int) else size
+        good = isinstance(self.image, (list, tuple)) and len(self.image) == 2
+        if not good or any(type(n) is not int or n < 1 for n in self.image):
+            self.image = [1, 1]
             yield (
-                f"data.mean={data.mean} are {len(data.mean)} numbers, and model.channels="
-                f"{self.model.channels}; give one for each channel"
+                f"image={size!r} must be a whole number of pixels or [height,width], as image=512 "
+                f"or image=[480,640]"
             )
+        self.image = list(self.image)
 
-    def _unfit_for_masks(self) -> Iterator[str]:
-        # That a crop is larger than its image is found where files are opened.
-        if self.augments and self.augment.shift and self.data.ignore is None:
+    def _wrong_length(self) -> Iterator[str]:
+        warmup, schedule, task = self.measure.warmup, self.lr_schedule, self.task.name
+        counted = warmup + (self.measure.steps or 1)
+        if self.epochs is not None and self.steps != type(self).steps:
             yield (
-                f"augment.shift={self.augment.shift} brings in pixels without a label; name their "
-                f"value, data.ignore=255"
+                f"epochs={self.epochs:g} and steps={self.steps} both set the length; leave one out"
             )
-        if self.loss.name not in ("auto", "custom") and LOSSES[self.loss.name].targets == IMAGES:
-            yield f"loss={self.loss.name} compares images; data=masks has classes: use loss=auto"
+        if self.epochs is not None and task in ONE_PASS:
+            yield f"epochs={self.epochs:g}: task={task} takes each image once; leave it out"
+        if self.epochs is None and 0 < self.steps < counted:
+            yield (
+                f"steps={self.steps} leaves too little after measure.warmup={warmup} for "
+                f"{self.measure.steps or 1} measured steps; use steps={counted} or more"
+            )
+        # The planner checks a number of steps that follows from epochs.
+        length = schedule.steps or (self.steps if self.epochs is None else None)
+        if task == "train" and length and 0 < length <= schedule.warmup:
+            key = "lr_schedule.steps" if schedule.steps else "steps"
+            yield (
+                f"lr_schedule.warmup={schedule.warmup} leaves no step of {key}={length} to "
+                f"lr_schedule={schedule.name}; use a shorter warm-up, or {key}="
+                f"{schedule.warmup + 1} or more"
+            )
 
-    def _unfit_for_validation(self) -> Iterator[str]:
-        key = f"validate.every={self.validate.every}"
+    def _wrong_precision(self) -> Iterator[str]:
+        compiled, task = f"engine.compile={self.engine.compile}", self.task.name
+        name, weights = self.precision.name, self.precision.weights
+        inference = f"task={', '.join(INFERENCE)}"
+        if task == "train" and name == INT8:
+            yield (
+                f"precision={INT8} is for inference, and task=train learns real numbers; train in "
+                f"precision=fp32 or bf16, then use task=infer with precision={INT8}"
+            )
+        if name == INT8 and self.engine.compile != "off":
+            yield (
+                f"{compiled} is for real numbers: precision={INT8} calls kernels that are compiled "
+                f"already and have rescaling, sum and ReLU in them; use engine.compile=off"
+            )
+        if task == "train" and weights in HALF:
+            yield (
+                f"precision.weights={weights} is for {inference}: training keeps its weights in "
+                f"fp32; leave it out"
+            )
+        if self.engine.compile != TENSORRT:
+            return
+        if task not in INFERENCE:
+            yield (
+                f"{compiled} is for inference: an engine has no gradients and shows no values "
+                f"inside, which task={task} needs; use {inference}, or engine.compile=off"
+            )
+        if name == "fp64":
+            yield (
+                f"{compiled} has no precision=fp64: TensorRT computes in fp32 at most; use "
+                f"precision=fp32 or lower, or engine.compile=off"
+            )
+        elif task != "train" and self.autocast_type is not None:
+            yield (
+                f"{compiled} computes each layer in the type of its weights, and "
+                f"precision.weights={weights} leaves them in fp32; leave it out"
+            )
+
+    def _wrong_validation(self) -> Iterator[str]:
+        key, optimizer = f"validate.every={self.validate.every}", self.optimizer
+        if self.validate.every is None:
+            return
         if self.task.name != "train":
             yield f"{key} is for task=train, not task={self.task.name}; leave it out"
-        if self.validate.weights == "ema" and (self.optimizer.ema is None or self.optimizer.shard):
+        if self.validate.weights == "ema" and (optimizer.ema is None or optimizer.shard):
             yield (
                 "validate.weights=ema evaluates the running means that every rank holds in full; "
                 "use optimizer.ema=0.999 and optimizer.shard=false, or validate.weights=trained"
@@ -245,30 +274,34 @@ class RunConfig(Section):
                 f"use data.split=train, or leave it out"
             )
 
-    def _unfit_for_epochs(self, epochs: float) -> Iterator[str]:
-        if self.steps != type(self).steps:
-            yield f"epochs={epochs:g} and steps={self.steps} both set the length; leave one out"
-        if self.task.name in ONE_PASS:
-            yield f"epochs={epochs:g}: task={self.task.name} takes each image once; leave it out"
-
-    def _unfit_for_engines(self) -> Iterator[str]:
-        key = f"engine.compile={TENSORRT}"
-        if self.task.name not in INFERENCE:
+    def _wrong_data(self) -> Iterator[str]:
+        data, loss, scale = self.data, self.loss.name, self.model.scale
+        if data.name == "pairs" and (data.normalize != "white" or data.mean is not None):
+            yield "data=pairs compares images as they are; leave data.normalize and data.mean out"
+        if data.mean is not None and len(data.mean) != self.model.channels:
             yield (
-                f"{key} is for inference: an engine has no gradients and shows no values inside, "
-                f"which task={self.task.name} needs; use task={', '.join(INFERENCE)}, or "
-                f"engine.compile=off"
+                f"data.mean={data.mean} are {len(data.mean)} numbers, and model.channels="
+                f"{self.model.channels}; give one for each channel"
             )
-        if self.precision.name == "fp64":
+        # That a crop is larger than its image is found where files are opened.
+        if data.name == "masks" and self.augments and self.augment.shift and data.ignore is None:
             yield (
-                f"{key} has no precision=fp64: TensorRT computes in fp32 at most; use "
-                f"precision=fp32 or lower, or engine.compile=off"
+                f"augment.shift={self.augment.shift} brings in pixels without a label; name their "
+                f"value, data.ignore=255"
             )
-        elif self.task.name != "train" and self.autocast_type is not None:
-            yield (
-                f"{key} computes each layer in the type of its weights, and precision.weights="
-                f"{self.precision.weights} leaves them in fp32; leave it out"
-            )
+        if loss not in LOSS_NAMES:
+            return
+        if data.name == "masks" and loss in _OF_IMAGES:
+            yield f"loss={loss} compares images; data=masks has classes: use loss=auto"
+        if self.objective.compares != IMAGES:
+            losses = " or ".join(f"loss={name}" for name in _OF_IMAGES)
+            if scale != ModelConfig.scale and self.model.name != "edsr":
+                yield f"model.scale={scale} is for model=edsr, and for {losses}; leave it out"
+            if data.name == "pairs":
+                yield (
+                    f"loss={self.objective.name} needs classes, which data=pairs does not have; "
+                    f"use {losses} or data=folder"
+                )
 
     @property
     def mpi(self) -> str:
@@ -324,7 +357,7 @@ class RunConfig(Section):
         """What training minimises: ``loss``, with the name that ``auto`` means here."""
         if self.data.name == "masks" and self.loss.ignore_index is None:
             name = "cross_entropy" if self.loss.name == "auto" else self.loss.name
-            ignored = self.data.ignore if "ignore_index" in LOSSES[name].keys else None
+            ignored = self.data.ignore if "ignore_index" in keys_of(LossConfig, name) else None
             return dataclasses.replace(self.loss, name=name, ignore_index=ignored)
         if self.loss.name != "auto":
             return self.loss
@@ -384,14 +417,3 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """Returns the config as plain values: dicts, lists, strings and numbers."""
     return dataclasses.asdict(config)
-
-
-def _image_size(image: Any) -> list[int]:
-    size = [image, image] if isinstance(image, int) else image
-    good = isinstance(size, (list, tuple)) and len(size) == 2
-    if not good or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in size):
-        raise ConfigError(
-            f"image={image!r} must be a whole number of pixels or [height,width], as image=512 "
-            f"or image=[480,640]"
-        )
-    return list(size)

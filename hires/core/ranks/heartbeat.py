@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hires.core.config.value_checks import build
+from hires.core.config.fields import build
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks.call_records import CallRing
 from hires.core.ranks.timeline import COLLECTIVE, Recorder

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hires.core.config.value_checks import build
+from hires.core.config.fields import build
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names
 from hires.core.store.file_names import StrPath

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hires.core.config.value_checks import build
+from hires.core.config.fields import build
 from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, files, provenance, reading
 from hires.core.store.file_names import exists

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hires.core.config.fields import build
 from hires.core.config.run_config import RunConfig
-from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, frozen, reading
 from hires.core.store.file_names import StrPath

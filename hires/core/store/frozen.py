@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hires.core.config.fields import build
 from hires.core.config.run_config import RunConfig
-from hires.core.config.value_checks import build
 from hires.core.errors import ConfigError
 from hires.core.store import file_names, reading
 from hires.core.store.file_names import StrPath

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from hires.core.config.fields import cosmetic_keys
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.core.config.value_checks import cosmetic_keys
 from hires.core.errors import ConfigError
 
 SCHEMA = 1
@@ -33,9 +33,9 @@ _MAX_PART = 48
 def model_label(model: ModelConfig) -> str:
     """Returns the network in one word, as ``resnet50``, ``preact_resnet110`` or ``custom:unet``."""
     sizes = {
-        "resnet": f"{model.depth}",
-        "preact_resnet": f"{9 * model.n + 2}",
-        "mpi4dl_resnet": f"{9 * model.n + 2}",
+        "resnet": f"{model.num_layers}",
+        "preact_resnet": f"{model.num_layers}",
+        "mpi4dl_resnet": f"{model.num_layers}",
         "amoebanet": f"{model.layers}_{model.filters}",
         "unet": f"{model.levels}_{model.width}_{model.upsample}",
         "edsr": f"{model.blocks}_{model.width}_x{model.scale}",

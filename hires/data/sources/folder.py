@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from hires.core.config.data_config import DataConfig
-from hires.core.config.value_checks import changed_keys
+from hires.core.config.fields import changed_keys
 from hires.core.errors import ConfigError, RunError
 from hires.data.image_fit import Place, fitted
 from hires.data.image_format import (

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hires.core.config.quant_config import DYNAMIC
+from hires.core.config.precision_config import DYNAMIC
 from hires.plan.graph import Graph, Node
 from hires.plan.operators.operator_facts import CONVERTS, facts_of
 from hires.plan.passes.quantise import UINT8, Quantiser, is_linear

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from hires.core.config.quant_config import DYNAMIC
+from hires.core.config.precision_config import DYNAMIC
 from hires.plan.graph import Node
 from hires.plan.operators.activations import Activation, unfused
 from hires.plan.operators.operator_table import has_stored_statistics

@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from hires.core.config.quant_config import DYNAMIC, STATIC
+from hires.core.config.precision_config import DYNAMIC, STATIC
 from hires.core.errors import ConfigError
 from hires.core.registry import Registry
 from hires.plan.conversions import renamed

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hires.core.config.parallel_config import SCHEDULES
 from hires.core.config.run_config import RunConfig
-from hires.plan.schedule import DIRECTIONS
 
 MOST_GRIDS = 6
 """Grids of one number of tiles that are listed, the most square ones first."""
@@ -216,7 +216,7 @@ def orders(
             usual = "1f1b" if shape.stages == 1 else None
             if microbatches * pairs == 1 or config.task.name != "train":
                 usual = "gpipe"
-            for name, directions in DIRECTIONS.items():
+            for name, directions in SCHEDULES.items():
                 only = None if directions > 1 else given.get("parallel.schedule", usual)
                 one = Candidate(shape, microbatches, pairs, name, **rest)
                 is_listed = directions == shape.directions and only in (None, name)

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hires.core.config.value_checks import build
+from hires.core.config.fields import build
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import provenance
 from hires.core.store.cache import sealed, unsealed

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from hires.core.config.validate_config import METRICS
+from hires.core.config.data_config import METRICS
 from hires.core.store.step_lines import VALIDATED_LINE
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, DrawnRun, PlotData, plot

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from hires.core.config.validate_config import METRICS
+from hires.core.config.data_config import METRICS
 from hires.core.store.reading import text
 from hires.report.columns import (
     ACCURACY,

@@ -49,7 +49,7 @@ _ARRANGED = ("parallel.", "comm.", "launcher.")
 _QUANT = "quant."
 _IN_LABEL = tuple(
     f"model.{key}"
-    for key in ("depth", "n", "layers", "filters", "levels", "blocks", "width", "upsample", "scale")
+    for key in ("depth", "layers", "filters", "levels", "blocks", "width", "upsample", "scale")
 )
 """Keys that the label of a network already holds."""
 _JOIN = "; "

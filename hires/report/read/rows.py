@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
-from hires.core.config.lr_schedule_config import LrScheduleConfig
-from hires.core.config.precision_config import PrecisionConfig
-from hires.core.config.quant_config import QuantConfig
+from hires.core.config.precision_config import PrecisionConfig, QuantConfig
 from hires.core.config.run_config import from_dict
+from hires.core.config.training_config import LrScheduleConfig
 from hires.core.errors import ConfigError
 from hires.core.precisions import PRECISIONS
 from hires.core.store import file_names, message_entries

@@ -14,7 +14,6 @@ from hires.cli.compose.compose_config import Composer, compose
 from hires.cli.compose.overrides import checked
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError
-from hires.core.store.naming import run_name
 from hires.plan.route_choice import resolve
 
 
@@ -97,21 +96,11 @@ def test_cluster_of_the_users_folder_is_a_choice_and_its_keys_can_be_changed(tmp
     assert cluster.modules == ["a", "b"]
 
 
-def test_depth_of_a_residual_network_stands_for_its_blocks(tmp_path):
-    family = "model=mpi4dl_resnet"
-    for n, depth in ((1, 11), (12, 110)):
-        run = compose([family, f"model.depth={depth}"])
-        assert run.model.n == n
-        assert run_name(run) == run_name(compose([family, f"model.n={n}"]))
-    folder = store(tmp_path, "model", "name: mpi4dl_resnet\ndepth: 29\n")
-    deep = [compose(["model=mine", *words], folder) for words in ([], ["model.n=1"])]
-    assert [config.model.n for config in deep] == [3, 1]
-    for words, text in (
-        (["model.depth=100"], "layers; use model.depth=92 or model.depth=101"),
-        (["model.depth=11", "model.n=3"], "is model.n=1 .*contradicts model.n=3"),
-    ):
-        with pytest.raises(ConfigError, match=text):
-            compose([family, *words])
+def test_depth_of_a_residual_network_is_one_that_its_blocks_make():
+    for family, depth in (("resnet50", 50), ("preact_resnet", 110)):
+        assert compose([f"model={family}"]).model.num_layers == depth
+    with pytest.raises(ConfigError, match=r"layers; use model\.depth=92 or model.depth=101"):
+        compose(["model=mpi4dl_resnet", "model.depth=100"])
 
 
 def test_hydra_is_asked_once_for_points_that_choose_the_same_groups(monkeypatch):

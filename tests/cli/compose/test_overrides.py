@@ -9,7 +9,9 @@ import pytest
 
 from hires.cli.compose.compose_config import compose
 from hires.cli.compose.overrides import checked
-from hires.core.config import data_config, model_config
+from hires.core.config.data_config import DataConfig
+from hires.core.config.fields import keys_of, names_of
+from hires.core.config.model_config import ModelConfig
 from hires.core.errors import ConfigError
 from hires.data.source import SOURCES
 from hires.nets import NETS
@@ -83,7 +85,8 @@ def test_keys_that_are_read_are_taken():
 
 def test_every_network_and_data_set_lists_the_keys_that_it_reads():
     shared = {"classes", "channels", "image", "scale", "depth", "files", "trusted"}
-    for name, keys in model_config.OWN_KEYS.items():
-        assert {*keys} - shared == {*inspect.signature(NETS[name]).parameters} - shared, name
-    assert {*model_config.OWN_KEYS} == {*NETS}
-    assert {*data_config.OWN_KEYS} == {*SOURCES}
+    for name in NETS:
+        keys = {*keys_of(ModelConfig, name)}
+        assert keys - shared == {*inspect.signature(NETS[name]).parameters} - shared, name
+    assert {*names_of(ModelConfig)} == {*NETS}
+    assert {*names_of(DataConfig)} == {*SOURCES}

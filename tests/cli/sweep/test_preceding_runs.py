@@ -59,7 +59,13 @@ def test_table_2_2_trains_once_and_calibrates_on_no_image_that_it_evaluates(tmp_
 
 @pytest.mark.dist
 def test_sweep_trains_evaluates_and_compares_with_the_most_exact(tmp_path):
-    small = ("model=preact_resnet", "model.n=1", "image=8", "data=digits", "launcher.threads=1")
+    small = (
+        "model=preact_resnet",
+        "model.depth=11",
+        "image=8",
+        "data=digits",
+        "launcher.threads=1",
+    )
     words = ("sweep", *small, "batch=64", "measure.warmup=0", "precision=fp32,bf16")
     words = (*words, "task=evaluate", "data.split=validation", "campaign=c")
     first = ("task=train", "data.split=train", "precision=fp32", "steps=2", "checkpoint.every=2")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.config.checkpoint_config import CheckpointConfig
-from hires.core.config.run_config import MeasureConfig, RunConfig
-from hires.core.config.task_config import TaskConfig
+from hires.core.config.run_config import CheckpointConfig, MeasureConfig, RunConfig
+from hires.core.config.training_config import TaskConfig
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints
 from hires.core.store.frozen import RunInputs, frozen_of

@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hires.core.config.checkpoint_config import CheckpointConfig
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.launcher_config import ClusterConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import PrecisionConfig
-from hires.core.config.run_config import LauncherConfig, RunConfig
+from hires.core.config.run_config import CheckpointConfig, LauncherConfig, RunConfig
 from hires.core.errors import ConfigError
 from hires.core.store import cache as store
 from hires.core.store import naming, records, rundir
@@ -46,7 +45,11 @@ def test_what_is_computed_or_measured_changes_the_run(config):
         {"launcher": LauncherConfig(threads=2)},
         {"launcher": LauncherConfig(mpi="mpich")},
         {"launcher": LauncherConfig(bind="none")},
+        {"launcher": LauncherConfig(mpi_options=["--mca", "a", "b"])},
         {"cluster": ClusterConfig(name="ours")},
+        {"cluster": ClusterConfig(environment={"NCCL_ALGO": "Ring"})},
+        {"cluster": ClusterConfig(environment={"NCCL_ALGO": "Tree"})},
+        {"cluster": ClusterConfig(options={"exclusive": True})},
         {"parallel": ParallelConfig(name="sp", tiles=[2, 1])},
         {"precision": PrecisionConfig("bf16")},
         {"model": ModelConfig(**own)},
@@ -62,9 +65,9 @@ def test_what_is_computed_or_measured_changes_the_run(config):
     for saving in ({"every": 7}, {"keep": 5}, {"resume": "never"}):
         saved = replace(config, checkpoint=CheckpointConfig(**saving))
         assert naming.run_name(saved) == naming.run_name(config)
-    here = ClusterConfig(memory="1GiB", options={"mem": 0})
+    here = ClusterConfig(memory="1GiB")
     assert naming.run_name(replace(config, cluster=here)) == naming.run_name(config)
-    far = [ClusterConfig(name="ours", partition=name, options={"mem": 0}) for name in ("a", "b")]
+    far = [ClusterConfig(name="ours", partition=name) for name in ("a", "b")]
     assert len({naming.run_name(replace(config, cluster=one)) for one in far}) == 1
 
 

@@ -1,0 +1,200 @@
+"""Declares the keys of training: ``task``, ``loss``, ``optimizer`` and ``lr_schedule``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hires.core.config.fields import MOST_LABEL, MOST_STEPS, Section, not_function, value
+from hires.core.losses import CLASSES, IMAGES, LOSSES
+
+INFERENCE = ("infer", "evaluate", "predict")
+"""Tasks that compute forward and keep no value for anything else."""
+ONE_PASS = ("evaluate", "predict")
+"""Tasks that take each sample of the data once, in its order; ``steps`` is what that takes."""
+
+
+TASKS = {
+    "train": "Forward, backward and a step of the optimiser",
+    "infer": "Forward only, batch norms in evaluation mode",
+    "evaluate": "Forward only, once over the data: accuracy, predictions of every image",
+    "predict": "Forward only, once over the data: writes classes, or a map of each image",
+    "calibrate": "Forward only, for the scales of precision=int8 (hires quantize)",
+}
+
+
+@dataclass
+class TaskConfig(Section, key="task", choices=TASKS):
+    """``task=NAME``: training, inference, evaluation or prediction."""
+
+    name: str = value("train", choices=TASKS)
+    """``train`` (forward, backward, optimiser step), ``infer`` (forward only), ``evaluate`` (one
+    pass over the data: accuracy; ``steps`` is what that takes), ``predict`` (the same pass, whose
+    outputs are written: ``predict.reduce``) or ``calibrate`` (forward only, to find the scales of
+    ``precision=int8``: `hires quantize` does that)."""
+
+
+LOSS_NAMES = {
+    "auto": "The loss that fits network and data: l1 for pairs of images, else cross_entropy",
+    "cross_entropy": "Cross-entropy of classes, of images or of pixels",
+    "bce": "Binary cross-entropy of each class against the others, with logits",
+    "dice": "One minus the mean Dice coefficient of the classes, for segmentation",
+    "l1": "Mean absolute difference of images",
+    "l2": "Mean square of the difference of images",
+    "custom": "A function of your own: loss.target=package.module:function",
+}
+
+
+_CROSS_ENTROPY = ("auto", "cross_entropy")
+
+
+@dataclass
+class LossConfig(Section, key="loss", choices=LOSS_NAMES):
+    """``loss=NAME``: what training minimises."""
+
+    name: str = value("auto", choices=LOSS_NAMES)
+    """Of classes: ``cross_entropy``, ``bce`` (binary cross-entropy of each class, with logits),
+    ``dice`` (1 - the mean Dice coefficient of the classes, from probabilities, over all pixels of
+    a microbatch). Of images of ``model.scale`` times the input's size: ``l1``, ``l2`` (mean
+    square). ``custom``: the function ``loss.target``. ``auto``: ``l1`` for ``model=edsr`` and
+    ``data=pairs``, else ``cross_entropy``."""
+    weights: list[float] | None = value(low=0, of=_CROSS_ENTROPY)
+    """Of ``cross_entropy``: a factor for each class; the mean is divided by the factors of the
+    labels."""
+    label_smoothing: float = value(0.0, 0, 1, of=_CROSS_ENTROPY)
+    """Of ``cross_entropy``: share of a label that is spread over all classes."""
+    ignore_index: int | None = value(high=MOST_LABEL, of=(*_CROSS_ENTROPY, "bce", "dice"))
+    """Of ``cross_entropy``, ``bce`` and ``dice``: the label whose images or pixels do not count; a
+    microbatch without any other adds nothing, and ``record.json`` counts it."""
+    smooth: float = value(1.0, 0, of=("dice",))
+    """Of ``dice``: added to numerator and denominator of each class."""
+    target: str | None = value(line=True, of=("custom",))
+    """Of ``custom``: ``package.module:function``, from an output (n, C, ...) and its targets to
+    their mean loss. With an argument ``reduction``, and terms that do not depend on each other, of
+    which ``reduction="none"`` returns all, it also works for an output in tiles or shards."""
+    targets: str = value(CLASSES, choices=(CLASSES, IMAGES), of=("custom",))
+    """Of ``custom``: what it gets beside the output: labels, (n) or (n, H, W), of ``classes``, or
+    ``images`` of the output's shape."""
+
+    @property
+    def compares(self) -> str:
+        """What an output is compared with: ``classes`` or ``images``."""
+        return self.targets if self.name == "custom" else LOSSES[self.name].targets
+
+    @property
+    def ignored(self) -> set[int]:
+        """Labels that do not count."""
+        unweighted = {label for label, factor in enumerate(self.weights or ()) if not factor}
+        return unweighted if self.ignore_index is None else {*unweighted, self.ignore_index}
+
+    def _problems(self) -> Iterator[str]:
+        if self.name == "custom":
+            yield from not_function("loss", self.target)
+        if self.weights is not None and not any(self.weights):
+            yield (
+                f"loss.weights={self.weights} must be one factor for each class, not all 0, as "
+                f"[1.0,2.5]"
+            )
+
+
+@dataclass
+class OptimizerConfig(
+    Section,
+    key="optimizer",
+    choices={"sgd": "Stochastic gradient descent with momentum, as torch.optim.SGD"},
+):
+    """``optimizer=NAME``: how training moves parameters."""
+
+    name: str = value("sgd", choices=("sgd", "adam", "adamw"))
+    """As in torch: ``sgd`` (stochastic gradient descent), ``adam`` or ``adamw`` (Adam with
+    decoupled weight decay)."""
+    lr: float = value(0.005, 0)
+    """Learning rate, the largest one of ``lr_schedule``."""
+    scale_lr: bool = False
+    """Whether ``lr`` is that of one replica, and is multiplied by ``parallel.replicas`` (linear
+    scaling, for a ``batch`` that grows with the replicas)."""
+    weight_decay: float = value(1e-4, 0)
+    """Share of each parameter that is added to its gradient (``sgd``, ``adam``), or that times the
+    learning rate is taken off the parameter itself (``adamw``)."""
+    clip_norm: float | None = value(None, above=0)
+    """Largest norm of the gradients of all parameters together: larger ones are scaled down to it,
+    as by ``torch.nn.utils.clip_grad_norm_``; unset: none are."""
+    ema: float | None = value(None, above=0, below=1)
+    """Share of a running mean of the weights that each step keeps, as 0.999; it begins with the
+    first weights, and is in checkpoints beside these: ``weights=RUN/ema`` takes it. Unset: none."""
+    momentum: float = value(0.9, 0, of=("sgd",))
+    """Of ``sgd``: share of the last step's direction that is kept."""
+    nesterov: bool = value(False, of=("sgd",))
+    """Of ``sgd``: whether the momentum is Nesterov's."""
+    betas: list[float] = value([0.9, 0.999], 0, below=1, of=("adam", "adamw"))
+    """Of ``adam`` and ``adamw``: shares of the running means of gradients and of their squares
+    that a step keeps."""
+    eps: float = value(1e-8, 0, of=("adam", "adamw"))
+    """Of ``adam`` and ``adamw``: added to the root of the second mean, against a division by 0."""
+    shard: bool = False
+    """Whether the ranks that hold the same parameters (tiles, replicas, directions) divide their
+    update: each keeps the optimiser's state of its part, moves it, and sends it to the others."""
+    exchange: str = value("auto", choices=("auto", "broadcast", "scatter"))
+    """How they do that: every rank gets the sums of all gradients and broadcasts what it has moved
+    (``broadcast``), or it gets the sums of its part alone, and one gather brings all parameters
+    together (``scatter``, two thirds of the bytes); ``auto``: what the tuning table has measured as
+    faster, or what sends less."""
+
+    def _problems(self) -> Iterator[str]:
+        if self.nesterov and not self.momentum:
+            yield "optimizer.nesterov=True needs a momentum; use optimizer.momentum=0.9"
+        if len(self.betas) != 2:
+            yield (
+                f"optimizer.betas={self.betas} must be two numbers, for the mean of gradients and "
+                f"for that of their squares, as [0.9,0.999]"
+            )
+
+    @property
+    def num_states(self) -> int:
+        """Numbers that it keeps for each parameter."""
+        moments = 2 if self.name != "sgd" else int(self.momentum > 0)
+        return moments + (self.ema is not None)
+
+
+LR_CURVES = {
+    "constant": "The same learning rate in every step",
+    "step": "The learning rate is divided by ten after every 30 steps",
+    "cosine": "The learning rate falls to zero along half a cosine",
+    "one_cycle": "The learning rate rises for 30 % of the steps, then falls far below it",
+}
+
+
+@dataclass
+class LrScheduleConfig(Section, key="lr_schedule", choices=LR_CURVES):
+    """``lr_schedule=NAME``: the learning rate of each step."""
+
+    name: str = value("constant", choices=LR_CURVES)
+    """``constant`` (``optimizer.lr``), ``step`` (times ``gamma`` after every ``step_size`` steps),
+    ``cosine`` (falls to ``final`` along half a cosine) or ``one_cycle`` (rises to ``optimizer.lr``,
+    then falls, both along half a cosine). It is a function of the step alone: a run that resumes
+    goes on with it, and steps that fp16 skips count."""
+    warmup: int = value(0, 0, MOST_STEPS)
+    """Steps before any of them in which the rate rises in a line to ``optimizer.lr``; the schedule
+    begins behind them."""
+    warmup_begin: float = value(1 / 3, above=0, below=1)
+    """Share of ``optimizer.lr`` at which the warm-up begins."""
+    step_size: int = value(30, 1, MOST_STEPS, of=("step",))
+    """Of ``step``: steps between two changes."""
+    gamma: float = value(0.1, 0, of=("step",))
+    """Of ``step``: the factor of each change."""
+    steps: int | None = value(None, 1, MOST_STEPS, of=("cosine", "one_cycle"))
+    """Of ``cosine`` and ``one_cycle``: number of the step, warm-up included, at which they end, and
+    keep their last rate; unset: the run's ``steps``. A run of more steps that continues another
+    with it unset is on another, longer curve from its first step on; set, on the same."""
+    final: float = value(0.0, 0, of=("cosine",))
+    """Of ``cosine``: the last rate."""
+    rise: float = value(0.3, above=0, below=1, of=("one_cycle",))
+    """Of ``one_cycle``: share of its steps in which the rate rises."""
+    first_divisor: float = value(25.0, 1, of=("one_cycle",))
+    """Of ``one_cycle``: the first rate is ``optimizer.lr`` divided by it."""
+    last_divisor: float = value(1e4, 1, of=("one_cycle",))
+    """Of ``one_cycle``: the last rate is the first one divided by it."""
+
+    def _problems(self) -> Iterator[str]:
+        if self.warmup_begin != type(self).warmup_begin and not self.warmup:
+            yield f"lr_schedule.warmup_begin={self.warmup_begin} needs lr_schedule.warmup"
