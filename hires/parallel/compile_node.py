@@ -36,7 +36,7 @@ from hires.plan.groups import used_both_ways
 from hires.plan.halos import is_list, on_one_map
 from hires.plan.operators.operator_facts import facts_of, is_random
 from hires.plan.operators.operator_table import updates_statistics
-from hires.plan.rules import SHARDED, TILED, WHOLE, dims_of, rule_in, shard_args
+from hires.plan.rules import SHARDED, TILED, WHOLE, dims_of, rule_in
 from hires.plan.tiling import inside
 
 
@@ -106,10 +106,6 @@ def _alone(
         first_run = local_operator(node, context.device, tensors)
         second_run = local_operator(again, context.device, tensors)
         return lambda values: (second_run if context.recomputing else first_run)(values)
-    if context.stage.layout[node.name] == SHARDED:
-        first, end = context.samples
-        args = shard_args(node, context.plan.graph.input_shape[0], end - first)
-        node = dataclasses.replace(node, args=args)
     if node.kind == "fused_linear":
         return _fused_linear(node, context, tensors)
     if facts_of(node.kind).quantized:

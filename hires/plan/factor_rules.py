@@ -115,8 +115,10 @@ def _pointwise(r: Reading) -> Fit | None:
     dims = _result(r, aligned([*r.tiled.values()], rank))
     if dims is None or (facts.vectors and any(map(is_cut, dims[1:2]))):
         return None
-    if facts.positional and "feature" in r.node.kind and not is_map(dims):
-        return None  # it drops whole channels
+    if facts.positional and "feature" in r.node.kind:  # it drops whole channels
+        of_samples = len(dims[0]) == 1 and not any(map(is_cut, dims[1:]))
+        if not (is_map(dims) or of_samples):
+            return None
     operands = [ref for ref in r.whole() if not facts.vectors or len(r.shape(ref)) > 1]
     return _cropping(r, dims, operands)
 

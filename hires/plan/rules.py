@@ -29,9 +29,8 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from hires.plan.factor_rules import WAYS, Fit, Reading, fit_of, naming
+from hires.plan.factor_rules import WAYS, Fit, Reading, fit_of, naming, worked_dims
 from hires.plan.factors import (
     ROWS,
     Dim,
@@ -88,7 +87,7 @@ def rule_in(stage: Stage, node: Node, graph: Graph) -> Rule | None:
     if node.kind in (GATHER, CROP):
         return Rule("gather" if node.kind == GATHER else "crop")
     if stage.shards > 1:
-        return shard_rule(node, graph, stage.layout) or _rule_of_samples(node, graph, stage)
+        return _rule_of_samples(node, graph, stage)
     tiled = (name for name in node.inputs if stage.layout[name] == TILED)
     return rule_of(node, graph, {name: dims_of(graph, stage, name) for name in tiled})
 
@@ -241,57 +240,24 @@ _OF_MAPS: dict[str, Callable[[Node, Graph, list[str]], Rule | None]] = {
 that it reads in tiles) -> rule, None if not so. The other ways follow from factors."""
 
 
-def shard_rule(node: Node, graph: Graph, layout: dict[str, str]) -> Rule | None:
-    """Returns the rule of a node that reads SHARDED and WHOLE values; None if there is none."""
-    divided = [name for name in node.inputs if layout[name] == SHARDED]
-    if not divided:
-        return Rule("whole")  # made from parameters alone; its gradient is summed as theirs are
-    facts, batch = facts_of(node.kind), graph.input_shape[0]
-    if facts.sharding != "element" and (node.shape or [batch])[0] != batch:
-        return None
-    if facts.sharding == "statistics":
-        return _statistics(node, graph, divided)
-    # A whole operand is a parameter or made from some: it must fit every sample alike.
-    whole = [graph.shape(name) for name in node.inputs if name not in divided]
-    if facts.sharding == "pointwise":
-        num_dims = len(node.shape or [])
-        operands = [*whole, *(graph.params[name].shape for name in node.params)]
-        alone = all(len(shape) < num_dims or shape[:1] == [1] for shape in operands)
-        # A value with fewer dims is broadcast: its dim 0 is not the samples.
-        alone = alone and all(len(graph.shape(name)) == num_dims for name in divided)
-    elif facts.sharding == "dims":
-        dims, num_dims = _dims(node), len(graph.shape(divided[0])) + (node.kind == "stack")
-        alone = not whole and bool(dims) and all(d is not None and d % num_dims for d in dims)
-    elif facts.sharding == "sizes":
-        alone = node.args[facts.argument][0] in (batch, -1)
-    elif facts.sharding == "samples":
-        beside = (node.args.get(facts.beside) or {}).get("value", divided[0])
-        alone = beside in divided and _leaves_samples(node, len(graph.shape(divided[0])))
-    else:
-        alone = facts.sharding == "element"
-    # A norm of each sample has running statistics of all of them.
-    alone = alone and not (facts.sharding == "samples" and updates_statistics(node))
-    return Rule("pointwise") if alone else None
-
-
-def _leaves_samples(node: Node, rank: int) -> bool:
-    """Whether a node of the sharding ``samples`` computes each sample of a value alone."""
-    pads, normalised = node.args.get("pad", []), node.args.get("normalized_shape", [])
-    if any(pads[2 * (rank - 1) :]) or len(normalised) == rank:  # pads begin with the last dim
-        return False
-    return rank >= (2 if facts_of(node.kind).window is None else 4)
-
-
 def _rule_of_samples(node: Node, graph: Graph, stage: Stage) -> Rule | None:
-    """Returns the rule that follows from factors alone, where dim 0 stays the samples."""
-    facts = facts_of(node.kind)
-    read = {name: dims_of(graph, stage, name) for name in node.inputs if _is_tensor(graph, name)}
-    divided = {name: dims for name, dims in read.items() if stage.layout[name] == SHARDED}
-    if node.shape is None or not divided:
+    """Returns the rule of a node on shards: that of tiles of which dim 0 has the rows."""
+    divided = [name for name in node.inputs if stage.layout[name] == SHARDED]
+    ways = facts_of(node.kind).tiling
+    if not divided or ways == ("constant",):
+        return Rule("whole")  # made from parameters alone; its gradient is summed as theirs are
+    if ways == ("element",):
+        return Rule("pointwise")
+    if not all(_is_tensor(graph, name) for name in divided):
         return None
-    samples = next(iter(divided.values()))[0]
-    for way in facts.tiling:
-        fit = fit_of(way, Reading(node, graph, divided)) if way in WAYS else None
+    read = {name: dims_of(graph, stage, name) for name in divided}
+    samples = next(iter(read.values()))[0]
+    for way in ways:
+        if way == "statistics" and node.kind == "batch_norm":
+            return _statistics(node, graph, divided)
+        if way in _OF_MAPS and _keeps_samples(way, node, graph, read):
+            return Rule("pointwise")
+        fit = fit_of(way, Reading(node, graph, read)) if way in WAYS else None
         if fit is not None and fit.dims and not (fit.crops or fit.gathered):
             first, *others = fit.dims
             if first == samples and not any(map(is_cut, others)):
@@ -299,28 +265,36 @@ def _rule_of_samples(node: Node, graph: Graph, stage: Stage) -> Rule | None:
     return None
 
 
+def _keeps_samples(way: str, node: Node, graph: Graph, read: dict[str, Dims]) -> bool:
+    """Whether a window, or a norm by statistics, is one of each sample of the values alone."""
+    rank, argument = len(graph.shape(node.inputs[0])), facts_of(node.kind).argument
+    pads, normalised = node.args.get("pad", []), node.args.get("normalized_shape", [])
+    moves = any(pads[2 * (rank - 1) :]) or len(normalised) == rank  # pads begin with the last dim
+    if argument.startswith("dim") and argument in node.args:
+        moves = 0 in worked_dims(node, rank)
+    fits = rank >= (4 if way == "window" else 2) and (node.shape or [0])[0] == graph.input_shape[0]
+    return fits and not moves and not updates_statistics(node) and _reads_first(node, read)
+
+
 def _is_tensor(graph: Graph, value: str) -> bool:
     return value not in graph.by_name or graph.by_name[value].shape is not None
 
 
-def shard_args(node: Node, batch: int, samples: int) -> dict[str, Any]:
-    """Returns a node's arguments for so many samples instead of the whole microbatch."""
-    facts = facts_of(node.kind)
-    if facts.sharding != "sizes" or node.args[facts.argument][0] != batch:
-        return node.args
-    return {**node.args, facts.argument: [samples, *node.args[facts.argument][1:]]}
-
-
 def _reads_only(node: Node, tiled: dict[str, Dims]) -> bool:
-    """Whether maps are read as the first argument and the one beside it, and by no other.
+    """Whether maps are read as the first argument and the one beside it, and by no other."""
+    return _reads_first(node, tiled) and all(map(is_map, tiled.values()))
+
+
+def _reads_first(node: Node, divided: dict[str, Dims]) -> bool:
+    """Whether divided values are the first argument and the one beside it, and no others.
 
     Weights may be whole values that the network computes: their gradients are shared.
     """
     (_, first), *others = node.args.items()
     read = {key: arg["value"] for key, arg in others if isinstance(arg, dict) and "value" in arg}
     maps = [read.pop(facts_of(node.kind).beside, None), (first or {}).get("value")]
-    alone = read.keys() <= {"weight", "bias"} and tiled.keys().isdisjoint(read.values())
-    return alone and tiled.keys() == {*maps} - {None} and all(map(is_map, tiled.values()))
+    alone = read.keys() <= {"weight", "bias"} and divided.keys().isdisjoint(read.values())
+    return alone and divided.keys() == {*maps} - {None}
 
 
 def _dims(node: Node) -> list[int | None]:

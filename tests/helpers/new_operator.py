@@ -27,7 +27,7 @@ def kernel(window: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
 
 def register() -> None:
     if "diff" not in OPERATORS:
-        declare("diff", OperatorFacts(("window",), "samples", window=WindowFacts(axes)))
+        declare("diff", OperatorFacts(("window",), window=WindowFacts(axes)))
         WINDOW_KERNELS.register("diff")(kernel)
 
 

@@ -47,13 +47,6 @@ dims, copies, every k-th row; pixels stay in their tile. ``product``: along the 
 ``constant``: of the type of its input, whatever that holds. ``element``: one tensor of a list.
 """
 
-Sharding = Literal["pointwise", "samples", "dims", "sizes", "statistics", "element"]
-"""How shards (ranks that hold different samples) compute an operator.
-
-``samples``: each sample alone, whatever the arguments. ``dims``: along other dims than the samples.
-``sizes``: a reshape whose argument gives the new sizes, that of the batch included.
-"""
-
 
 @dataclass(frozen=True)
 class WindowFacts:
@@ -78,10 +71,8 @@ class OperatorFacts:
 
     tiling: tuple[Tiling, ...] = ()
     """How tiles compute it; of several the first whose condition the node meets."""
-    sharding: Sharding | None = None
-    """How shards compute it."""
     argument: str = "dim"
-    """The argument that holds the dims or sizes of ``channels``, ``dims`` and ``sizes``."""
+    """The argument that holds the dims or sizes of ``channels``."""
     window: WindowFacts | None = None
     """The pixels that it reads; required by the tiling ``window``."""
     statistics: Callable[[Node, list[int]], int | None] | None = None
@@ -191,7 +182,6 @@ class OperatorRow:
     """The entry of an operator in words."""
 
     tiles: str
-    shards: str
     memory: str
     flops: str
     bytes: str
@@ -204,8 +194,6 @@ def operator_rows() -> dict[str, OperatorRow]:
 
 def _row(facts: OperatorFacts) -> OperatorRow:
     absent = facts.same_value or facts.copies_weight  # the latter is a kernel of torch
-    ways = (" or ".join(facts.tiling), facts.sharding)
-    tiles, shards = (way or "no" for way in ways)
     remarks = {
         "overwrites its input": facts.in_place,
         "may be overwritten": facts.overwritable,
@@ -215,8 +203,7 @@ def _row(facts: OperatorFacts) -> OperatorRow:
     }
     flops = f"2 per {facts.multiplies} number and weight[0]"
     return OperatorRow(
-        "not in the graph" if absent else tiles,
-        "not in the graph" if absent else shards,
+        "not in the graph" if absent else " or ".join(facts.tiling) or "no",
         ", ".join(remark for remark, holds in remarks.items() if holds) or "-",
         "-" if absent else flops if facts.multiplies else "1 per output number",
         "none" if facts.view or absent else "operands, value",

@@ -19,7 +19,7 @@ from hires.plan.graph import Node
 from hires.plan.operators import activations, products, windows
 from hires.plan.operators.operator_facts import OperatorFacts, WindowFacts, declare
 
-windowed = functools.partial(OperatorFacts, ("window",), "samples")
+windowed = functools.partial(OperatorFacts, ("window",))
 
 
 declare(
@@ -68,7 +68,6 @@ declare(
     OperatorFacts(
         ("window",),
         "dims",
-        "dims",
         window=WindowFacts(windows.roll, moved=windows.moved_dims),
         moves=True,
     ),
@@ -77,7 +76,6 @@ declare(
     "slice",
     OperatorFacts(
         ("window", "channels", "strided"),
-        "samples",
         window=WindowFacts(windows.cut_out, ring=0.0, moved=windows.moved_dim),
         moves=True,
     ),
@@ -101,7 +99,7 @@ declare(
 )
 
 
-pointwise = functools.partial(OperatorFacts, tiling=("pointwise",), sharding="pointwise")
+pointwise = functools.partial(OperatorFacts, tiling=("pointwise",))
 """Makes an entry; the operands align because equal maps are cut into equal tiles."""
 
 
@@ -140,7 +138,7 @@ declare("floor_divide", pointwise(ends_gradient=True))
 declare("detach", pointwise(view=True, ends_gradient=True))
 declare("zeros_like ones_like full_like", pointwise(ends_gradient=True))
 
-declare("channel_shuffle", OperatorFacts(("pointwise",), "samples", vectors=True, moves=True))
+declare("channel_shuffle", OperatorFacts(("pointwise",), vectors=True, moves=True))
 
 drawn = functools.partial(pointwise, positional=True)
 """Makes the entry of an operator whose random numbers follow from their place in the batch."""
@@ -195,17 +193,17 @@ def _mean_and_variance(node: Node, shape: list[int]) -> int | None:
 
 declare(
     "batch_norm",
-    OperatorFacts(("statistics",), "statistics", statistics=_mean_and_variance, overwritable=True),
+    OperatorFacts(("statistics",), statistics=_mean_and_variance, overwritable=True),
 )
 declare(
     "group_norm instance_norm",
-    OperatorFacts(("statistics",), "samples", statistics=_mean_and_variance),
+    OperatorFacts(("statistics",), statistics=_mean_and_variance),
 )
 declare(
     "layer_norm",
-    OperatorFacts(("last dims", "statistics"), "samples", statistics=_mean_and_variance),
+    OperatorFacts(("last dims", "statistics"), statistics=_mean_and_variance),
 )
-declare("rms_norm", OperatorFacts(("last dims",), "samples"))
+declare("rms_norm", OperatorFacts(("last dims",)))
 
 
 def _order_of(node: Node) -> int:
@@ -218,16 +216,16 @@ declare(
     "chunk split split_with_sizes tensor_split _safe_softmax glu "
     "cumsum cumprod logcumsumexp cummax cummin topk sort argsort kthvalue median nanmedian mode "
     "any all index_select index_fill",
-    OperatorFacts(("channels",), "dims"),
+    OperatorFacts(("channels",)),
 )
-declare("softmax log_softmax", OperatorFacts(("channels", "softmax"), "dims"))
-declare("cat concat concatenate stack slice_scatter", OperatorFacts(("joined",), "dims"))
+declare("softmax log_softmax", OperatorFacts(("channels", "softmax")))
+declare("cat concat concatenate stack slice_scatter", OperatorFacts(("joined",)))
 declare("gather take_along_dim scatter scatter_add scatter_reduce", OperatorFacts(("joined",)))
 declare("index embedding", OperatorFacts(("indexed",)))
 declare("cosine_similarity", OperatorFacts(("compared",)))
-declare("unbind select count_nonzero", OperatorFacts(("channels",), "dims", drops=True))
-declare("flip", OperatorFacts(("channels",), "dims", "dims", moves=True))
-reduced = functools.partial(OperatorFacts, ("channels", "reduction"), "dims")
+declare("unbind select count_nonzero", OperatorFacts(("channels",), drops=True))
+declare("flip", OperatorFacts(("channels",), "dims", moves=True))
+reduced = functools.partial(OperatorFacts, ("channels", "reduction"))
 declare("sum mean prod logsumexp", reduced(reduction=lambda node: 1))
 declare("amax amin", reduced(reduction=lambda node: 2))
 
@@ -244,12 +242,12 @@ def _extremes(node: Node) -> int:
 
 declare(
     "max min",  # of channels, of everything, or of two maps
-    OperatorFacts(("channels", "pointwise", "reduction"), "dims", reduction=_extremes),
+    OperatorFacts(("channels", "pointwise", "reduction"), reduction=_extremes),
 )
 declare("argmax argmin", reduced(reduction=_extremes))
 declare("var std var_mean std_mean", reduced(reduction=lambda node: 2))
 declare("linalg_vector_norm norm", reduced(reduction=_order_of))
-pooled = functools.partial(OperatorFacts, ("reduction", "window"), "samples", "output_size")
+pooled = functools.partial(OperatorFacts, ("reduction", "window"), "output_size")
 declare("adaptive_avg_pool2d", pooled(reduction=lambda node: 1, window=WindowFacts(windows.bins)))
 declare("adaptive_max_pool2d", pooled(reduction=lambda node: 3, window=WindowFacts(windows.bins)))
 
@@ -262,14 +260,13 @@ product = functools.partial(OperatorFacts, ("product",))
 declare(
     "linear",
     product(
-        "samples",
         multiplies="output",
         product=products.linear,
         weight_channels=0,
         fused="fused_linear",
     ),
 )
-declare("fused_linear", product("samples", multiplies="output", product=products.linear))
+declare("fused_linear", product(multiplies="output", product=products.linear))
 declare("matmul mm mv bmm addmm baddbmm", product(product=products.matmul))
 declare("einsum", product(product=products.einsum))
 declare("tensordot", product(product=products.tensordot))
@@ -288,20 +285,17 @@ def _drops_between_layers(node: Node) -> int:
     return node.args["num_layers"] - 1 if drops else 0
 
 
-declare("getitem", OperatorFacts(("element",), "element", view=True, may_share=True))
+declare("getitem", OperatorFacts(("element",), view=True, may_share=True))
 
 moved = functools.partial(OperatorFacts, view=True, moves=True)
 """Makes an entry: pixels stay in their tile, in another order of dims (``hires.plan.factors``)."""
 
-declare("flatten", moved(("regrouped",), "dims", "start_dim", may_share=True))
-declare("view", moved(("regrouped",), "sizes", "size"))
-declare("_unsafe_view", moved(("regrouped",), "sizes", "size"))
-declare("reshape", moved(("regrouped",), "sizes", "shape", may_share=True))
+declare("view _unsafe_view", moved(("regrouped",)))
 declare(
-    "squeeze unsqueeze ravel atleast_1d atleast_2d atleast_3d view_as reshape_as",
+    "flatten unflatten reshape squeeze unsqueeze ravel atleast_1d atleast_2d atleast_3d view_as "
+    "reshape_as",
     moved(("regrouped",), may_share=True),
 )
-declare("unflatten", moved(("regrouped",), may_share=True))
 declare("as_strided view_as_complex view_as_real", moved(moves=False))
 declare(
     "permute transpose t numpy_T mT mH matrix_H movedim moveaxis swapaxes swapdims",
@@ -312,7 +306,7 @@ declare(
     "repeat_interleave",
     OperatorFacts(("channels", "window"), window=WindowFacts(windows.interleave), moves=True),
 )
-declare("expand", OperatorFacts(("expanded",), "sizes", "size", moves=True))
+declare("expand", OperatorFacts(("expanded",), moves=True))
 
 declare("alias", OperatorFacts(same_value=True, view=True))
 declare("contiguous", OperatorFacts(same_value=True, may_share=True))
@@ -321,16 +315,14 @@ declare("lift_fresh_copy _assert_tensor_metadata", OperatorFacts(same_value=True
 declare("empty_like", pointwise(ends_gradient=True))
 declare(
     "new_empty new_full new_ones new_zeros",
-    OperatorFacts(("constant",), "sizes", "size", ends_gradient=True),
+    OperatorFacts(("constant",), ends_gradient=True),
 )
 declare(
     "rand_like randn_like randint_like bernoulli uniform normal_functional exponential random",
     drawn(random=_draws, ends_gradient=True),
 )
 declare("rrelu rrelu_with_noise_functional", drawn(random=_draws))
-declare(
-    "rand randn randint normal", drawn(tiling=(), sharding=None, random=_draws, ends_gradient=True)
-)
+declare("rand randn randint normal", drawn(tiling=(), random=_draws, ends_gradient=True))
 declare("lstm gru rnn_tanh rnn_relu", OperatorFacts(random=_drops_between_layers))
 declare(
     "multinomial poisson log_normal cauchy geometric randperm",

@@ -59,7 +59,6 @@ declare(
     "q_linear q_dynamic_linear",
     OperatorFacts(
         ("product",),
-        "samples",
         multiplies="output",
         product=products.quantized_linear,
         quantized=True,
@@ -69,6 +68,6 @@ declare(
 declare(
     "q_mean",
     OperatorFacts(
-        ("reduction",), "dims", reduction=lambda node: int(node.args["parts"]), quantized=True
+        ("channels", "reduction"), reduction=lambda node: int(node.args["parts"]), quantized=True
     ),
 )
