@@ -1,7 +1,7 @@
 """Puts predicted and measured points of a published figure beside the numbers of its text.
 
     python results/figures/figures.py 2.4                           predicted at published sizes
-    hires sweep experiment=fig2.4 model.depth=11 image=64,96,128 batch=2 what this machine can measure
+    hires sweep experiment=fig2.4 model.depth=11 image=64,96 batch=2 what this machine measures
     python results/figures/figures.py 2.4 results/fig2.4 --out DIR  and beside them
     python results/figures/figures.py table2.2 results/table2.2      accuracies beside Table 2.2
 
