@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hires.core import log as logs
-from hires.core import terminal
 from hires.core.errors import HiresError
-from hires.core.screen_table import screen_lines
 from hires.core.store import provenance
 from hires.core.store.files import make_folder, write_atomically
+from hires.core.text_table import aligned
 from hires.core.units import gib
 
 KINDS = {
@@ -54,8 +53,7 @@ class BenchTable(NamedTuple):
         sides = ["r" if all(c[:1] in "+-0123456789" for c in cells) else "l" for cells in columns]
         rows = [[*self.rows[0]], *([*row.values()] for row in self.rows)]
         if not markdown:
-            lines, note = screen_lines(rows, terminal.columns(), "".join(sides), rows[0])
-            return [*lines, *note]
+            return aligned(rows, "".join(sides))
         rule = ["---:" if side == "r" else "---" for side in sides]
         return [f"| {' | '.join(cells)} |" for cells in (rows[0], rule, *rows[1:])]
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from hires.cli.compose.overrides import key_in
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.screens.screen import plural
-from hires.cli.screens.show_scales import auto_lines
 from hires.cli.start_run import ENDS, explain, wait_for
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.data_config import DataConfig
@@ -57,89 +56,137 @@ _OF_CALIBRATION = ("observer", "percentile", "images", "calibration", "data")
 
 
 def with_scales(
-    config: RunConfig, planner: Planner, words: Iterable[str], argv: Sequence[str]
+    config: RunConfig,
+    planner: Planner,
+    words: Iterable[str],
+    argv: Sequence[str] = (),
+    assumed: str | None = None,
 ) -> tuple[RunConfig, Finding | None]:
     """Returns the config with scales if it needs some: those it names, found ones, or new ones.
 
-    Beside it, which typed keys do nothing.
+    Beside it, which typed keys do nothing, or how its scales are found.
 
-    ``words`` are the overrides that the user typed, ``argv`` the whole command. A run of
-    ``task=calibrate`` gets the data and steps of a calibration. ConfigError: there are no images to
-    calibrate on, or ``quant.auto`` comes with scales; RunError: the calibration failed.
+    Args:
+        config: one of ``task=calibrate`` gets the data and steps of a calibration.
+        planner: traces the network.
+        words: the overrides that the user typed.
+        argv: the whole command.
+        assumed: folder for scales that stand for those of a calibration, which is then not run; the
+            plan is the same but for its numbers.
+
+    Raises:
+        ConfigError: there are no images to calibrate on, or ``quant.auto`` comes with scales.
+        RunError: the calibration failed.
     """
     if config.task.name == "calibrate":
-        own = _as_asked(config, words)
-        kept_by_name(planner.graph(own), own)  # a wrong name costs no calibration
-        return own, None
-    has_scales, note = _given(config, words)
+        mine = calibration_of(config, words)
+        # The run is the calibration: its steps are those that the images take.
+        mine = dataclasses.replace(mine, campaign=config.campaign)
+        if assumed is None:
+            kept_by_name(planner.graph(mine), mine)  # a wrong name costs no calibration
+        return mine, None
+    has_scales, finding = _given(config, words)
     if config.precision.name != INT8 or has_scales:
-        return config, note
-    own = calibration_of(config, words)
-    scales_path = found_scales(own, planner)
-    if scales_path is None:
-        split = "" if own.data.split == "all" else f" data.split={own.data.split}"
-        what = f"{own.quant.images} images of data={own.data.name}{split}"
-        print(f"precision=int8 has no scales yet: calibrating on {what} first", file=sys.stderr)
-        scales_path = calibrate(own, planner, argv)
+        return config, finding
+    if assumed is None:
+        path, _ = scales_of_images(config, planner, words, argv)
     else:
-        print(f"reusing an earlier calibration: {scales_path}", file=sys.stderr)
-    scales = read_scales(scales_path)
-    for line in [*observer_lines(config, scales, planner.graph(own)), *auto_lines(config, scales)]:
-        print(line, file=sys.stderr)
-    quant = dataclasses.replace(config.quant, scales=str(scales_path))
-    return dataclasses.replace(config, quant=quant), None
+        path, finding = _assumed_scales(config, planner, words, Path(assumed))
+    quant = dataclasses.replace(config.quant, scales=str(path))
+    return dataclasses.replace(config, quant=quant), finding
 
 
-def observer_lines(config: RunConfig, scales: Scales, calibrated: Graph) -> list[str]:
-    """Returns a warning if min_max was measured to serve values better that 8 bits round.
+def scales_of_images(
+    config: RunConfig,
+    planner: Planner,
+    words: Iterable[str],
+    argv: Sequence[str],
+    again: bool = False,
+) -> tuple[Path, Graph]:
+    """Returns a file of scales for a config, and the network whose values have them.
 
-    ``calibrated`` is the network whose values have the scales.
+    It is an earlier calibration's, or else that of a new one, and ``again`` always; what the scales
+    are worth is printed.
     """
+    mine = calibration_of(config, words)
+    graph = planner.graph(mine)
+    path = None if again else found_scales(mine, planner)
+    if path is None:
+        split = "" if mine.data.split == "all" else f" data.split={mine.data.split}"
+        what = f"{mine.quant.images} images of data={mine.data.name}{split}"
+        print(f"calibrating on {what}", file=sys.stderr)
+        path = calibrate(mine, planner, argv)
+    else:
+        print(f"reusing an earlier calibration: {path}", file=sys.stderr)
+    for line in scale_lines(config, read_scales(path), graph):
+        print(line, file=sys.stderr)
+    return path, graph
+
+
+def _assumed_scales(
+    config: RunConfig, planner: Planner, words: Iterable[str], folder: Path
+) -> tuple[Path, Finding | None]:
+    """Returns found scales, or a file with a scale for each value that stands for none."""
+    try:
+        mine = calibration_of(config, words)
+        found, severity = found_scales(mine, planner), "note"
+        what = f"a run calibrates on {mine.quant.images} images of data={mine.data.name} first"
+        if found is not None:
+            return found, None
+    except ConfigError as error:
+        severity, what = "warning", str(error)
+        mine = dataclasses.replace(config, precision=PrecisionConfig())
+    graph, path = planner.graph(mine), folder / file_names.SCALES
+    ranges = dict.fromkeys(observed_values(graph), (-1.0, 1.0))
+    values = {name: affine_of(*ends) for name, ends in ranges.items()}
+    write_scales(path, Scales(params_digest(graph), "none", 1, values, ranges))
+    return path, Finding(severity, "quant.scales", f"precision={INT8} has no scales yet: {what}")
+
+
+def scale_lines(config: RunConfig, scales: Scales, calibrated: Graph | None = None) -> list[str]:
+    """Returns what ``quant.auto`` has come to, if it is set, and a warning of a poor observer.
+
+    ``calibrated`` is the network whose values have the scales; None: nothing is said of observers.
+    """
+    lines = []
     better = scales.min_max_noise.keys() & scales.noise.keys()
-    if better:
+    if better and calibrated is not None:
         named, quant = kept_by_name(calibrated, config), config.quant
         roundings = Roundings(calibrated, scales.values, named, quant.linear)
         better &= roundings.keeping(scales.kept).values.keys()
-    if not better:
+    if better and calibrated is not None:
+        worst, key = min(better, key=scales.noise.__getitem__), "quant.observer"
+        lines.append(
+            f"warning: {key}={scales.observer} rounds {plural(len(better), 'value')} much worse "
+            f"than {MIN_MAX} does: {worst} has {scales.noise[worst]:.1f} dB of signal over noise, "
+            f"and {scales.min_max_noise[worst]:.1f} dB with {key}={MIN_MAX}; try that, and compare "
+            f"both with task=evaluate"
+        )
+    return [*lines, *_auto_lines(f"quant.auto={config.quant.auto}", scales)]
+
+
+def _auto_lines(key: str, scales: Scales) -> list[str]:
+    if key.endswith("=None"):
         return []
-    worst, key = min(better, key=scales.noise.__getitem__), "quant.observer"
-    return [
-        f"warning: {key}={scales.observer} rounds {plural(len(better), 'value')} much worse than "
-        f"{MIN_MAX} does: {worst} has "
-        f"{scales.noise[worst]:.1f} dB of signal over noise, and {scales.min_max_noise[worst]:.1f} "
-        f"dB with {key}={MIN_MAX}; try that, and compare both with task=evaluate"
-    ]
-
-
-def with_assumed_scales(
-    config: RunConfig, planner: Planner, words: Iterable[str], folder: str
-) -> tuple[RunConfig, Finding | None]:
-    """Returns the config with the scales that a run would have, and what it would do to get them.
-
-    Where it would calibrate first, a file in ``folder`` has a scale for each value that stands for
-    none: the plan is the same but for its numbers.
-    """
-    if config.task.name == "calibrate":
-        return _as_asked(config, words), None
-    has_scales, note = _given(config, words)
-    if config.precision.name != INT8 or has_scales:
-        return config, note
-    try:
-        own = calibration_of(config, words)
-        scales_path, severity = found_scales(own, planner), "note"
-        what = f"a run calibrates on {own.quant.images} images of data={own.data.name} first"
-    except ConfigError as error:
-        scales_path, severity, what = None, "warning", str(error)
-        own = dataclasses.replace(config, precision=PrecisionConfig())
-    finding = None
-    if scales_path is None:
-        graph, scales_path = planner.graph(own), Path(folder) / file_names.SCALES
-        ranges = dict.fromkeys(observed_values(graph), (-1.0, 1.0))
-        values = {name: affine_of(*ends) for name, ends in ranges.items()}
-        write_scales(scales_path, Scales(params_digest(graph), "none", 1, values, ranges))
-        finding = Finding(severity, "quant.scales", f"precision={INT8} has no scales yet: {what}")
-    quant = dataclasses.replace(config.quant, scales=str(scales_path))
-    return dataclasses.replace(config, quant=quant), finding
+    if not scales.auto:
+        why = "the log of the calibration's rank 0 says why"
+        return [f"warning: {key}: the int8 network itself could not be measured; {why}"]
+    asked, images = scales.auto["asked_db"], int(scales.auto["images"])
+    signal, left = scales.auto.get("signal_db"), int(scales.auto.get("operators", 0))
+    other = f"calibrate with quant.observer={MIN_MAX}, which cuts no range off, or "
+    remedy = f"{other if scales.observer != MIN_MAX else ''}ask for less than {asked:.1f} dB"
+    if not left and not any(why.startswith("quant.auto") for why in scales.kept.values()):
+        why = "no operator can be computed in 8 bits, or quant.keep names them all"
+        return [f"warning: {key} had nothing to choose from: {why}"]
+    if not left:
+        return [f"warning: {key} leaves nothing in 8 bits, all is computed in float; {remedy}"]
+    has = "no noise" if signal is None else f"{signal:.1f} dB of signal over noise"
+    text = f"the int8 network itself has {has} on the first {plural(images, 'image')}"
+    operators = f"{plural(left, 'operator')} in 8 bits"
+    if signal is None or signal >= asked:
+        return [f"{key}: {text}, {asked:.1f} dB was the bound; {operators}"]
+    less = f"{asked - signal:.1f} dB less"
+    return [f"warning: {key} was not reached: {text}, {less}; {operators}; {remedy}"]
 
 
 def calibration_of(config: RunConfig, words: Iterable[str] = ()) -> RunConfig:
@@ -162,14 +209,13 @@ def calibration_of(config: RunConfig, words: Iterable[str] = ()) -> RunConfig:
         weights=config.weights or config.checkpoint.source,
         checkpoint=CheckpointConfig(resume="never"),
         engine=dataclasses.replace(config.engine, compile="off"),
-        quant=QuantConfig(
+        quant=dataclasses.replace(
+            quant,
             # Ranges do not depend on it, which layers are kept does.
             linear=QuantConfig.linear if quant.auto is None else quant.linear,
-            keep=quant.keep,
-            observer=quant.observer,
-            percentile=quant.percentile,
-            images=quant.images,
-            auto=quant.auto,
+            scales=None,
+            calibration=QuantConfig.calibration,
+            data={},
         ),
     )
     held = len(open_data(own))
@@ -233,11 +279,6 @@ def calibrate(config: RunConfig, planner: Planner, argv: Sequence[str]) -> Path:
         kind = StoppedError if outcome.exit_code == INTERRUPTED else RunError
         raise kind(f"the calibration {path} {how}, so there are no scales{why}")
     return scales
-
-
-def _as_asked(config: RunConfig, words: Iterable[str]) -> RunConfig:
-    # The run is the calibration: its steps are those that the images take, and these are real.
-    return dataclasses.replace(calibration_of(config, words), campaign=config.campaign)
 
 
 def _given(config: RunConfig, words: Iterable[str]) -> tuple[bool, Finding | None]:

@@ -16,16 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hires.cli.calibration import with_assumed_scales
+from hires.cli.calibration import with_scales
 from hires.cli.compose.overrides import key_in
 from hires.cli.planning import Planner, plan_key
 from hires.cli.screens.screen import print_activity
 from hires.core.config.parallel_config import AUTO, OBJECTIVES, ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, PlanError
-from hires.core.precisions import INT8
 from hires.core.store.cache import cached, keep, key_of
-from hires.core.store.own_module import module_digest
 from hires.core.units import seconds, size
 from hires.plan.graph import Graph, plain
 from hires.plan.graph_samples import GraphOfSamples
@@ -33,14 +31,13 @@ from hires.plan.hardware import CUDA, device_of, gpus_of_node
 from hires.plan.memory import machine_bytes
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Finding
-from hires.plan.route_choice import resolve, table_digest
+from hires.plan.route_choice import resolve
 from hires.plan.search.advice import ranks_offered
 from hires.plan.search.candidates import DECIDED, Given
 from hires.plan.search.choice import Choice, NoRoomError
 from hires.plan.search.choose import MEMORY, Chooser
 from hires.plan.simulation.machine_calibration import calibration_or_defaults
-from hires.plan.simulation.machine_model import MachineModel, machine_of
-from hires.quant.scales import scales_of
+from hires.plan.simulation.machine_model import machine_of
 
 STEP = 32
 """Pixels between two sizes that ``--largest`` tries: networks halve their maps up to five times."""
@@ -126,46 +123,33 @@ class LayoutSearch:
         ConfigError: the network cannot be traced, or the cluster has no numbers to predict with.
         """
         objective = objective or config.parallel.objective
-        machine, ranks = self.machine(config), ranks_of(config)
+        machine, ranks = machine_of(config, calibration_or_defaults()), ranks_of(config)
         for problem in ranks_offered(config, ranks):
             raise PlanError(f"{problem.text} [{problem.key}]")
+        given = given_values(config, self.words)
         with tempfile.TemporaryDirectory(prefix="hires-choose-") as folder:
-            scaled, _ = with_assumed_scales(config, self.planner, self.words, folder)
-            return self._choose(config, scaled, ranks, objective, machine, effort)
-
-    def _choose(
-        self,
-        config: RunConfig,
-        scaled: RunConfig,
-        ranks: int,
-        objective: str,
-        machine: MachineModel,
-        effort: float,
-    ) -> Choice:
-        """Returns the kept choice of the same question, or searches; ``scaled`` has scales."""
-        facts = [plan_key(config), ranks, given_values(config, self.words)]
-        facts += [objective, effort]
-        facts += [config.memory.limit, machine_bytes(), plain(machine.network)]
-        facts += [machine.cores, plain(machine.device)]
-        facts += [machine.calibration.changed if machine.calibration else "", table_digest(config)]
-        facts.append(module_digest(config.loss.target) if config.loss.target else "")
-        scales = scales_of(scaled) if scaled.precision.name == INT8 else None
-        facts.append(scales.digest if scales else "")
-        if config.model.name == "custom":
-            whole = dataclasses.replace(config, parallel=ParallelConfig())
-            facts.append(self.planner.inputs(whole).digests)
-        key = key_of(*facts)
-        held = cached(CACHE, key)
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, ConfigError):
-            if NO_ROOM in held:
-                raise NoRoomError(str(held[NO_ROOM]))
-            return dataclasses.replace(Choice.from_dict(held, config), kept=True)
-        chooser = self._chooser(scaled, objective, machine, effort)
-        try:
-            choice = chooser.choose(ranks)
-        except NoRoomError as error:
-            keep(CACHE, key, {NO_ROOM: str(error)})
-            raise
+            scaled, _ = with_scales(config, self.planner, self.words, assumed=folder)
+            whole = dataclasses.replace(scaled, parallel=ParallelConfig())
+            calibration = machine.calibration and machine.calibration.changed
+            key = key_of(
+                *(plan_key(config), ranks, given, objective, effort, machine_bytes()),
+                *(plain(machine.network), machine.cores, plain(machine.device), calibration),
+                self.planner.inputs(whole).digests,
+            )
+            held = cached(CACHE, key)
+            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, ConfigError):
+                if NO_ROOM in held:
+                    raise NoRoomError(str(held[NO_ROOM]))
+                return dataclasses.replace(Choice.from_dict(held, config), kept=True)
+            search, graphs = self.planner.search_memory, self._graphs(scaled)
+            chooser = Chooser(
+                scaled, graphs, machine, search, given, objective, print_activity, effort
+            )
+            try:
+                choice = chooser.choose(ranks)
+            except NoRoomError as error:
+                keep(CACHE, key, {NO_ROOM: str(error)})
+                raise
         keep(CACHE, key, choice.to_dict())
         return choice
 
@@ -186,11 +170,7 @@ class LayoutSearch:
         layout = choice.best.config
         label = layout.parallel.label
         parallel = dataclasses.replace(layout.parallel, name=label, objective=OBJECTIVES[0])
-        memory = dataclasses.replace(config.memory, checkpoint=layout.memory.checkpoint)
-        optimizer = dataclasses.replace(config.optimizer, shard=layout.optimizer.shard)
-        config = dataclasses.replace(
-            config, parallel=parallel, memory=memory, optimizer=optimizer, ranks=None
-        )
+        config = dataclasses.replace(layout, parallel=parallel, quant=config.quant, ranks=None)
         print_activity("")
         return resolve(config), choice
 
@@ -247,29 +227,6 @@ class LayoutSearch:
         larger = min((side for side in refused if side > low), default=None)
         why = "" if larger is None else str(refused[larger])
         return sized, dataclasses.replace(choice, objective=IMAGE, refused=why)
-
-    def _chooser(
-        self,
-        config: RunConfig,
-        objective: str,
-        machine: MachineModel,
-        effort: float,
-    ) -> Chooser:
-        graphs = self._graphs(config)
-        return Chooser(
-            config,
-            graphs,
-            machine,
-            self.planner.search_memory,
-            given_values(config, self.words),
-            objective,
-            print_activity,
-            effort,
-        )
-
-    def machine(self, config: RunConfig) -> MachineModel:
-        """Returns the machine that the config is for; ConfigError: a cluster without numbers."""
-        return machine_of(config, calibration_or_defaults())
 
     def _graphs(self, config: RunConfig) -> Callable[[int], Graph]:
         """Returns what gives the graph of a microbatch of so many samples.

@@ -36,7 +36,7 @@ class EarlierRuns:
     def changes(self, path: Path, config: RunConfig, inputs: RunInputs) -> str | None:
         """Returns how a run that is not there yet differs from the latest one of the same config.
 
-        As ``net.py changed since NAME (done): this is a new run``; None if there is none.
+        As ``network changed since NAME (done): this is a new run``; None if there is none.
         """
         if not inputs.digests or path.exists():
             return None
@@ -45,12 +45,9 @@ class EarlierRuns:
         if not twins:
             return None
         last = max(twins, key=lambda p: (p / file_names.FROZEN).stat().st_mtime_ns)
-        files = frozen.changed_files(twins[last].inputs, inputs)
-        parts = [frozen.listed(files)]
-        before, now = twins[last].inputs.data, inputs.data
-        if now is not None and (before is None or before.digest != now.digest):
-            parts.append("the images")
-        words = " and ".join(part for part in parts if part) or "its inputs"
+        before, now = twins[last].inputs.digests, inputs.digests
+        changed = [name for name in before | now if before.get(name) != now.get(name)]
+        words = " and ".join(changed) or "its inputs"
         state = "" if done_attempt(last) is None else " (complete)"
         return f"{words} changed since {last.name}{state}: this is a new run"
 

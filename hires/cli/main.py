@@ -6,38 +6,21 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hires import __version__
-from hires.cli.screens.printable import printable_output
 from hires.core import streams
 from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError
+from hires.core.terminal import printable_output
 
-VERBS = {
-    "run": "run an experiment and print its throughput and memory",
-    "sweep": "run every combination of several values of some keys, or a stored sweep",
-    "plan": "show what each rank computes and sends, without running it",
-    "quantize": "find the scales of precision=int8 on images of the data, and write them",
-    "verify": "compare a layout with one process on the same microbatches, in float64",
-    "show": "print the tables or the time line of a run",
-    "report": "turn run folders into tables, plots and one page that opens in any browser",
-    "compare": "tell whether B is better or worse than A; exit code 4 if it is worse",
-    "export": "write runs as CSV files, or a trained network as ONNX",
-    "weights": "list the weights of a run or file, or make a file of them for a network",
-    "status": "show the state of runs: step, speed, memory, and why one waits or failed",
-    "logs": "print the logs of a run's ranks, merged by time",
-    "retry": "run failed and lost points again as their next attempt: same config, plan and folder",
-    "cancel": "stop runs: their ranks end as after Ctrl-C, Slurm's jobs are cancelled",
-    "list": "list models, layouts, keys and other choices, or runs",
-    "data": "make a folder of labelled images, or check images before a run",
-    "bench": "measure layouts beside torch's own, messages through every library, and more",
-    "tune": "measure which library is the best for each message, for comm=mix",
-    "doctor": "check what this machine and its cluster have, and say what would help",
-    "completion": "print the completion script of a shell",
+_FILES = {
+    path.stem.removeprefix("verb_"): path for path in Path(__file__).parent.glob("verbs/verb_*.py")
 }
-"""Verb -> what it does. ``hires.cli.verbs.verb_NAME`` has ``PARSER``, which declares the options,
-and ``main(args)``, which returns the exit code; it is imported when the verb is used, so that
-``hires --help`` answers at once."""
+VERBS = tuple(sorted(_FILES))
+"""Every ``hires.cli.verbs.verb_NAME`` is a verb: its docstring begins with one line of help,
+``PARSER`` declares the options, and ``main(args)`` returns the exit code. It is imported when the
+verb is used, so that ``hires --help`` answers at once."""
 MULTIRUN = ("-m", "--multirun")
 """Options of ``hires run`` that make it ``hires sweep``."""
 
@@ -73,18 +56,22 @@ def _answer(words: list[str]) -> int:
     try:
         return _dispatch(words)
     except HiresError as error:
-        if "--json" in words:
-            body = {"type": type(error).__name__, "text": str(error), "exit_code": error.exit_code}
-            print(json.dumps({"error": body}, indent=2))
-        print(f"hires: {error}", file=sys.stderr)
-        return error.exit_code
+        kind, text, code = type(error).__name__, str(error), error.exit_code
     except KeyboardInterrupt:
-        print("hires: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        kind, text, code = "Interrupted", "interrupted", INTERRUPTED
     except OSError as error:  # of a folder, a name or a disk: readers explain what a file lacks
         where = f"{error.filename}: " if error.filename else ""
-        print(f"hires: {where}{error.strerror or error}", file=sys.stderr)
-        return RunError.exit_code
+        kind, text, code = "OSError", f"{where}{error.strerror or error}", RunError.exit_code
+    if "--json" in words:
+        print(json.dumps({"error": {"type": kind, "text": text, "exit_code": code}}, indent=2))
+    print(f"hires: {text}", file=sys.stderr)
+    return code
+
+
+def summary_of(verb: str) -> str:
+    """Returns the line of help of a verb, from the first line of its file."""
+    with _FILES[verb].open(encoding="utf-8") as file:
+        return file.readline().partition("``: ")[2].rstrip('".\n')
 
 
 def module_of(verb: str) -> Any:
@@ -95,7 +82,7 @@ def module_of(verb: str) -> Any:
 def _dispatch(words: list[str]) -> int:
     verb, *rest = words or ["--help"]
     if verb in ("--help", "-h", "help"):
-        print(_HELP.format(verbs="\n".join(f"  {v:<12}{text}" for v, text in VERBS.items())))
+        print(_HELP.format(verbs="\n".join(f"  {v:<12}{summary_of(v)}" for v in VERBS)))
         return 0
     if verb in ("--version", "-V"):
         print(f"hires {__version__}")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hires.cli.compose.choices import EXPERIMENTS, config_keys, experiments, groups
-from hires.cli.main import VERBS
+from hires.cli.main import summary_of
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
 from hires.core.store import trust
@@ -18,8 +17,6 @@ from hires.core.store import trust
 CONF = "HIRES_CONF"
 """Environment variable that stands in for ``--config-dir``."""
 RESULTS_DIR = "results"
-_NEGATIVE = re.compile(r"-\.?\d")
-"""Beginning of a number below 0, which no option has."""
 
 Option = tuple[tuple[str, ...], dict[str, Any]]
 """Names and settings, as for :meth:`argparse.ArgumentParser.add_argument`."""
@@ -56,10 +53,10 @@ class Parser(argparse.ArgumentParser):
         self, verb: str, examples: Sequence[str], *options: Option, more: str = ""
     ) -> None:
         """Makes the parser of ``hires VERB``; each example is one whole command line."""
-        self.examples = examples
+        self.examples, summary = examples, summary_of(verb)
         super().__init__(
             prog=f"hires {verb}",
-            description=f"{VERBS[verb][0].upper()}{VERBS[verb][1:]}.\n\n{more}".strip(),
+            description=f"{summary[0].upper()}{summary[1:]}.\n\n{more}".strip(),
             epilog="examples:\n" + "\n".join(f"  {example}" for example in examples),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
@@ -74,14 +71,7 @@ class Parser(argparse.ArgumentParser):
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Returns overrides and options, given in any order, and the whole command as ``argv``."""
         self._refuse_unknown([word for word in words if word.startswith("--")])
-        joined: list[str] = []
-        for word in words:
-            # `--tolerance -5%,+5%` becomes one word: argparse takes -5% for an option.
-            if joined and self._takes_value(joined[-1]) and _NEGATIVE.match(word):
-                joined[-1] += f"={word}"
-            else:
-                joined.append(word)
-        args = self.parse_intermixed_args(joined)
+        args = self.parse_intermixed_args(words)
         args.argv = [*self.prog.split(), *words]
         for name, variable in (("trust_owner", trust.TRUST), ("shared", trust.SHARED)):
             if getattr(args, name, False):
@@ -104,10 +94,6 @@ class Parser(argparse.ArgumentParser):
             for action in self._actions
             if action.help and action.dest != "help"
         ]
-
-    def _takes_value(self, word: str) -> bool:
-        action = self._option_string_actions.get(word)
-        return action is not None and action.nargs is None
 
     def _refuse_unknown(self, options: Sequence[str]) -> None:
         known = [name for name in self._option_string_actions if name.startswith("--")]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hires.cli.calibration import with_assumed_scales, with_scales
+from hires.cli.calibration import with_scales
 from hires.cli.choosing import LayoutSearch, choice_note, explicit, plain_choice
 from hires.cli.compose.idle_keys import idle_keys
 from hires.cli.data_keys import with_classes
@@ -92,9 +92,6 @@ def prepare(
     if choice is not None:
         argv = explicit(argv, config, choice)
         findings.append(choice_note(choice))
-    if assumed is None:
-        config, finding = with_scales(config, planner, words, argv)
-    else:
-        config, finding = with_assumed_scales(config, planner, words, assumed)
+    config, finding = with_scales(config, planner, words, argv, assumed)
     findings += [] if finding is None else [finding]
     return Prepared(config, argv, choice, [*findings, *training_overlap(config)])

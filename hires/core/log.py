@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
+from datetime import UTC, datetime
 from typing import TextIO
 
 
 class RankFormatter(logging.Formatter):
-    """Puts the time and the rank before every line, as ``12:03:04.518 rank 1 warning: text``."""
+    """Puts time and rank before every line, as ``2026-01-31T12:03:04.518Z rank 1 warning: text``.
+
+    The time is UTC, so that the logs of machines in several zones sort as text.
+    """
 
     def __init__(self, rank: int | None = None) -> None:
         """Takes the rank, or None in a process that is no rank (front end, supervisor)."""
@@ -18,8 +22,9 @@ class RankFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Returns the line, with a traceback below it if there is one."""
         level = "" if record.levelno == logging.INFO else f" {record.levelname.lower()}"
-        time = f"{self.formatTime(record, '%H:%M:%S')}.{int(record.msecs):03d}"
-        line = f"{time} {self.name}{level}: {record.getMessage()}"
+        now = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        now = now.replace("+00:00", "Z")
+        line = f"{now} {self.name}{level}: {record.getMessage()}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line

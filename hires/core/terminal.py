@@ -1,6 +1,10 @@
-"""Determines what a stream can show: how wide, in which colours, and whether its cursor moves.
+"""Determines what a stream can show: how wide, in colours or not, and whether its cursor moves.
 
 ``COLUMNS``, ``NO_COLOR``, ``FORCE_COLOR`` and ``TERM=dumb`` count in terminals, pipes and files.
+
+What the verbs print is made printable: names, paths, logs and records may hold anything, and a
+character that moves the cursor, begins an escape sequence, hides itself or turns the direction of
+writing shows as a replacement character. What hires itself draws goes around that: :func:`behind`.
 
 Source:
     https://no-color.org and https://force-color.org
@@ -8,15 +12,17 @@ Source:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
-from typing import TextIO
+from collections.abc import Iterator
+from typing import Any, TextIO, cast
+
+from hires.core.store.reading import printable
 
 NARROWEST = 20
 """Characters a line; a smaller width is ignored."""
-GREEN, YELLOW, RED, CYAN = 32, 33, 31, 36
-"""Colours of the terminal's own palette, readable on light and dark."""
 
 
 def columns(stream: TextIO | None = None) -> int | None:
@@ -41,6 +47,32 @@ def paints(stream: TextIO | None = None) -> bool:
     return os.environ.get("FORCE_COLOR", "0") not in ("", "0") or moves(stream)
 
 
-def painted(text: str, colour: int) -> str:
-    """Returns a text in a colour."""
-    return f"\x1b[{colour}m{text}\x1b[0m"
+class PrintableStream:
+    """A stream of text that passes on only what is printable."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes a text; returns how many characters it has."""
+        self.stream.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextlib.contextmanager
+def printable_output() -> Iterator[None]:
+    """Makes what is printed within the block printable, on both outputs."""
+    outputs = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, PrintableStream(behind(one))) for one in outputs)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = outputs
+
+
+def behind(stream: TextIO) -> TextIO:
+    """Returns the stream that takes escape sequences, for what hires itself draws."""
+    return stream.stream if isinstance(stream, PrintableStream) else stream

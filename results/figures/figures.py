@@ -23,11 +23,10 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from hires.cli.calibration import with_assumed_scales
 from hires.cli.compose.choices import groups
 from hires.cli.compose.compose_config import Composer
-from hires.cli.data_keys import with_classes
 from hires.cli.planning import Planner
+from hires.cli.prepare import prepare
 from hires.cli.sweep.axes import axes_of, stored_sweep
 from hires.cli.sweep.sweep_points import Where, compose_all
 from hires.core.config.run_config import RunConfig, from_dict
@@ -68,7 +67,7 @@ def planned(config: RunConfig, words: Sequence[str], planner: Planner, folder: s
     config = replace(config, device="cuda", cluster=cluster)
     config = replace(config, comm=replace(config.comm, backend="gloo"))
     config = replace(config, quant=replace(config.quant, calibration="data"))  # scales are any
-    config, *_ = with_assumed_scales(config, planner, words, tempfile.mkdtemp(dir=folder))
+    config = prepare(config, words, planner, (), tempfile.mkdtemp(dir=folder)).config
     plan = planner.plan(config, memory=False)
     plan.require_ok()
     planner.add_memory(config, plan)
@@ -85,7 +84,7 @@ def predicted(sweep: str, words: Sequence[str] = ()) -> Iterator[dict[str, Any]]
     with Planner() as planner, tempfile.TemporaryDirectory() as folder:
         for point in points.valid:
             assert point.config is not None
-            config = with_classes(point.config, planner.sizes)
+            config = point.config
             precision = config.precision.name
             if precision not in speeds:
                 values = {**PUBLISHED["table_2_1_run"], "precision": {"name": precision}}

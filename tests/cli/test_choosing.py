@@ -76,7 +76,7 @@ def test_search_of_other_keys_or_scales_is_another_and_one_in_vain_is_kept(hires
     kept = []
     for digest in ("a", "b", "b"):
         scales = SimpleNamespace(digest=digest)
-        monkeypatch.setattr("hires.cli.choosing.scales_of", lambda _, scales=scales: scales)
+        monkeypatch.setattr("hires.cli.planning.scales_of", lambda _, scales=scales: scales)
         int8 = ("ranks=1", "seed=80", "task=infer", "precision=int8")
         kept.append(choose(hires, *int8)["kept"])
     assert kept == [False, False, True]

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hires.core.config.fields import Section, span, type_words
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
@@ -83,24 +81,6 @@ class ConfigKey:
     def aliases(self) -> list[str]:
         """Words of the thesis that mean this key."""
         return [word for word, (key, _) in ALIASES.items() if key.split("=")[0] == self.name]
-
-    def set_by(self, extra: Path | None = None) -> dict[str, Any]:
-        """Returns the choices of groups that set the key, as ``parallel=pp``, with its value."""
-        group, _, rest = self.name.partition(".")
-        files = {path.stem: path for path in _files(extra, group)} if rest else {}
-
-        def value_in(choice: str) -> Any:
-            values: Any = yaml.safe_load(files[choice].read_text(encoding="utf-8")) or {}
-            bases = values.get("defaults") or []  # the last one wins, but this file before all
-            for part in rest.split("."):
-                values = values.get(part) if isinstance(values, dict) else None
-            others = (value_in(base) for base in reversed(bases) if base in files)
-            return next((v for v in (values, *others) if v is not None), None)
-
-        chosen = {name: choice_keys(group, name) for name in own_choices().get(group, {})}
-        values = {f"{group}={name}": keys.get(rest) for name, keys in chosen.items()}
-        values |= {f"{group}={choice}": value_in(choice) for choice in files}
-        return {choice: value for choice, value in values.items() if value is not None}
 
 
 def conf_dir() -> Path:

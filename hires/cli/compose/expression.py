@@ -1,44 +1,25 @@
 """Evaluates the expressions of ``--where``: arithmetic, comparisons and logic over names.
 
-Python's parser reads them, and refused is all that is not on the list below. ``simpleeval`` would
-not shorten this: names have dots, values may be missing, unknown names are refused everywhere.
+Python evaluates them once a key with dots is a lookup of its name. Unknown names are refused, and
+so is all that is not on the list below: powers and shifts, as their results may be endless.
 """
 
 from __future__ import annotations
 
 import ast
-import operator
 import warnings
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, cast
 
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest
 
 CONSTANTS = {"true": True, "false": False, "null": None}
-_ARITHMETIC: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-}
-"""Powers and shifts are missing: their results may be endless."""
-_COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], bool]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
-}
-_OPERATORS = {*_ARITHMETIC, *_COMPARISONS, ast.Not, ast.And, ast.Or}
-_ALLOWED = (ast.Constant, ast.List, ast.Tuple, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare)
+_ALLOWED = (
+    *(ast.Constant, ast.List, ast.Tuple, ast.expr_context, ast.cmpop, ast.boolop),
+    *(ast.BoolOp, ast.UnaryOp, ast.Not, ast.USub, ast.UAdd, ast.Compare),
+    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod),
+)
 _MOST_CHARACTERS = 500
 """Longer text could nest deeper than Python's parser can."""
 
@@ -46,118 +27,96 @@ _MOST_CHARACTERS = 500
 class Expression:
     """An expression that is true or false for given values of its names."""
 
-    def __init__(self, text: str, known: Collection[str], *, gaps: bool = False) -> None:
-        """Takes the expression and the names that it may hold; ``a.`` stands for all below ``a``.
-
-        With ``gaps`` values may be missing (None): arithmetic with one gives a missing value, and a
-        comparison of size is false.
-        """
+    def __init__(self, text: str, known: Collection[str]) -> None:
+        """Takes the expression and the names that it may hold: ``a.`` is all below ``a``."""
         self.text = text
-        self._known = {*known, *CONSTANTS}
-        self._gaps = gaps
         if not text.strip():
-            raise self.wrong("is empty; leave it out to keep all")
+            raise self.error("is empty; leave it out to keep all")
         if len(text) > _MOST_CHARACTERS:
-            raise self.wrong(f"is longer than {_MOST_CHARACTERS} characters; use fewer conditions")
+            raise self.error(f"is longer than {_MOST_CHARACTERS} characters; use fewer conditions")
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of odd text, which is refused below
-                self._tree = ast.parse(text.strip(), mode="eval").body
+                warnings.simplefilter("ignore")  # of odd text, as `1 is 1`
+                tree = ast.parse(text.strip(), mode="eval")
+                tree.body = cast(ast.expr, _Lookups(self, known).visit(tree.body))
+                self._code = compile(ast.fix_missing_locations(tree), "--where", "eval")
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             why = error.msg if isinstance(error, SyntaxError) else str(error)
-            raise self.wrong(
+            raise self.error(
                 f"is no expression ({why}); write it as 'image * batch <= 8192'"
             ) from None
-        self._check(self._tree)
 
     def truth(self, lookup: Callable[[str], Any]) -> bool:
-        """Returns whether the expression is true, where ``lookup`` gives the value of a name."""
+        """Returns whether the expression is true, where ``lookup`` gives the value of a name.
+
+        Of a missing value (None) no comparison of size is true.
+        """
+
+        def value_of(name: str) -> Any:
+            value = lookup(name)
+            return _MISSING if value is None else value
+
         try:
-            value = self._value(self._tree, lookup)
+            value = eval(self._code, {"__builtins__": {}, "value_of": value_of})
         except (TypeError, ZeroDivisionError, OverflowError) as error:
-            raise self.wrong(f"cannot be worked out: {error}") from None
+            raise self.error(f"cannot be worked out: {error}") from None
         if not isinstance(value, bool):
-            raise self.wrong(f"is {value!r} and neither true nor false; compare it")
+            raise self.error(f"is {value!r} and neither true nor false; compare it")
         return value
 
-    def wrong(self, what: str) -> ConfigError:
+    def error(self, what: str) -> ConfigError:
         """Returns the error that names the expression."""
         return ConfigError(f"--where {self.text[:80]!r} {what}")
 
-    def _check(self, tree: ast.expr) -> None:
-        """Refuses what is not allowed and unknown names, even where nothing would evaluate them."""
-        name = _dotted(tree)
-        if name is not None:
-            families = tuple(known for known in self._known if known.endswith("."))
-            if name in self._known or name.startswith(families):
-                return
+
+class _Lookups(ast.NodeTransformer):
+    """Puts a call of ``value_of`` in the place of each name, and refuses what is not allowed."""
+
+    def __init__(self, expression: Expression, known: Collection[str]) -> None:
+        self._expression, self._known = expression, known
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            return self._looked_up(ast.unparse(node))
+        if not isinstance(node, _ALLOWED):
+            what = ast.unparse(node) if isinstance(node, ast.expr) else type(node).__name__
+            raise self._expression.error(
+                f"holds {what!r}; only keys, numbers, text, lists, + - * / // %, comparisons, in, "
+                f"and, or, not may stand there"
+            )
+        return self.generic_visit(node)
+
+    def _looked_up(self, name: str) -> ast.expr:
+        if name in CONSTANTS:
+            return ast.Constant(CONSTANTS[name])
+        families = tuple(one for one in self._known if one.endswith("."))
+        if name not in self._known and not name.startswith(families):
             hits = nearest(name, self._known)
             meant = f"did you mean {' or '.join(hits)}? T" if hits else "t"
-            raise self.wrong(f"names the unknown key {name!r}; {meant}ext needs quotes, as 'sp'")
-        signs = [getattr(tree, "op", None), *getattr(tree, "ops", ())]
-        odd = [type(sign).__name__ for sign in signs if sign and type(sign) not in _OPERATORS]
-        if odd:
-            raise self.wrong(f"holds an operator that is not allowed ({odd[0]})")
-        plain = (bool, int, float, str, type(None))
-        is_odd = isinstance(tree, ast.Constant) and not isinstance(tree.value, plain)
-        if is_odd or not isinstance(tree, _ALLOWED):
-            raise self.wrong(
-                f"holds {ast.unparse(tree)!r}; only keys, numbers, text, lists, + - * / // %, "
-                f"comparisons, in, and, or, not may stand there"
+            raise self._expression.error(
+                f"names the unknown key {name!r}; {meant}ext needs quotes, as 'sp'"
             )
-        for part in _parts(tree):
-            self._check(part)
-
-    def _value(self, tree: ast.expr, lookup: Callable[[str], Any]) -> Any:
-        def of(part: ast.expr) -> Any:
-            return self._value(part, lookup)
-
-        name = _dotted(tree)
-        if name is not None:
-            return CONSTANTS[name] if name in CONSTANTS else lookup(name)
-        if isinstance(tree, ast.Constant):
-            return tree.value
-        if isinstance(tree, (ast.List, ast.Tuple)):
-            return [of(part) for part in tree.elts]
-        if isinstance(tree, ast.BoolOp):
-            stop = isinstance(tree.op, ast.Or)
-            return next((stop for part in tree.values if self._truth(of(part)) == stop), not stop)
-        if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not):
-            return not self._truth(of(tree.operand))
-        if isinstance(tree, (ast.UnaryOp, ast.BinOp)):
-            operands = [of(part) for part in _parts(tree)]
-            if self._gaps and None in operands:
-                return None
-            for operand in operands:  # text that is repeated could be endless
-                if isinstance(operand, bool) or not isinstance(operand, (int, float)):
-                    raise TypeError(f"{operand!r} is no number")
-            return _ARITHMETIC[type(tree.op)](*operands)
-        assert isinstance(tree, ast.Compare)
-        parts = [of(part) for part in (tree.left, *tree.comparators)]
-        pairs = zip(tree.ops, parts, parts[1:], strict=False)
-        return all(self._compared(sign, left, right) for sign, left, right in pairs)
-
-    def _compared(self, sign: ast.cmpop, left: Any, right: Any) -> bool:
-        equality = isinstance(sign, (ast.Eq, ast.NotEq))
-        if self._gaps and not equality and not isinstance(right, list) and None in (left, right):
-            return isinstance(sign, ast.NotIn)
-        return _COMPARISONS[type(sign)](left, right)
-
-    def _truth(self, value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise self.wrong(f"joins {value!r}, which is neither true nor false; compare it")
-        return value
+        return ast.Call(ast.Name("value_of", ast.Load()), [ast.Constant(name)], [])
 
 
-def _parts(tree: ast.expr) -> list[ast.expr]:
-    return [part for part in ast.iter_child_nodes(tree) if isinstance(part, ast.expr)]
+class _Missing:
+    """A missing value: arithmetic with it is missing, too, and it equals None."""
+
+    def _missing(self, *_: Any) -> _Missing:
+        return self
+
+    def _false(self, _: Any) -> bool:
+        return False
+
+    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = _missing
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = _missing
+    __neg__ = __pos__ = _missing
+    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _false
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or other is self
+
+    __hash__ = None  # type: ignore[assignment]
 
 
-def _dotted(tree: ast.expr) -> str | None:
-    """Returns a name with its dots, as ``parallel.stages``; None for anything else."""
-    if isinstance(tree, ast.Name):
-        return tree.id
-    if isinstance(tree, ast.Attribute):
-        before = _dotted(tree.value)
-        return None if before is None else f"{before}.{tree.attr}"
-    return None
+_MISSING = _Missing()

@@ -30,7 +30,7 @@ def checked(words: list[str], groups: Groups) -> list[str]:
     check = Checks()
     good: list[str] = []
     for word in words:
-        usable = check(_checked_word, word, good[-1] if good else "", groups)
+        usable = check(_checked_word, word, groups)
         if usable is not None:
             good.append(usable)
     check.done()
@@ -61,14 +61,14 @@ def parsed(word: str) -> Any | None:
         return None
 
 
-def _checked_word(word: str, before: str, groups: Groups) -> str:
-    """Returns one word as Hydra takes it; ``before`` is the one that stands before it."""
+def _checked_word(word: str, groups: Groups) -> str:
+    """Returns one word as Hydra takes it."""
     if word.startswith("~"):
         _check_key(word[1:].split("=", 1)[0], groups)
         return word  # back to the default
     match = _ASSIGNMENT.match(word)
     if match is None:
-        raise ConfigError(_no_override(word, before, groups))
+        raise ConfigError(_no_override(word, groups))
     key, value = match["key"], match["value"]
     if key in groups:
         parts = sorted(value.split("+"))  # sp+gems for gems+sp
@@ -131,34 +131,12 @@ def _check_choice(group: str, value: str, choices: dict[str, str]) -> None:
         return
     if group == "data" and ("/" in name or Path(name).is_dir()):
         raise ConfigError(f"data={name} names a kind of data; write data=folder data.path={name}")
-    parts = re.findall(r"[^\s,+\[\]]+", name)
-    if len(parts) > 1 and "+".join(parts) != name:
-        joined = _joined(group, parts, choices)
-        raise ConfigError(f"{group}={value} names more than one choice; {joined}")
     # An offer of the nearest choices is followed by all of them.
     every = f" (all: {', '.join(choices)})" if nearest(name, choices) else ""
     raise ConfigError(f"unknown {group} {name!r}; {offer(name, choices)}{every}")
 
 
-def _joined(group: str, parts: list[str], choices: dict[str, str]) -> str:
-    """Returns how parts of one choice are written together, and whether that choice is there."""
-    name, every = "+".join(parts), f"choose one of {', '.join(choices)}"
-    if name in choices:
-        return f"write {group}={name}"
-    if group != "parallel":
-        return every
-    what = ", ".join(part for part in parts if part not in choices) or name
-    return (
-        f"parts of one layout are joined with '+', as {group}={name}, but {what} is not "
-        f"available; {every}"
-    )
-
-
-def _no_override(word: str, before: str, groups: Groups) -> str:
-    group, equals, value = before.partition("=")
-    if group in groups and equals:
-        joined = _joined(group, [*value.split("+"), word], groups[group])
-        return f"{word!r} after {before} is a word of its own; {joined}"
+def _no_override(word: str, groups: Groups) -> str:
     for group, choices in groups.items():
         if word in choices:
             return f"{word!r} is not an override; did you mean {group}={word}?"

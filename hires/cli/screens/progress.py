@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from hires.cli.screens.printable import behind
 from hires.cli.screens.screen import print_activity
 from hires.core import terminal
 from hires.core.epoch_lines import line_text
 from hires.core.errors import RunError
 from hires.core.store import file_names, records
 from hires.core.store.reading import printable
+from hires.core.terminal import behind
 from hires.core.units import seconds
 from hires.launcher.attempt_queue import Ended
 from hires.launcher.interface import FrozenRun

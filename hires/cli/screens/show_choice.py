@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hires.core import terminal
+from hires.cli.screens.screen_table import table_lines
 from hires.core.config.parallel_config import OBJECTIVES
-from hires.core.screen_table import screen_lines
 from hires.core.units import seconds, size
 from hires.plan.search.choice import Choice, Option
 
@@ -28,12 +27,10 @@ def choice_lines(choice: Choice) -> list[str]:
     options = best_of_shapes(choice.options)[:SHOWN]
     head = ["", "layout", "step", "images/s", "memory", "bubble", "sent", "limited by", "keys"]
     rows = [head, *(_row(number, one) for number, one in enumerate(options, start=1))]
-    kinds = "rlrrrrrll"
-    width = terminal.columns()
-    lines, notes = screen_lines(rows, width, kinds, head, keep=(8, 2, 4), rule="─")
+    lines = table_lines(rows, "rlrrrrrll", keep=("keys", "step", "memory"))
     order = "least memory first" if choice.objective == "memory" else "fastest first"
     ranks = f"{choice.ranks} rank{'s' if choice.ranks > 1 else ''}"
-    text = [f"Layouts of {ranks} that fit, {order}", "", *lines, *notes, ""]
+    text = [f"Layouts of {ranks} that fit, {order}", "", *lines, ""]
     if any(not one.rehearsed for one in options):
         text.append("~ memory that was estimated; a run's plan predicts it exactly")
     named = dict.fromkeys(one.limit for one in options if one.limit in MEANING)

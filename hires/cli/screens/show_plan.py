@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, groupby, repeat
 from typing import Any
 
+from hires.cli.screens.screen_table import table_lines
 from hires.core import terminal
-from hires.core.screen_table import screen_lines
-from hires.core.text_table import aligned, sides_of
 from hires.core.units import MIB, count, seconds, size
 from hires.plan.memory import Room
 from hires.plan.plan import Plan
@@ -87,7 +86,8 @@ def placement_lines(plan: Facts) -> list[str]:
             blocks = [_block(own, stage) for stage in plan["stages"]]
             height = max(len(block) for block in blocks)
             filled = [block + [""] * (height - len(block)) for block in blocks]
-            lines += aligned(list(zip(*filled, strict=True)), "l" * len(blocks), "   ")
+            rows = [*zip(*filled, strict=True)]
+            lines += table_lines(rows, "l" * len(blocks), heads=False, indent=_INDENT)
     if len(shown) < len(replicas):
         ranks = plan["world"] // len(replicas)
         lines.append(f"and {len(replicas) - 1} more replicas, alike, each {ranks} ranks further")
@@ -129,9 +129,8 @@ def message_lines(totals: Facts) -> list[str]:
             lines.append([first, one["class"], *counted, one["route"]])
     lines.append(["all", "", f"{totals['messages']}", size(totals["bytes"]), ""])
     used = [at for at in range(len(lines[0])) if any(line[at] for line in lines[1:])]
-    return aligned(
-        [[line[at] for at in used] for line in lines], "".join("llrrl"[at] for at in used)
-    )
+    rows = [[line[at] for at in used] for line in lines]
+    return table_lines(rows, "".join("llrrl"[at] for at in used), ("through",), indent=_INDENT)
 
 
 def proof_lines(proof: Facts) -> list[str]:
@@ -140,13 +139,13 @@ def proof_lines(proof: Facts) -> list[str]:
     right = "deadlock-free" if proof["ok"] else "FAILS"
     counted = (str(proof["messages"]), str(proof["collectives"]), seconds(proof["seconds"]))
     rows.append((", ".join(proof["backends"]), right, *counted))
-    lines, note = _fitted(rows, (1,))
+    lines = table_lines(rows, indent=_INDENT)
     # A problem has a line for each rank that waits.
     problems = [one.replace("; ", "\n      ") for one in proof["problems"][:_MOST]]
     if len(proof["problems"]) > _MOST:
         problems.append(f"and {len(proof['problems']) - _MOST} more; --json shows all")
-    shown = "\n    ".join([lines[1], *problems]).split("\n")
-    return [lines[0], *shown, *note]
+    shown = "\n    ".join([lines[2], *problems]).split("\n")
+    return [*lines[:2], *shown, *lines[3:]]
 
 
 def start_reason(params: Mapping[str, Facts]) -> str:
@@ -175,7 +174,7 @@ def memory_lines(
         numbers = entry["device_bytes"], *(entry[key] for key, _, _ in parts)
         cells = [f"{num_bytes / MIB:.{digits}f}" for num_bytes in numbers]
         rows.append((name, bar(entry, full), *cells))
-    lines = aligned(rows, "ll" + "r" * (len(parts) + 1))
+    lines = table_lines(rows, "ll" + "r" * (len(parts) + 1), indent=_INDENT)
     scale = f"memory.limit, {size(full)}" if limit else size(full)
     named = [f"{letter} {name}" for _, letter, name in parts]
     names = [", ".join(some) for some in (named[: len(_PARTS)], named[len(_PARTS) :]) if some]
@@ -248,11 +247,4 @@ def _stage_lines(plan: Facts) -> list[str]:
         tiles = "x".join(map(str, stage["tiles"]))
         costs = (count(stage["flops"]), count(stage["params"]))
         rows.append([*map(str, layers), tiles, str(stage["shards"]), *costs])
-    lines, note = _fitted(rows, (4, 5))
-    return [*lines, *note]
-
-
-def _fitted(rows: Sequence[Sequence[str]], keep: Sequence[int]) -> tuple[list[str], list[str]]:
-    """Returns a table as wide as the screen, and what is missing in words."""
-    width, sides = terminal.columns(), sides_of(rows)
-    return screen_lines(rows, width, sides, rows[0], keep, indent=_INDENT)
+    return table_lines(rows, keep=("tiles", "shards"), indent=_INDENT)

@@ -141,12 +141,12 @@ class Where(Expression):
             if name == "image":
                 if config.height != config.width:
                     size = f"[{config.height},{config.width}]"
-                    raise self.wrong(f"needs one number where image={size}; write height or width")
+                    raise self.error(f"needs one number where image={size}; write height or width")
                 return config.height
             value: Any = config
             for part in name.split("."):
                 if isinstance(value, dict) and part not in value:
-                    raise self.wrong(f"names {name}, which a point does not have")
+                    raise self.error(f"names {name}, which a point does not have")
                 value = value[part] if isinstance(value, dict) else getattr(value, part)
             return value
 
@@ -173,7 +173,7 @@ def compose_all(axes: list[SweepAxis], composer: Composer, where: Where | None) 
         else:
             points.listed.append(point)
     if where is not None and not points.listed:
-        raise where.wrong(f"keeps none of {points.left_out} points")
+        raise where.error(f"keeps none of {points.left_out} points")
     if all(point.config is None for point in points.listed):
         reasons = list(dict.fromkeys(point.reason for point in points.listed))
         raise ConfigError("no point has values that go together: " + "; ".join(reasons[:_SHOWN]))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterable
 from typing import Any
 
 from hires.cli.compose.choices import config_keys, groups
 from hires.cli.compose.expression import Expression
-from hires.cli.screens.screen import plural, print_notes, print_table
+from hires.cli.screens.screen import plural, print_json, print_notes, print_table
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
 from hires.core.store.reading import Note
@@ -74,7 +73,7 @@ def list_runs(args: Any) -> int:
     names = {*config_keys(), *named, *METRICS, *RUN_COLUMNS}
     where = None
     if args.where is not None:
-        where = Expression(args.where, {*names, "model.args."}, gaps=True)
+        where = Expression(args.where, {*names, "model.args."})
     paths = select([] if args.campaign is None else [args.campaign], args.results).paths
     runs = read_runs(paths)
     add_live_states(runs)
@@ -89,7 +88,7 @@ def list_runs(args: Any) -> int:
     if args.json:
         values = [{**row.values, "path": str(row.run.path)} for row in rows]
         remarks = [{"where": note.where, "text": note.text} for note in notes]
-        print(json.dumps({"runs": values, "notes": remarks}, indent=2))
+        print_json({"runs": values, "notes": remarks})
     elif args.csv:
         columns = [Column(key, key) for key in RUN_COLUMNS]
         print(safe_csv(table_of("runs", "Runs", columns, [row.values for row in rows])), end="")

@@ -1,4 +1,4 @@
-"""``hires bench ROWS``: measures rows of a file in turns, each beside its baseline.
+"""``hires bench``: measure layouts beside torch's own, messages through every library, and more.
 
 The rows are composed here; what runs them needs torch, so this process becomes
 ``python -m hires.bench.bench_main``, signals and all. Messages have options of their own.

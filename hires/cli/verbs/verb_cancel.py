@@ -1,4 +1,4 @@
-"""``hires cancel``: stops runs."""
+"""``hires cancel``: stop runs: ranks end as after Ctrl-C, Slurm's jobs are cancelled."""
 
 from __future__ import annotations
 

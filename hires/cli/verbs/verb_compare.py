@@ -1,16 +1,15 @@
-"""``hires compare A B``: tells whether B is better or worse than A, and what else differs."""
+"""``hires compare``: compare B with A; exit code 4 if anything is worse."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hires.cli.options import JSON, Parser, chosen, named_runs, number, option
-from hires.cli.screens.screen import percent, print_notes, print_table, shown
+from hires.cli.screens.screen import percent, print_json, print_notes, print_table, shown
 from hires.cli.verbs.list_runs import add_live_states
 from hires.core.errors import REGRESSION, ConfigError, RunError
 from hires.core.store.launch_file import reproduce_line
@@ -62,7 +61,7 @@ def main(args: Namespace) -> int:
         return _write_reference(args)
     made = _compare(args)
     if args.json:
-        print(json.dumps(made.to_dict(), indent=2))
+        print_json(made.to_dict())
     else:
         _print(made)
     if made.is_worse:
@@ -133,7 +132,7 @@ def _write_reference(args: Namespace) -> int:
     path = Path(args.write_reference)
     total = references.write(path, written, reproduce_line(args.argv))
     if args.json:
-        print(json.dumps({"file": str(path), "written": len(written), "held": total}))
+        print_json({"file": str(path), "written": len(written), "held": total}, None)
     else:
         print(f"{path}: {len(written)} written, {total} in all")
     return 0

@@ -1,4 +1,4 @@
-"""``hires completion SHELL``: prints the script with which a shell completes command lines.
+"""``hires completion``: print the completion script of a shell.
 
 They call ``hires _complete WORDS...``, so that a new choice needs no new script, as with shtab;
 argcomplete would build the parsers of all verbs at every Tab.

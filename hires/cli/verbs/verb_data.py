@@ -1,22 +1,19 @@
-"""``hires data make`` makes images for a first try, ``hires data check`` checks those there are."""
+"""``hires data``: make a folder of labelled images, or check images before a run."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hires.cli.options import CONFIG_DIR, JSON, Parser, flag, number, option
-from hires.cli.screens.screen import plural, print_activity, print_table
+from hires.cli.screens.screen import plural, print_activity, print_json, print_lines, print_table
+from hires.cli.screens.screen_table import table_lines
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.registry import offer
-from hires.core.screen_table import painted_state
-from hires.core.terminal import columns, paints
-from hires.core.text_table import aligned, folded
 from hires.report.columns import Column
 
 if TYPE_CHECKING:  # the decoders are imported when they are used
@@ -100,7 +97,7 @@ def main(args: argparse.Namespace) -> int:
     kind = "slides" if args.slides else "masks" if args.masks else "textures"
     written = make_data(kind, path, **facts, tiled=not args.striped)
     if args.json:
-        print(json.dumps({"path": str(path), **facts, "written": written}, indent=2))
+        print_json({"path": str(path), **facts, "written": written})
         return 0
     state = f"{written} written now" if written else "there already"
     size = " x ".join(map(str, args.size))
@@ -138,7 +135,7 @@ def _check(args: argparse.Namespace) -> int:
     print_activity("")
     report.findings = sorted_findings([*report.findings, *uncounted_classes(report, config)])
     if args.json:
-        print(json.dumps(_facts(report), indent=2))
+        print_json(_facts(report))
     else:
         _print(report)
     return 0 if report.ok else RunError.exit_code
@@ -171,11 +168,10 @@ def _print(report: DataReport) -> None:
     rows = [[_cell(row[name]) for name in names] for row in report.kinds()]
     if rows:
         print_table("Images", kinds, rows)
-    lines = [row for finding in report.findings for row in _finding_rows(finding)]
-    if lines:
-        paint = (lambda _, cell: painted_state(cell)) if paints() else None
-        found = aligned(folded(lines, columns()), "lrl", paint=paint)
-        print("\n".join(["Findings", "", *found, ""]))
+    findings = [row for finding in report.findings for row in _finding_rows(finding)]
+    if findings:
+        found = table_lines(findings, "lrl", heads=False, names=("state", "files", "finding"))
+        print_lines(["Findings", "", *found, ""])
     print("a run can read all of it" if report.ok else "a run would end at the errors")
 
 

@@ -1,9 +1,8 @@
-"""``hires doctor``: checks this machine, and with ``launcher=slurm`` the cluster's nodes."""
+"""``hires doctor``: check what this machine and its cluster have, and say what would help."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from argparse import Namespace
 from collections.abc import Sequence
@@ -11,13 +10,11 @@ from pathlib import Path
 
 from hires.cli.doctor_checks import guarded, machine_checks, mpi_checks, torch_checks
 from hires.cli.options import JSON, Parser, composing, flag, number
-from hires.cli.screens.screen import print_config
+from hires.cli.screens.screen import print_config, print_json, print_lines
+from hires.cli.screens.screen_table import table_lines
 from hires.cli.verbs.verb_bench import become
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, RunError
-from hires.core.screen_table import painted_state
-from hires.core.terminal import columns, paints
-from hires.core.text_table import aligned, folded
 from hires.launcher.doctor_check import FAILED, OK, WARNING, Check
 from hires.launcher.interface import all_launchers, launcher_of
 from hires.plan.simulation.machine_calibration import (
@@ -55,11 +52,14 @@ def main(args: Namespace) -> int:
         launcher = dataclasses.replace(config.launcher, nodes=args.nodes)
         config = dataclasses.replace(config, launcher=launcher)
     if args.cfg:
-        return print_config(config)
+        return print_config(config, args.json)
     checks = all_checks(config, args.argv, args.timeout)
     ok = all(check.state != FAILED for check in checks)
     body = {"ok": ok, "checks": [dataclasses.asdict(check) for check in checks]}
-    print(json.dumps(body, indent=2) if args.json else "\n".join(lines(checks)))
+    if args.json:
+        print_json(body)
+    else:
+        print_lines(lines(checks))
     return 0 if ok else RunError.exit_code
 
 
@@ -111,5 +111,4 @@ def lines(checks: Sequence[Check]) -> list[str]:
         rows.append((check.where, check.name, check.state, " ".join(check.text.split())))
         if check.remedy and check.state != OK:
             rows.append(("", "", "", f"-> {' '.join(check.remedy.split())}"))
-    paint = (lambda place, cell: painted_state(cell) if place == 2 else cell) if paints() else None
-    return aligned(folded(rows, columns()), "llll", paint=paint)
+    return table_lines(rows, "llll", heads=False, names=("where", "check", "state", "text"))

@@ -1,15 +1,14 @@
-"""``hires export --to FORM``: writes runs, or the network that one trained, for other programs."""
+"""``hires export``: write runs as CSV files, or a trained network as ONNX."""
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from hires.cli.named_weights import path_of_weights, run_of_weights
 from hires.cli.options import JSON, TRUST_OWNER, Parser, chosen, named_runs, option
-from hires.cli.screens.screen import print_notes
+from hires.cli.screens.screen import print_json, print_notes
 from hires.cli.tracing import TorchProcess
 from hires.cli.verbs.list_runs import add_live_states
 from hires.core.config.precision_config import PrecisionConfig
@@ -57,7 +56,10 @@ def main(args: Namespace) -> int:
     if not selection.paths:
         raise ConfigError(no_runs(args.results, "export"))
     facts, line = _csv(args, selection)
-    print(json.dumps(facts, indent=2) if args.json else line)
+    if args.json:
+        print_json(facts)
+    else:
+        print(line)
     return 0
 
 
@@ -92,7 +94,7 @@ def _network(args: Namespace, form: str) -> int:
     with TorchProcess() as process:
         facts = process.write_network(config, form, path)
     if args.json:
-        print(json.dumps({"network": str(path), **facts}, indent=2))
+        print_json({"network": str(path), **facts})
         return 0
     print(f"{path}: {size(facts['bytes'])}, {_compared(facts)}")
     return 0

@@ -1,11 +1,11 @@
-"""``hires list``: lists what can be chosen, or the runs that there are."""
+"""``hires list``: list models, layouts, keys and other choices, or runs."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 from hires.cli.compose.choices import (
     ALIASES,
@@ -16,15 +16,13 @@ from hires.cli.compose.choices import (
     groups,
     summary,
 )
-from hires.cli.main import VERBS
+from hires.cli.main import VERBS, summary_of
 from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, flag, option
-from hires.cli.screens.screen import print_table
-from hires.cli.verbs.list_keys import key_facts, key_lines, print_keys, sentence
+from hires.cli.screens.screen import print_json, print_table
+from hires.cli.screens.screen_table import list_lines
 from hires.core.config.library_options import OPTIONS
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
-from hires.core.terminal import columns
-from hires.core.text_table import aligned, folded
 from hires.plan.operators.operator_facts import operator_rows
 from hires.report.compare.metrics import METRICS
 
@@ -44,7 +42,7 @@ PARSER = Parser(
         "hires list parallel             the layouts",
         "hires list cluster              sites",
         "hires list experiment           stored sweeps",
-        "hires list keys                 every key with its default",
+        "hires list keys                 every key with its default and values",
         "hires list parallel.stages      one key: default, choices and meaning",
         "hires list aliases              the thesis's words and ours",
         "hires list libraries            comm.options: what each library calls them",
@@ -86,25 +84,32 @@ def main(args: Namespace) -> int:
         fields = [field for field in next(iter(operators.values())) if field != "bytes"]
         rows = [[name, *(row[field] for field in fields)] for name, row in operators.items()]
         if args.json:
-            print(json.dumps({OPERATORS: operators}, indent=2))
+            print_json({OPERATORS: operators})
         else:
             print_table("Operators", ["operator", *fields], rows)
         return 0
     extra = Path(args.config_dir).expanduser() if args.config_dir else None
     keys = _keys_named(args.what)
     listing = {} if keys else _sections(args.what, extra)
-    facts = {key.name: key_facts(key, extra) for key in keys}
+    facts = {key.name: key_facts(key) for key in keys}
     if args.json:
-        print(json.dumps(facts or listing, indent=2))
-    elif args.what in ("key", "keys"):
-        print_keys(config_keys().values())
-    else:
-        blocks = ["\n".join(key_lines(name, about)) for name, about in facts.items()]
-        for section, entries in listing.items():
-            rows = folded([(f"  {name}", about) for name, about in entries.items()], columns())
-            blocks.append("\n".join([section, *aligned(rows, "ll")]))
-        print("\n\n".join(blocks))
+        print_json(facts or listing)
+        return 0
+    for name, about in facts.items():
+        texts = {**about, "aliases": ", ".join(about["aliases"])}
+        listing[name] = {fact: text.replace("`", "") for fact, text in texts.items() if text}
+    blocks = [
+        "\n".join([section, *list_lines([*entries.items()], "  ")])
+        for section, entries in listing.items()
+    ]
+    print("\n\n".join(blocks))
     return 0
+
+
+def key_facts(key: ConfigKey) -> dict[str, Any]:
+    """Returns all about a key."""
+    facts = {"default": key.default, "values": key.values, "meaning": key.meaning}
+    return facts | {"aliases": key.aliases}
 
 
 def _keys_named(what: str | None) -> list[ConfigKey]:
@@ -122,9 +127,12 @@ def _sections(what: str | None, extra: Path | None) -> Listing:
     listing: Listing = dict(groups(extra))
     listing[EXPERIMENTS] = {name: summary(path) for name, path in experiments(extra).items()}
     listing["keys"] = {
-        name: f"default {key.default}; {sentence(key)}" for name, key in known.items()
+        name: f"{key.default} ({key.values}): {key.meaning.partition('. ')[0].rstrip('.')}".replace(
+            "`", ""
+        )
+        for name, key in known.items()
     }
-    listing["verbs"] = VERBS
+    listing["verbs"] = {verb: summary_of(verb) for verb in VERBS}
     listing["aliases"] = {word: f"{key}: {what}" for word, (key, what) in ALIASES.items()}
     listing[LIBRARIES] = {name: f"{one.meaning} {one.settings}" for name, one in OPTIONS.items()}
     if what is None:

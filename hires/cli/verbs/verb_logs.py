@@ -1,4 +1,4 @@
-"""``hires logs RUN``: prints the logs of a run's ranks in the order of time, once or as they grow.
+"""``hires logs``: print the logs of a run's ranks, merged by time.
 
 A line that begins with a time begins an entry; lines without one, as a traceback, belong to it.
 """
@@ -23,8 +23,7 @@ from hires.launcher.status.run_progress import MAX_LINE, FileTail
 POLL_S = 0.2
 _MOST_BYTES = 20_000
 """Of a line that are shown; a rank that prints a tensor writes fewer."""
-_TIME = re.compile(r"(\d\d):(\d\d):(\d\d\.\d+) ")
-_DAY_S = 86400.0
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z ")
 
 PARSER = Parser(
     "logs",
@@ -43,9 +42,8 @@ PARSER = Parser(
 )
 
 
-LogEntry = tuple[float, int, list[str]]
-"""Time, rank, and lines that belong together. The time is in seconds since midnight of the day on
-which the log begins; -1: before the first time in it."""
+LogEntry = tuple[str, int, list[str]]
+"""Time, rank, and lines that belong together; before the first time in a log it is empty."""
 
 
 class RankLog(FileTail):
@@ -53,7 +51,7 @@ class RankLog(FileTail):
 
     def __init__(self, rank: int, path: Path) -> None:
         super().__init__(path)
-        self.rank, self._time_s = rank, -1.0
+        self.rank, self._time = rank, ""
 
     def entries(self, to_end: bool) -> Iterator[LogEntry]:
         """Yields the entries that were added; ``to_end`` as :meth:`FileTail.lines` has it."""
@@ -62,18 +60,13 @@ class RankLog(FileTail):
             text = data[:_MOST_BYTES].decode(errors="replace").rstrip("\r\n")
             if len(data) > _MOST_BYTES:
                 text += f"... ({len(data)} bytes{' or more' if len(data) == MAX_LINE else ''})"
-            match = _TIME.match(text)
-            if match is not None:
+            if (match := _TIME.match(text)) is not None:
                 if lines:
-                    yield self._time_s, self.rank, lines
-                hours, minutes, seconds = match.groups()
-                time_s = int(hours) * 3600 + int(minutes) * 60 + float(seconds)
-                while time_s < self._time_s - _DAY_S / 2:  # it is of a later day
-                    time_s += _DAY_S
-                self._time_s, lines = time_s, []
+                    yield self._time, self.rank, lines
+                self._time, lines = match[0], []
             lines.append(text)
         if lines:
-            yield self._time_s, self.rank, lines
+            yield self._time, self.rank, lines
 
 
 class RankLogs:

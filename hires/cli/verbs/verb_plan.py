@@ -1,9 +1,8 @@
-"""``hires plan``: shows the plan of a run without starting anything."""
+"""``hires plan``: show what each rank computes and sends, without running it."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from argparse import Namespace
 
@@ -14,7 +13,7 @@ from hires.cli.data_keys import with_classes
 from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.planning import Planner
 from hires.cli.prepare import prepare
-from hires.cli.screens.screen import print_activity, print_config
+from hires.cli.screens.screen import print_activity, print_config, print_json
 from hires.cli.screens.show_choice import choice_lines
 from hires.cli.screens.show_plan import node_lines, plan_lines
 from hires.core.config.parallel_config import AUTO
@@ -58,7 +57,7 @@ def _answer(args: Namespace, planner: Planner) -> int:
     if args.nodes is not None:
         config = _on_nodes(config, args.nodes)
     if args.cfg:
-        return print_config(config)
+        return print_config(config, args.json)
     if args.choose or args.largest:
         return _choose(args, config, planner)
     with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder:
@@ -79,7 +78,7 @@ def _answer(args: Namespace, planner: Planner) -> int:
             for node in room.per_node(plan)
         ]
     if args.json:
-        print(json.dumps(facts))
+        print_json(facts, None)
     else:
         lines = plan_lines(facts, plan.timeline(), parse_size(config.memory.limit))
         for room in rooms:
@@ -135,7 +134,7 @@ def _choose(args: Namespace, config: RunConfig, planner: Planner) -> int:
         choice = search.choose(config)
     print_activity("")
     if args.json:
-        print(json.dumps({**plain_choice(choice), "image": [config.height, config.width]}))
+        print_json({**plain_choice(choice), "image": [config.height, config.width]}, None)
         return 0
     if args.largest:
         where = f"{choice.ranks} rank{'s' if choice.ranks > 1 else ''}"

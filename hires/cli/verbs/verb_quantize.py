@@ -1,9 +1,8 @@
-"""``hires quantize``: calibrates a network on images and writes what ``precision=int8`` needs."""
+"""``hires quantize``: find the scales of precision=int8 on images of the data, and write them."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 import tempfile
@@ -11,20 +10,13 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from hires.cli.calibration import (
-    calibrate,
-    calibration_of,
-    found_scales,
-    observer_lines,
-    quantised_config,
-)
+from hires.cli.calibration import quantised_config, scales_of_images
 from hires.cli.compose.compose_config import compose
 from hires.cli.compose.overrides import key_in
 from hires.cli.data_keys import with_classes
 from hires.cli.options import JSON, Parser, composing, flag, option
 from hires.cli.planning import Planner, require_feasible
-from hires.cli.screens.screen import plural, print_config, print_table
-from hires.cli.screens.show_scales import auto_lines
+from hires.cli.screens.screen import plural, print_config, print_json, print_table
 from hires.core.config.precision_config import DYNAMIC, QuantConfig
 from hires.core.config.run_config import CheckpointConfig, RunConfig
 from hires.core.errors import ConfigError
@@ -35,7 +27,7 @@ from hires.core.units import size
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
 from hires.plan.operators.operator_facts import facts_of
-from hires.plan.passes.int8_roundings import Roundings, int8_operators
+from hires.plan.passes.int8_roundings import int8_operators
 from hires.plan.passes.int8_scales import kept_by_name
 from hires.quant.scales import (
     SUFFIX,
@@ -75,7 +67,7 @@ def main(args: Namespace) -> int:
     outs = [word.removeprefix(OUT) for word in args.overrides if word.startswith(OUT)]
     config = compose(_of_inference(words), args.config_dir)
     if args.cfg:
-        return print_config(config)
+        return print_config(config, args.json)
     outs += [args.out] if args.out else []
     out = _out(outs)
     require_own(out.with_suffix(SAFETENSORS[0]), f"{OUT}{outs[0]}")
@@ -88,22 +80,13 @@ def main(args: Namespace) -> int:
         print(text, file=sys.stderr)
     config = with_classes(config)
     with spawn.warm(config.launcher.threads), Planner() as planner:
-        own = calibration_of(config, words)
         _require_folder(out.parent)
-        place = None if args.again else found_scales(own, planner)
-        if place is None:
-            place = calibrate(own, planner, args.argv)
-        else:
-            print(f"reusing an earlier calibration: {place} (--again repeats it)", file=sys.stderr)
-        scales = read_scales(place)
-        graph = planner.graph(own)
-        scales, facts = _write(config, place, scales, out, planner, graph)
+        path, graph = scales_of_images(config, planner, words, args.argv, args.again)
+        scales, facts = _write(config, path, read_scales(path), out, planner, graph)
     if args.json:
-        print(json.dumps({"scales": str(out), "calibration": str(place), **facts}))
+        print_json({"scales": str(out), "calibration": str(path), **facts})
     else:
         _print(out, scales, facts)
-    for line in [*observer_lines(config, scales, graph), *auto_lines(config, scales)]:
-        print(line, file=sys.stderr if args.json or line.startswith("warning") else sys.stdout)
     return 0
 
 
@@ -147,11 +130,6 @@ def _write(
     file = out.with_suffix(SAFETENSORS[0])
     named = kept_by_name(calibrated, config)
     linear = config.quant.linear
-    in_int8 = (
-        Roundings(calibrated, scales.values, named, linear).in_int8(scales.kept)
-        if scales.alone
-        else frozenset()
-    )
     kept = {**scales.kept, **named}
     scales = dataclasses.replace(scales, kept=kept, linear=linear)
     hidden = [one.with_name(f".{out.stem}.{os.getpid()}{one.suffix}") for one in (file, out)]
@@ -176,29 +154,14 @@ def _write(
         "values": len(scales.values),
         "quantised": len(layers),
         "quantised_others": len(operators) - len(layers),
-        "kept": dict(plan.graph.kept),
-        "kept_modules": {name: plan.graph.described(name) for name in plan.graph.kept},
-        "weight_modules": {
-            name: _described(plan.graph, name) for name in written["weight_noise_db"]
-        },
+        "kept": {plan.graph.described(name): why for name, why in plan.graph.kept.items()},
         "noise_db": dict(scales.noise),
         "auto": dict(scales.auto),
-        "alone": [
-            {
-                "operator": _described(calibrated, name),
-                "db": scales.alone[name],
-                "in": INT8 if name in in_int8 else "float",
-            }
-            for name in sorted(scales.alone, key=scales.alone.__getitem__)
-        ],
+        "alone": dict(scales.alone),
         "min_max_noise_db": dict(scales.min_max_noise),
         **written,
     }
     return scales, facts
-
-
-def _described(graph: Graph, name: str) -> str:
-    return graph.described(name) if name in graph.by_name else name
 
 
 def _out(names: list[str]) -> Path:
@@ -232,18 +195,8 @@ def _print(out: Path, scales: Scales, facts: dict[str, Any]) -> None:
         rows.append((name, *numbers, f"{scales.noise[name]:.1f}"))
     ends = Column("zero", "zero point", digits=0), Column("noise", "signal/noise", "dB", digits=1)
     print_table("Values that 8 bits change most", ("value", *heads, *ends), rows)
-    of_weights = sorted(facts["weight_noise_db"].items(), key=lambda item: item[1])[:_SHOWN]
-    if of_weights:
-        described = facts["weight_modules"]
-        lines = [(described[layer], f"{ratio:.1f}") for layer, ratio in of_weights]
-        print_table("Layers whose weights are rounded most", ("layer", ends[1]), lines)
-    if facts["alone"]:
-        title = "The network's output if one operator alone is in 8 bits"
-        shown = [(one["operator"], f"{one['db']:.1f}", one["in"]) for one in facts["alone"]]
-        print_table(title, ("operator", ends[1], "is in"), shown)
     if facts["kept"]:
-        kept = [(facts["kept_modules"][name], why) for name, why in facts["kept"].items()]
-        print_table("Layers that stay in float", ("layer", "why"), kept)
+        print_table("Layers that stay in float", ("layer", "why"), [*facts["kept"].items()])
     many = f"{plural(len(scales.values), 'value')} on {plural(scales.images, 'image')}"
     others = plural(facts["quantised_others"], "other operator")
     layers = f"{plural(facts['quantised'], 'layer')} with weights and {others}"

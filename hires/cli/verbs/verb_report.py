@@ -1,13 +1,13 @@
-"""``hires report``: turns run folders into tables, plots and one page."""
+"""``hires report``: turn run folders into tables, plots and one page that opens in any browser."""
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from hires.cli.options import JSON, Parser, chosen, named_runs, option
+from hires.cli.screens.screen import print_json
 from hires.cli.verbs.list_runs import add_live_states
 from hires.cli.verbs.verb_export import no_runs
 from hires.core.errors import ConfigError
@@ -57,5 +57,8 @@ def main(args: Namespace) -> int:
         args.title,
         add_live_states,
     )
-    print(json.dumps(report.to_dict(), indent=2) if args.json else "\n".join(report.lines()))
+    if args.json:
+        print_json(report.to_dict())
+    else:
+        print("\n".join(report.lines()))
     return 0

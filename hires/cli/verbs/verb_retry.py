@@ -1,4 +1,4 @@
-"""``hires retry``: runs failed and lost points again, as the next attempt of the same runs."""
+"""``hires retry``: run failed and lost points again as their next attempt."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
-from hires.cli.compose.choices import config_keys
+from hires.cli.compose.choices import config_keys, groups
+from hires.cli.compose.overrides import checked, parsed
 from hires.cli.earlier_runs import EarlierRuns, begin
 from hires.cli.options import (
     CONTINUE,
@@ -140,7 +139,7 @@ def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunCon
     """
     values = plain(config)
     for change in changes:
-        key, equals, text = change.partition("=")
+        key, equals, _ = change.partition("=")
         if not equals or key not in config_keys():
             raise ConfigError(f"--set {change}: there is no key {key!r}; {offer(key, FREE)}")
         if key == "checkpoint.continues":
@@ -153,12 +152,11 @@ def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunCon
                 f"--set {change} makes another point, which is a run of its own: "
                 f"`{command} {shlex.quote(change)}`; a retry may change {', '.join(FREE)}"
             )
+        [word] = checked([change], groups())
+        override = parsed(word)
+        assert override is not None
         *sections, last = key.split(".")
-        try:
-            functools.reduce(dict.__getitem__, sections, values)[last] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            why = f"--set {change}: the value cannot be read; put text in quotes"
-            raise ConfigError(why) from None
+        functools.reduce(dict.__getitem__, sections, values)[last] = override.value()
     return from_dict(values)
 
 

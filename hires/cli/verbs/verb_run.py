@@ -1,8 +1,7 @@
-"""``hires run``: one command from a config to throughput and memory tables."""
+"""``hires run``: run an experiment and print its throughput and memory."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from argparse import Namespace
@@ -23,8 +22,8 @@ from hires.cli.options import (
 )
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.prepare import prepare
-from hires.cli.screens.screen import print_config, print_record
-from hires.cli.screens.show_scales import auto_lines_of
+from hires.cli.screens.screen import print_config, print_json
+from hires.cli.screens.show_record import print_record
 from hires.cli.start_run import explain, wait_for
 from hires.core.store import campaign, rundir
 from hires.core.store.file_names import last_number
@@ -32,7 +31,6 @@ from hires.core.store.records import done_attempt, read_record
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.launcher.status.running_elsewhere import alone, refuse_begun
-from hires.report.read.plain_values import count
 from hires.report.tables import write
 
 PARSER = Parser(
@@ -68,7 +66,7 @@ def main(args: Namespace) -> int:
     """Runs an experiment, or shows it if it is complete; returns the exit code."""
     config = compose(args.overrides, args.config_dir)
     if args.cfg:
-        return print_config(config)
+        return print_config(config, args.json)
     launcher = launcher_of(config)
     after = launcher.dependency(args.after, args.after_any, config.results)
     argv = [word for word in args.argv if word != "--dry-run"]
@@ -99,8 +97,10 @@ def main(args: Namespace) -> int:
                 scripts = launcher.write_scripts(path, config, ready.argv)
             print(f"run folder: {path}", file=sys.stderr)
             files = [str(one) for one in scripts]
-            body = json.dumps({"run": str(path), "scripts": files}, indent=2)
-            print(body if args.json else "\n".join(files))
+            if args.json:
+                print_json({"run": str(path), "scripts": files})
+            else:
+                print("\n".join(files))
             return 0
         with campaign.starting([path.parent]):
             if not args.again and done_attempt(path) is not None:
@@ -116,7 +116,7 @@ def main(args: Namespace) -> int:
         if job is not None and not args.wait:
             if args.json:
                 facts = {"run": str(run.path), "attempt": run.attempt, "job": job}
-                print(json.dumps(facts, indent=2))
+                print_json(facts)
                 return 0
             print(f"job {job} is attempt {run.attempt} of {path}")
             hints = launcher.hints(run, job)
@@ -140,8 +140,6 @@ def _print(path: Path, as_json: bool) -> None:
         return
     write(path, record)
     if as_json:
-        print(json.dumps(record, indent=2))
+        print_json(record)
     elif record["state"] == "done":  # numbers of half a run would look like a result
         print_record(record, path)
-        for line in auto_lines_of(path, count(record.get("attempt")) or 0):
-            print(line)

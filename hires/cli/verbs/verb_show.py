@@ -1,8 +1,7 @@
-"""``hires show RUN``: prints the tables, the time line or the origin of a run."""
+"""``hires show``: print the tables or the time line of a run."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from argparse import Namespace
 from collections.abc import Sequence
@@ -10,10 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hires.cli.options import JSON, RUN, Parser, flag, option
-from hires.cli.screens.screen import percent, print_record, print_table, shown
-from hires.cli.screens.show_messages import show_messages
+from hires.cli.screens.screen import percent, print_json, print_table, shown
 from hires.cli.screens.show_plan import placement_lines
-from hires.cli.screens.show_scales import auto_lines_of
+from hires.cli.screens.show_record import print_record, show_messages
 from hires.core import terminal
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import timeline
@@ -88,7 +86,7 @@ def _show(run: RunDir, as_json: bool) -> None:
     saved = _checkpoint_lines(run.path)
     record = _record_of(run, saved)
     if as_json:
-        print(json.dumps(record, indent=2))
+        print_json(record)
         return
     state, cause = (text(record.get(key)) for key in ("state", "cause"))
     where = f"{text(str(run.path))}, attempt a{value_text(record.get('attempt'))}"
@@ -117,8 +115,6 @@ def _show(run: RunDir, as_json: bool) -> None:
         words = [f"{text(key)}={value_text(value)}" for key, value in options.items()]
         print(f"comm.options: {', '.join(words)}")
     print_record(record, run.path)
-    for line in auto_lines_of(run.path, count(record.get("attempt")) or 0):
-        print(line)
     repeats = ComparedPoint([read]).repeats(METRICS["throughput"])
     if len(repeats) > 1:
         print(
@@ -177,8 +173,11 @@ def _show_timeline(run: RunDir, drawn: bool, trace: str | None, as_json: bool) -
     plan = Plan.from_dict(read_plan(run.path))
     if trace is not None:
         num_spans = write_trace(trace, plan, steps)
-        text = f"{trace}: {num_spans} spans; open it in https://ui.perfetto.dev or chrome://tracing"
-        print(json.dumps({"trace": trace, "spans": num_spans}) if as_json else text)
+        if as_json:
+            print_json({"trace": trace, "spans": num_spans})
+        else:
+            how = "open it in https://ui.perfetto.dev or chrome://tracing"
+            print(f"{trace}: {num_spans} spans; {how}")
     if drawn:
         print("\n".join(timeline_lines(plan, steps, (terminal.columns() or _WIDTH))))
 
@@ -196,7 +195,7 @@ def _reproduce(path: Path, as_json: bool) -> None:
     for file in [] if held is None else edits.edited_sources(held.inputs):
         changed.append(Difference(text(Path(file).name) or "?", "its source", "edited"))
     if as_json:
-        print(json.dumps({"reproduce": line, "changed": [asdict(c) for c in changed]}, indent=2))
+        print_json({"reproduce": line, "changed": [asdict(c) for c in changed]})
         return
     print(line or "no line is recorded that makes it again")
     if changed:
@@ -223,7 +222,7 @@ def _diff(path: Path, other: Path, as_json: bool) -> None:
             "origin": [asdict(difference) for difference in machine],
             "numbers": [{"what": what, "a": old, "b": new} for what, old, new in rows],
         }
-        print(json.dumps(values, indent=2))
+        print_json(values)
         return
     print(f"A: {a.campaign}/{a.name}\nB: {b.campaign}/{b.name}\n")
     _print_differences("Config", ("key", "A", "B"), config)

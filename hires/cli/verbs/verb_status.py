@@ -1,10 +1,9 @@
-"""``hires status``: shows the state of runs as plain text, of 1,500 at once, for grep."""
+"""``hires status``: show the state of runs: step, speed, memory, and why one waits or failed."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import shutil
 import sys
 import textwrap
@@ -13,12 +12,12 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from hires.cli.options import JSON, Parser, flag, named_runs
-from hires.cli.screens.printable import behind
-from hires.cli.screens.screen import plural
+from hires.cli.screens.screen import plural, print_json, print_lines
+from hires.cli.screens.screen_table import list_lines, table_lines
 from hires.core import streams, terminal, units
 from hires.core.errors import INTERRUPTED, ConfigError
-from hires.core.screen_table import screen_lines
-from hires.core.text_table import aligned, folded, shortened
+from hires.core.store.reading import printable
+from hires.core.terminal import behind
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.run_state import DONE, PENDING, RUNNING, STATES, RunState
 from hires.launcher.status.state import states
@@ -27,8 +26,6 @@ from hires.report.read.plain_values import listed
 WATCH_S = 2.0
 TITLES = ("run", "campaign", "state", "step", "left", "img/s", "peak", "attempt", "note")
 _SIDES = "lllrrrrll"
-_KEEP = ("state", "step", "left", "img/s", "note")
-"""Columns that stay longest where the screen is narrow."""
 _MAX_NOTES = 20  # below a table that has no room for them
 _MAX_NAMES = 2  # runs that one note names
 _CLEAR = "\x1b[H\x1b[2J"
@@ -51,17 +48,23 @@ def main(args: Namespace) -> int:
         while True:
             selection = select(args.names, args.results)
             shown = [*states(selection.paths), *selection.planned]
-            height = shutil.get_terminal_size().lines if on_screen else None
-            text = "no runs here; start one with `hires run`, or name a folder with --results"
+            shown.sort(key=lambda state: on_screen and state.state == DONE)  # stable
             if args.json:
-                runs = [dataclasses.asdict(state) for state in shown]
-                text = json.dumps({"runs": runs}, indent=2, default=str)
-            elif shown:
-                table = lines(shown, terminal.columns(), height)
-                text = "\n".join(table if len(shown) > 1 else table[:-1])
+                print_json({"runs": [dataclasses.asdict(state) for state in shown]})
+                return 0
+            table = ["no runs here; start one with `hires run`, or name a folder with --results"]
+            if shown:
+                table = lines(shown)
             if on_screen:
                 behind(sys.stdout).write(_CLEAR)
-            print(text, flush=True)
+                height = shutil.get_terminal_size().lines - 2
+                if len(table) > height:
+                    table = [
+                        *table[: height - 1],
+                        f"... {len(table) - height} more lines",
+                        table[-1],
+                    ]
+            print_lines(table)
             if (
                 streams.output_is_lost()
                 or not args.watch
@@ -75,49 +78,30 @@ def main(args: Namespace) -> int:
         return INTERRUPTED
 
 
-def lines(states: Sequence[RunState], width: int | None, height: int | None = None) -> list[str]:
-    """Returns a table of runs, as many as the screen has lines, with a line that counts them."""
-    room = len(states) if height is None else max(1, height - 5)
-    shown = list(states)
-    if len(states) > room:  # stable: in the order given, those that are done last
-        shown = sorted(states, key=lambda state: state.state == DONE)[:room]
-    rows = [TITLES, *map(_cells, shown)]
-    if len(states) == 1 and width and max(map(len, aligned(rows))) > width:  # of one all is shown
-        facts = [fact for fact in zip(*rows, strict=True) if fact[1] not in ("", "-")]
-        return [*aligned(folded(facts, width), "ll"), count(states)]
-    below: list[str] = []
-    if width and max(map(len, aligned(rows))) > width:
-        rows = [row[:-1] for row in rows]  # its notes, which say why, are lines below the table
-        below = _notes(shown, width, None if height is None else room // 3)
-        shown = shown[: len(states) if height is None else max(1, room - len(below))]
-        rows = rows[: 1 + len(shown)]
-    several = {"campaign"} if len({state.campaign for state in shown}) > 1 else set()
-    names = TITLES[: len(rows[0])]
-    keep = [names.index(n) for n in (*_KEEP[:3], *several, *_KEEP[3:]) if n in names]
-    table, note = screen_lines(rows, width, _SIDES[: len(names)], names, keep)
-    if len(shown) < len(states):
-        table.append(f"... and {len(states) - len(shown)} more")
-    return [*table, *note, *below, count(states)]
+def lines(states: Sequence[RunState]) -> list[str]:
+    """Returns a table of runs, those that are done last, and a line that counts several.
 
-
-def _notes(states: Sequence[RunState], width: int, most: int | None) -> list[str]:
-    """Returns the notes of runs as lines, equal ones once, causes before the numbers of jobs.
-
-    With ``most`` each note is cut to one line, and no more lines come back.
+    On a screen the notes of runs, which say why one waits or failed, stand below their table.
     """
-    runs: dict[str, list[str]] = {}
+    width, rows = terminal.columns(), [_cells(state) for state in states]
+    total = [count(states)] if len(states) > 1 else []
+    if width is None:
+        return [*table_lines([TITLES, *rows], _SIDES), *total]
+    if len(rows) == 1 and len("  ".join(rows[0])) > width:  # of one all is shown
+        facts = zip(TITLES, rows[0], strict=True)
+        return list_lines([fact for fact in facts if fact[1] not in ("", "-")])
+    several = ("campaign",) if len({state.campaign for state in states}) > 1 else ()
+    keep = ("state", "step", "left", *several, "img/s")
+    table = table_lines([row[:-1] for row in (TITLES, *rows)], _SIDES[:-1], keep)
+    notes: dict[str, list[str]] = {}
     for state in sorted(states, key=lambda state: not state.cause):
-        if _note(state):
-            runs.setdefault(_note(state), []).append(state.name)
-    notes = [f"note: {listed(names, _MAX_NAMES)}: {note}" for note, names in runs.items()]
-    kept = notes[: _MAX_NOTES if most is None else most]
-    if most is None:
-        lines = [line for note in kept for line in textwrap.wrap(note, width)]
-    else:
-        lines = [shortened(note, width) for note in kept]
-    if len(notes) > len(kept) and most is None:
-        lines.append(f"note: and {len(notes) - len(kept)} more, which --json lists")
-    return lines
+        if note := _note(state):
+            notes.setdefault(note, []).append(state.name)
+    for note, names in [*notes.items()][:_MAX_NOTES]:
+        table += textwrap.wrap(printable(f"note: {listed(names, _MAX_NAMES)}: {note}"), width)
+    if len(notes) > _MAX_NOTES:
+        table.append(f"note: and {len(notes) - _MAX_NOTES} more, which --json lists")
+    return [*table, *total]
 
 
 def count(states: Sequence[RunState]) -> str:

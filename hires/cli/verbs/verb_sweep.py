@@ -1,10 +1,9 @@
-"""``hires sweep``: plans many runs from one command, then runs them."""
+"""``hires sweep``: run every combination of several values of some keys, or a stored sweep."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -24,7 +23,7 @@ from hires.cli.options import (
     option,
 )
 from hires.cli.planning import Planner
-from hires.cli.screens.screen import plural, print_config
+from hires.cli.screens.screen import plural, print_config, print_json
 from hires.cli.sweep.axes import axes_of, stored_sweep
 from hires.cli.sweep.execution import GROUPED, INTERLEAVED, Sweep, print_points, run_sweep
 from hires.cli.sweep.sweep_points import (
@@ -36,6 +35,7 @@ from hires.cli.sweep.sweep_points import (
     plan_all,
     preceding,
 )
+from hires.core.config.run_config import to_dict
 from hires.core.store import campaign
 from hires.launcher.ranks import spawn
 
@@ -100,6 +100,10 @@ def main(args: argparse.Namespace) -> int:
     points = compose_all(axes, composer, where)
     before = preceding(points, options.first, composer) if options.first else Points()
     if args.cfg:
+        if args.json:
+            configs = [point.config and to_dict(point.config) for point in points.listed]
+            print_json({"points": configs})
+            return 0
         for point in [*before.listed, *points.listed]:
             print(f"--- # {' '.join(' '.join(point.words).split())}")
             if point.config is None:
@@ -129,7 +133,7 @@ def main(args: argparse.Namespace) -> int:
             text = f"{plural(len(points.listed), 'point')} to follow"
             print(f"{text}: run the same command once these are done", file=sys.stderr)
     if options.json:
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
     return code
 
 

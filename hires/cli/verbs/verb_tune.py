@@ -1,4 +1,4 @@
-"""``hires tune comm``: measures the tuning table of ``comm=mix``, as a benchmark does."""
+"""``hires tune``: measure which library is the best for each message, for comm=mix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hires verify``: compares a layout with one process.
+"""``hires verify``: compare a layout with one process on the same microbatches, in float64.
 
 Rank 0 compares one step with one process in float64 on the same microbatches (``verify.json``). The
 layout runs in float64, too, unless the command line names a precision.
@@ -7,7 +7,6 @@ layout runs in float64, too, unless the command line names a precision.
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from argparse import Namespace
 from typing import Any
@@ -17,8 +16,8 @@ from hires.cli.compose.overrides import key_in
 from hires.cli.options import JSON, Parser, composing
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.prepare import prepare
-from hires.cli.screens.screen import print_config, print_table
-from hires.cli.start_run import explain, wait_for
+from hires.cli.screens.screen import print_config, print_json, print_table
+from hires.cli.start_run import ENDS, explain, wait_for
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
@@ -53,7 +52,7 @@ def main(args: Namespace) -> int:
     """
     config = _as_named(compose(args.overrides, args.config_dir), args.overrides)
     if args.cfg:
-        return print_config(config)
+        return print_config(config, args.json)
     if launcher_of(config).has_jobs:
         raise ConfigError(
             f"launcher={config.launcher.name} cannot verify: the ranks run on this machine; leave "
@@ -73,11 +72,13 @@ def main(args: Namespace) -> int:
         if not file.exists():
             if outcome.exit_code == 0:
                 raise RunError("the ranks ended without comparing anything")
-            explain(outcome, run, keep=False)
-            return outcome.exit_code
+            explain(outcome, run, keep=False, head=False)
+            error = RunError(f"the run {ENDS[outcome.state]}: {outcome.cause}")
+            error.exit_code = outcome.exit_code
+            raise error
         answer = reading.read_json(file)
     if args.json:
-        print(json.dumps(answer, indent=2))
+        print_json(answer)
     else:
         _print(answer)
     return _EXIT_CODES[answer["verdict"]]

@@ -1,9 +1,8 @@
-"""``hires weights``: lists tensors of a run or file, and makes files of them."""
+"""``hires weights``: list the weights of a run or file, or make a file of them for a network."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from argparse import Namespace
 from collections.abc import Collection, Mapping
 from math import prod
@@ -15,7 +14,7 @@ from hires.cli.data_keys import with_classes
 from hires.cli.named_weights import path_of_weights
 from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, option
 from hires.cli.planning import shapes_of
-from hires.cli.screens.screen import plural, print_table
+from hires.cli.screens.screen import plural, print_json, print_table
 from hires.cli.tracing import TorchProcess, trace_key
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
@@ -92,7 +91,7 @@ def main(args: Namespace) -> int:
         path = _out(args.out)
         facts = (_import if args.action == "import" else _export)(args, place, path, process)
     if args.json:
-        print(json.dumps({"weights": str(path), **facts}, indent=2))
+        print_json({"weights": str(path), **facts})
     else:
         print(f"{plural(facts['tensors'], 'tensor')}, {size(facts['bytes'])} in {path}")
     return 0
@@ -127,7 +126,7 @@ def _show(args: Namespace, place: WeightsPlace, process: TorchProcess) -> int:
     numbers = sum(map(prod, shapes.values()))
     if args.json:
         tensors = {name: {"shape": shapes[name], "dtype": types[name]} for name in shapes}
-        print(json.dumps({"weights": str(place.path), "tensors": tensors, **found}, indent=2))
+        print_json({"weights": str(place.path), "tensors": tensors, **found})
         return 0 if found.get("fits", True) else ConfigError.exit_code
     _print_tensors(place, shapes, types)
     fits = "; they fit the network" if found.get("fits") else ""

@@ -164,17 +164,6 @@ def source_file(name: str, path: Path) -> SourceFile | None:
     return SourceFile(name, str(path), sha256, now.st_size, now.st_mtime_ns)
 
 
-def changed_files(old: RunInputs, new: RunInputs) -> list[str]:
-    """Returns the names of the source files of two networks that one lacks or that differ."""
-    before, after = ({file.name: file for file in one.network} for one in (old, new))
-    names = [
-        name
-        for name in before | after
-        if name not in before or name not in after or before[name].sha256 != after[name].sha256
-    ]
-    return sorted(Path((after.get(name) or before[name]).path).name for name in names)
-
-
 def digest(values: Any) -> str:
     """Returns 16 digits that differ where plain values do."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -22,7 +22,8 @@ MISTAKES = [
     ("num_spatial_parts=4", "hires calls it parallel.tiles"),
     ("bogus=1|paralell=sp", "unknown key 'paralell'"),  # all of them at once
     # misspelt choices
-    ("parallel=sp|fsdp", "fsdp is not available"),
+    ("parallel=sp+fsdp", "unknown parallel 'sp+fsdp'"),
+    ("parallel=sp|gems", "did you mean parallel=gems?"),
     # values of a wrong type
     ("data.shuffle=maybe", "data.shuffle must be true or false"),
     ("parallel.tiles=2", "parallel.tiles=2 must be [rows, cols]"),

@@ -39,7 +39,7 @@ def test_exit_code_is_4_if_the_second_is_worse(hires):
     assert hires("compare", "before", "same").code == 0
     answer = hires("compare", "slow", "before", "--metric", "throughput,memory,loss")
     assert (answer.code, answer.out.count("faster")) == (0, 3)
-    answer = hires("compare", "--tolerance", "-20%,+5%", "before", "slow")
+    answer = hires("compare", "--tolerance=-20%,+5%", "before", "slow")
     assert (answer.code, "-20%,+5%" in answer.out) == (0, True)
     words = ("compare", "before", "slow", "--metric", "throughput,step_time", "--json")
     facts = json.loads(hires(*words).out)

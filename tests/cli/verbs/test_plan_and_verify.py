@@ -20,7 +20,7 @@ def test_plan_shows_grid_time_line_messages_and_verdict(hires):
     answer = hires("plan", *SMALL, "parallel=sp+lp", "parallel.tiles=[1,2]")
     assert answer.code == 0
     lines = answer.out.splitlines()
-    assert lines[:3] == ["placement (ranks)", "  stage 0   stage 1", "  [ 0 1 ]   [ 2 ]"]
+    assert lines[:3] == ["placement (ranks)", "  stage 0  stage 1", "  [ 0 1 ]  [ 2 ]"]
     assert "  stage 0  F0 .  .  B0" in lines
     assert any(line.split()[:1] == ["halo"] for line in lines)
     assert "deadlock-free" in lines[-1]

@@ -108,12 +108,12 @@ def test_other_keys_are_refused_with_what_would_work_but_for_those_of_the_machin
         ("batch=2", "makes another point, which is a run of its own: `hires run model=resnet18"),
         ("data.path=$(touch evil); x", "'data.path=$(touch evil); x'`"),  # a shell reads a word
         ("comm.timeout_s=soon", "comm.timeout_s='soon' must be a number"),
-        ("memory.limit=[", "the value cannot be read"),
+        ("memory.limit=[", "has a bracket that is not closed"),
     ):
         answer = hires("retry", "mine", "--set", change)
         assert (answer.code, text in answer.err) == (2, True), answer.err
     assert ends(runs["failed"]) == ["failed"]
-    words = ["--set", "comm.timeout_s=600", "--set", "memory.limit=8GiB"]
+    words = ["--set", "comm.timeout_s=6e2", "--set", "memory.limit=8GiB"]
     answer = hires("retry", "mine", *words)
     assert answer.code == 0, answer.err
     frozen = yaml.safe_load((runs["failed"] / "config.yaml").read_text())

@@ -50,9 +50,9 @@ def test_every_point_has_a_line_with_its_state_and_numbers(hires, tmp_path, monk
         assert text in rows[name]
     last = answer.out.splitlines()[-1]
     assert last == "6 runs: 1 done, 1 failed, 1 infeasible, 2 pending, 1 running"
-    assert len(hires("status", "default").out.splitlines()) == 8
+    assert len(hires("status", "default").out.splitlines()) == 9
     one = hires("status", "00000002").out
-    assert ("two-00000002" in one, len(one.splitlines())) == (True, 2)
+    assert ("two-00000002" in one, len(one.splitlines())) == (True, 3)
     for name, text in (
         ("defualt", "is no campaign and no run: the campaigns under results/ are default"),
         ("0000000", "may be any of 4 runs"),
@@ -76,7 +76,7 @@ def following(folder: Path, *words: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("words", [("status", "--watch"), ("logs", "0123abcd", "-f")])
 def test_interrupted_watching_ends_without_a_word(tmp_path, words):
     logs = begin(make_run(tmp_path / "results")) / "logs"
-    (logs / "rank0000.log").write_text("10:00:00.000 rank 0: begins\n")
+    (logs / "rank0000.log").write_text("2026-01-31T10:00:00.000Z rank 0: begins\n")
     process = following(tmp_path, *words)
     try:
         assert process.stdout is not None
@@ -96,12 +96,12 @@ def logged(tmp_path: Path) -> Path:
         logs = begin(folder, attempt) / "logs"
         (logs / "rank0000.log").write_text(
             "a warning of torch\n"
-            f"10:00:00.100 rank 0: attempt {attempt}\n"
-            "10:00:02.000 rank 0 error: rank failed\n"
+            f"2026-01-31T10:00:00.100Z rank 0: attempt {attempt}\n"
+            "2026-01-31T10:00:02.000Z rank 0 error: rank failed\n"
             "Traceback (most recent call last):\n"
             "ValueError: x\n"
         )
-        text = "10:00:01.000 rank 1: waits\n10:00:02.000 rank 1: too"
+        text = "2026-01-31T10:00:01.000Z rank 1: waits\n2026-01-31T10:00:02.000Z rank 1: too"
         (logs / "rank0001.log").write_text(text)
     return folder
 
@@ -109,15 +109,15 @@ def logged(tmp_path: Path) -> Path:
 def test_logs_are_merged_by_time_and_tracebacks_stay_whole(hires, logged):
     assert hires("logs", "0123abcd").out.splitlines() == [
         "[0] a warning of torch",
-        "[0] 10:00:00.100 rank 0: attempt 1",
-        "[1] 10:00:01.000 rank 1: waits",
-        "[0] 10:00:02.000 rank 0 error: rank failed",
+        "[0] 2026-01-31T10:00:00.100Z rank 0: attempt 1",
+        "[1] 2026-01-31T10:00:01.000Z rank 1: waits",
+        "[0] 2026-01-31T10:00:02.000Z rank 0 error: rank failed",
         "[0] Traceback (most recent call last):",
         "[0] ValueError: x",
-        "[1] 10:00:02.000 rank 1: too",
+        "[1] 2026-01-31T10:00:02.000Z rank 1: too",
     ]
     words = ["logs", str(logged), "--rank", "0", "--attempt", "0", "--grep", r"attempt \d"]
-    assert hires(*words).out == "[0] 10:00:00.100 rank 0: attempt 0\n"
+    assert hires(*words).out == "[0] 2026-01-31T10:00:00.100Z rank 0: attempt 0\n"
     make_run(logged.parents[1], "resnet18-64x64-single-fp32-4567cdef")
     for words, text in (
         (["0123abcd", "--rank", "7"], "rank 7 has no log in attempt 1; ranks 0 to 1 have one"),
@@ -136,23 +136,24 @@ def test_following_goes_on_in_the_next_attempt_and_ends_with_the_run(logged, tmp
         assert "attempt 1" in process.stdout.readline()
         end(logged / "a1", "failed", cause="rank 1 was killed by SIGKILL")
         logs = begin(logged, 2) / "logs"
-        (logs / "rank0000.log").write_text("11:00:00.000 rank 0: again\n")
+        (logs / "rank0000.log").write_text("2026-01-31T11:00:00.000Z rank 0: again\n")
         while "again" not in process.stdout.readline():
             pass
         with (logs / "rank0000.log").open("a") as file:
-            file.write("11:00:01.000 rank 0: the end\n")
+            file.write("2026-01-31T11:00:01.000Z rank 0: the end\n")
         done(logged, 2)
         out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
-    assert out == "[0] 11:00:01.000 rank 0: the end\n"
+    assert out == "[0] 2026-01-31T11:00:01.000Z rank 0: the end\n"
     assert (process.returncode, err.splitlines()[-1]) == (0, "attempt 2")
 
 
-def test_midnight_does_not_turn_the_order(tmp_path):
+def test_day_decides_before_the_hour(tmp_path):
     logs = tmp_path / "a0" / "logs"
     logs.mkdir(parents=True)
-    (logs / "rank0000.log").write_text("23:59:59.900 rank 0: a\n00:00:00.200 rank 0: c\n")
-    (logs / "rank0001.log").write_text("23:59:59.950 rank 1: b\n00:00:00.300 rank 1: d\n")
+    days = "2026-01-31T23:59:59", "2026-02-01T00:00:00"
+    (logs / "rank0000.log").write_text(f"{days[0]}.900Z rank 0: a\n{days[1]}.200Z rank 0: c\n")
+    (logs / "rank0001.log").write_text(f"{days[1]}.100Z rank 1: b\n{days[1]}.300Z rank 1: d\n")
     entries = RankLogs(tmp_path).read(0, to_end=True)
     assert "".join(text[-1] for _, _, texts in entries for text in texts) == "abcd"
