@@ -8,13 +8,12 @@ set -- "${tasks[@]:2*${SLURM_ARRAY_TASK_ID-0}:2}" "$@"
 pythonpath=@PYTHONPATH@
 # Exit code 66: this node does not see the run folder, which must lie where all nodes do.
 cd -- "$1" && exec >>job.log 2>&1 || exit 66
-# cluster.modules: without one of them the supervisor starts, too, and writes down which is missing.
-unset HIRES_REFUSED_MODULE
-for hires_module in @MODULES@; do  # a name that no script of the site sets
-    # A shell that is no login shell may not know the command yet.
+# cluster.modules and cluster.setup: the supervisor starts, too, if a line fails, and writes it down.
+unset HIRES_FAILED_SETUP
+for hires_line in @SETUP@; do  # a name that no script of the site sets
+    # A shell that is no login shell may not know the command `module` yet.
     command -v module >/dev/null || [ ! -r /etc/profile ] || . /etc/profile
-    [ -n "$HIRES_REFUSED_MODULE" ] || module load "$hires_module" ||
-        export HIRES_REFUSED_MODULE="$hires_module"
+    [ -n "$HIRES_FAILED_SETUP" ] || eval "$hires_line" || export HIRES_FAILED_SETUP="$hires_line"
 done
 # Relative paths of the config (data.path, a network of your own) count from this folder.
 cd -- @FOLDER@ || exit 66

@@ -185,7 +185,7 @@ def edited(run, monkeypatch) -> None:
 
 
 def without_module(run, monkeypatch) -> None:
-    monkeypatch.setenv("HIRES_REFUSED_MODULE", "gcc/99")
+    monkeypatch.setenv("HIRES_FAILED_SETUP", "module load gcc/99")
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,10 @@ def test_task_of_an_array_starts_its_own_run(run):
         assert words.endswith(f"|{job_script.JOB}|--attempts=2|{path}|{attempt}|\n")
 
 
-def test_script_loads_the_modules_and_tells_the_supervisor_which_one_is_missing(run, tmp_path):
+def test_script_loads_modules_runs_the_set_up_and_tells_the_supervisor_what_failed(run, tmp_path):
     odd = "it's $(touch oops) `touch oops`; touch oops"
-    cluster = ClusterConfig(modules=["gcc/12", odd])
+    lines = ['hires_x="a b"; export X=$hires_x', '[ "$BAD" != setup ] || no_such_program']
+    cluster = ClusterConfig(modules=["gcc/12", odd], setup=lines)
     config = RunConfig(launcher=LauncherConfig(name="slurm"), cluster=cluster)
     job_script.write_script(run, config, 1, [])
     profile = tmp_path / "profile"
@@ -156,19 +157,20 @@ def test_script_loads_the_modules_and_tells_the_supervisor_which_one_is_missing(
         'module() { name=site; printf "%s|" "$@" >>"$HOME/loaded"\n'
         '[ "$2" != "$BAD" ] || ! echo no "$2"; }\n'
     )
-    report = 'printf "missing: %s" "$HIRES_REFUSED_MODULE"'
-    command(run.parent, "py thon", report)
-    environ = {"BASH_ENV": str(profile), "HOME": str(tmp_path), "HIRES_REFUSED_MODULE": "old"}
+    command(run.parent, "py thon", 'printf "missing: %s, X: %s" "$HIRES_FAILED_SETUP" "$X"')
+    environ = {"BASH_ENV": str(profile), "HOME": str(tmp_path), "HIRES_FAILED_SETUP": "old"}
+    both, load = f"load|gcc/12|load|{odd}|", f"module load {shlex.quote(odd)}"
     for bad, loaded, log in (
-        ("", f"load|gcc/12|load|{odd}|", "missing: "),
-        (odd, f"load|gcc/12|load|{odd}|", f"no {odd}\nmissing: {odd}"),
-        ("gcc/12", "load|gcc/12|", "no gcc/12\nmissing: gcc/12"),
+        ("", both, "missing: , X: a b"),
+        (odd, both, f"no {odd}\nmissing: {load}, X: "),
+        ("gcc/12", "load|gcc/12|", "no gcc/12\nmissing: module load gcc/12, X: "),
+        ("setup", both, f"missing: {lines[1]}, X: a b"),
     ):
         (run / "job.log").unlink(missing_ok=True)
         (tmp_path / "loaded").unlink(missing_ok=True)
         assert bash(run / "job.sbatch", **environ, BAD=bad).returncode == 0
         assert (tmp_path / "loaded").read_text() == loaded
-        assert (run / "job.log").read_text() == log
+        assert (run / "job.log").read_text().endswith(log)
     assert not list(tmp_path.rglob("oops*"))
 
 

@@ -88,6 +88,21 @@ class ClusterConfig(
     """Account that is charged, unless ``launcher.account`` is set."""
     modules: list[str] = value([], line=True, identity=False)
     """Environment modules that a job loads first."""
+    setup: list[str] = value([], line=True, identity=False)
+    """Lines of bash that a job runs then, as ``[source /opt/site/env.sh, ulimit -l unlimited]``: an
+    environment of conda, variables. One that fails ends the run. The Python of the ranks stays the
+    one that planned the run."""
+    container: str | None = value(line=True, identity=False)
+    """Image in which the ranks of a job run, as ``/images/torch.sif``, with a Python that has the
+    same hires. The folders of the runs and of the command are mounted."""
+    container_by: str = value("apptainer", choices=("apptainer", "pyxis"), identity=False)
+    """What starts the container: ``apptainer``, or ``pyxis``, the plug-in of srun."""
+    container_mounts: list[str] = value([], line=True, identity=False)
+    """Further folders that it mounts, as ``[/data:/data]``."""
+    container_options: list[str] = value([], line=True, identity=False)
+    """Further words for ``apptainer exec``, as ``[--nv]``, or for srun of ``pyxis``."""
+    container_python: str = value("python3", line=True, identity=False)
+    """Python inside the image."""
     mpi: str | None = value(None, choices=MPIS, identity=False)
     """What starts the ranks, unless ``launcher.mpi`` is set: ``srun``, ``openmpi``, ``mpich`` or
     ``mvapich``."""

@@ -183,6 +183,11 @@ class RunConfig(Section):
         if self.task.name != "predict":
             for key, item in changed_keys(self.predict):
                 yield f"predict.{key}={item} is for task=predict, not task={self.task.name}"
+        if self.cluster.container and self.cluster.container_by == "pyxis" and self.mpi != "srun":
+            yield (
+                f"cluster.container_by=pyxis is a plug-in of srun, and launcher.mpi={self.mpi} "
+                f"starts the ranks; use container_by=apptainer, or launcher.mpi=srun"
+            )
 
     def _wrong_image(self) -> Iterator[str]:
         size = self.image

@@ -39,6 +39,8 @@ class Starter:
     """A key of :data:`DIALECTS`."""
     words: tuple[str, ...]
     """The command; what every rank runs follows."""
+    python: str | None = None
+    """Python of the ranks, inside their container; unset: as they are told."""
 
     def command(self, environ: Mapping[str, str], rank: Sequence[str]) -> list[str]:
         """Returns the whole command; ``environ`` is its environment, ``rank`` what ranks run.
@@ -51,6 +53,7 @@ class Starter:
             is_ours = environ[name] != os.environ.get(name)
             if is_ours or name in _FORWARDED or name.startswith(_FORWARDED_PREFIXES):
                 passed += [forward, name]
+        rank = [self.python or rank[0], *rank[1:]]
         return [self.words[0], *passed, *self.words[1:], *rank]
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
@@ -108,7 +111,22 @@ def starter(config: RunConfig, hosts: Sequence[Host], in_slurm: bool = False) ->
     beside = [str(Path(sys.executable).with_name("torchrun"))] if name == "torchrun" else []
     present = next((one for one in (*beside, *programs) if shutil.which(one)), programs[-1])
     program = config.launcher.mpirun or present
-    return Starter(name, (program, *words, *config.launcher.mpi_options))
+    words = [program, *words, *config.launcher.mpi_options]
+    if not (in_slurm and config.cluster.container):
+        return Starter(name, tuple(words))
+    return Starter(name, (*words, *_container(config)), config.cluster.container_python)
+
+
+def _container(config: RunConfig) -> list[str]:
+    """Returns the words that start what follows them in the site's container."""
+    site, image = config.cluster, str(config.cluster.container)
+    folders = dict.fromkeys((str(Path.cwd()), str(Path(config.results).absolute())))
+    mounts = [*(f"{folder}:{folder}" for folder in folders), *site.container_mounts]
+    if site.container_by == "pyxis":
+        named = [f"--container-image={image}", f"--container-mounts={','.join(mounts)}"]
+        return [*named, *site.container_options]
+    binds = (word for mount in mounts for word in ("--bind", mount))
+    return ["apptainer", "exec", *binds, *site.container_options, image]
 
 
 def hosts_of(config: RunConfig, num_ranks: int) -> list[Host]:

@@ -22,8 +22,8 @@ from hires.core.ranks import mpi_starter
 
 NO_FOLDER = 66
 """Exit code of a job whose node does not see the run folder, so that nothing can be written."""
-REFUSED = "HIRES_REFUSED_MODULE"
-"""Variable in which ``launch/job.sh`` names the first module that did not load."""
+FAILED_SETUP = "HIRES_FAILED_SETUP"
+"""Variable in which ``launch/job.sh`` holds the first line of its set-up that failed."""
 
 
 def reproduce_line(argv: Sequence[str]) -> str:

@@ -75,13 +75,12 @@ class Allocation:
         """Returns where the ranks of a world run: evenly over the nodes, neighbours together.
 
         One ``srun``, or one command of an MPI, starts all. A RunError: this machine is not the
-        first node, the others cannot reach it, or it lacks one of ``cluster.modules``.
+        first node, the others cannot reach it, or ``cluster.modules`` or ``setup`` failed on it.
         """
-        module = os.environ.get(launch_file.REFUSED)
-        if module is not None:
+        if (line := os.environ.get(launch_file.FAILED_SETUP)) is not None:
             raise RunError(
-                f"`module load {module}` failed on {socket.gethostname()}: job.log shows why; see "
-                f"`module avail` there, and change cluster.modules"
+                f"`{line}` failed on {socket.gethostname()}: job.log shows why; try it there, and "
+                f"change cluster.modules (`module avail`) or cluster.setup"
             )
         address, interface = self._meeting(config)
         names = [node.name for node in self.nodes]

@@ -71,7 +71,9 @@ def write_script(
         options["array"] = f"0-{len(array.tasks) - 1}{limit}"
         if array.exclude:  # nodes that the site excludes stay excluded
             options["exclude"] = joined(options.get("exclude"), *array.exclude)
-    setup = launch_file.render(argv, "job.sh", TASKS=tasks, MODULES=config.cluster.modules)
+    lines = [shlex.join(["module", "load", name]) for name in config.cluster.modules]
+    lines += config.cluster.setup
+    setup = launch_file.render(argv, "job.sh", TASKS=tasks, SETUP=lines)
     text = _Script(folder).text(
         f'exec {shlex.join(python())} -u -m {JOB} --attempts={attempts} "$@"',
         # A folder that was renamed may have a name that no line of options can hold.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 
 import pytest
 
-from hires.core.config.launcher_config import LauncherConfig
+from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import mpi_starter
@@ -52,6 +53,40 @@ def test_command_line_of_every_starter(starter):
     hosts = [Host("localhost", 5)] if starter == "torchrun" else HOSTS
     assert line(hosts=hosts, **keys) == COMMANDS[starter]
     assert mpi_starter.hosts_of(config(hosts=["n1", "n2"]), 5) == HOSTS
+
+
+@pytest.mark.parametrize(
+    ("by", "words"),
+    [
+        ("apptainer", "apptainer exec --bind {0}:{0} --bind {0}/r:{0}/r --bind '/my data:/d' --nv"),
+        (
+            "pyxis",
+            "--container-image=a.sif --container-mounts={0}:{0},{0}/r:{0}/r,'/my data:/d' --nv",
+        ),
+    ],
+)
+def test_ranks_of_a_job_run_in_the_container_of_their_site(tmp_path, monkeypatch, by, words):
+    monkeypatch.chdir(tmp_path)
+    site = ClusterConfig(
+        container="a.sif",
+        container_by=by,
+        container_mounts=["/my data:/d"],
+        container_options=["--nv"],
+        container_python="/opt/python",
+    )
+    inside = RunConfig(results="r", launcher=LauncherConfig(name="slurm"), cluster=site)
+    rank = ["/usr/bin/python", "-m", "hires.worker"]
+    command = mpi_starter.starter(inside, HOSTS, in_slurm=True).command({}, rank)
+    words = words.format(tmp_path)
+    image = " a.sif" if by == "apptainer" else ""
+    wanted = f"{COMMANDS['srun']} {words}{image} /opt/python -m hires.worker"
+    assert command == shlex.split(wanted)
+    with (
+        pytest.raises(ConfigError, match=r"pyxis is a plug-in of srun")
+        if by == "pyxis"
+        else (contextlib.nullcontext())
+    ):
+        RunConfig(launcher=LauncherConfig(name="slurm", mpi="openmpi"), cluster=site)
 
 
 def test_words_of_the_user_and_of_slurm_are_passed_on(monkeypatch):
