@@ -46,7 +46,7 @@ from hires.quant.scales import require_pair, scales_of, stored_scales
 
 NOT_IN_PLAN = (
     "campaign", "results", "steps", "measure", "checkpoint", "weights", "predict", "optimizer.lr",
-    "optimizer.scale_lr", "optimizer.weight_decay", "optimizer.betas", "optimizer.eps",
+    "optimizer.scale_lr", "optimizer.weight_decay",
     "lr_schedule", "comm.timeout_s", "comm.visible", "launcher.port", "data.path", "data.classes",
     "data.length", "data.fit", "data.shuffle", "data.split", "data.validation", "data.split_seed",
     "augment", "data.normalize", "data.mean", "data.std", "data.images", "data.masks",

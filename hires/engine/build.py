@@ -252,17 +252,13 @@ def assemble(
     slots = [SlotPass(*pair, config.objective, low) for pair in zip(contexts, modules, strict=True)]
     sync = GradientSync(contexts, modules, counters_of(contexts, tensors)) if training else None
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
-    optimizer = make_optimizer(config, list(parameters.values()))
     recorder = contexts[0].tiles.recorder or Recorder()
     recorder.clock = device.clock()
     scale = _loss_scale(config) if config.scales_loss else None
     published = PublishedParameters(contexts, modules) if training else None
-    if (
-        published is not None
-        and optimizer is not None
-        and (own := published.own_rows()) is not None
-    ):
-        optimizer.rows = {id(parameter): rows for parameter, rows in own.items()}
+    own = published.own_rows() if published is not None else None
+    rows = None if own is None else {id(parameter): span for parameter, span in own.items()}
+    optimizer = make_optimizer(config, list(parameters.values()), rows)
     most, clip = config.optimizer.clip_norm, None
     if sync is not None and most is not None:
         clip = GradientClip(most, sync, contexts[0].plan, contexts[0].rank)

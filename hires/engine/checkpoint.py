@@ -2,8 +2,8 @@
 
     stage00.safetensors      parameters and running statistics of a stage, by their names in the
                              network
-    momentum00.safetensors   what the optimiser keeps for its parameters, by the same names; where
-                             holders divide it, momentum00.001.safetensors of each, by rows
+    exp_avg00.safetensors    what the optimiser keeps for its parameters, by the same names; where
+                             holders divide it, exp_avg00.001.safetensors of each, by rows
     checkpoint.json          the digest of each file, and the few numbers that all ranks have alike
 
 All holders of a stage are equal, so one of them (``weight_sharing.reader_of``) writes its files and
@@ -60,8 +60,9 @@ from hires.engine.tensorfile import ContentsReader, stage_file
 from hires.engine.weight_sharing import reader_of, share_weights
 from hires.plan.ownership import shares_of_holders
 
-SCALE, UPDATES = "loss_scale", "updates"
-"""Numbers of the manifest: the loss scale with its counters, and the steps of the optimiser."""
+SCALE, OPTIMIZER = "loss_scale", "optimizer."
+"""Numbers of the manifest: the loss scale with its counters, and before their names those that the
+optimiser keeps alike for all parameters."""
 SETTINGS = (
     "seed", "batch", "epochs", "model", "data", "augment", "precision", "optimizer", "lr_schedule",
     "loss",
@@ -149,11 +150,13 @@ class Saver:
         }
 
     def _publish(self, path: Path, step: int) -> None:
-        files = {
-            name: build(StoredFile, one)
-            for text in comm.gather_texts(json.dumps(_plain_files(self._written)))
-            for name, one in json.loads(text).items()
-        }
+        files, numbers = dict[str, StoredFile](), dict[str, list[float]]()
+        optimizer = self.engine.optimizer
+        own = {} if optimizer is None else optimizer.numbers()  # none of a rank without parameters
+        for text in comm.gather_texts(json.dumps([_plain_files(self._written), own])):
+            written, kept = json.loads(text)
+            files |= {name: build(StoredFile, one) for name, one in written.items()}
+            numbers |= {OPTIMIZER + name: [number] for name, number in kept.items()}
         if self._rank != 0:
             return
         building, engine = checkpoints.hidden(path, "tmp"), self.engine
@@ -161,11 +164,8 @@ class Saver:
             there = building / name
             if not there.is_file() or there.stat().st_size != file.num_bytes:
                 raise RunError(f"{name} is not in {building}: do all ranks see this folder?")
-        numbers = {}
         if engine.executor.scale is not None:
             numbers[SCALE] = engine.executor.scale.state().tolist()
-        if engine.optimizer is not None:
-            numbers[UPDATES] = [float(engine.optimizer.updates)]
         facts = path, step, self.attempt, files, numbers
         made = Checkpoint(*facts, _settings_of(self.config))
         write_atomically(building / checkpoints.MANIFEST, made.manifest())
@@ -242,9 +242,10 @@ class Saver:
     def _restore_tensors(self, checkpoint: Checkpoint, optimizer: Optimizer | None) -> list[str]:
         # Returns the kinds of tensors that the optimiser keeps and the checkpoint lacks.
         engine, plan = self.engine, self.engine.context.plan
+        kept = _kept_kinds(checkpoint, optimizer)
         reader, shared = ContentsReader(checkpoint), dict[int, list[Tensor]]()
         kinds = {"stage": checkpoint.tensors("stage")}
-        kinds |= {kind: checkpoint.tensors(kind) for kind in (optimizer.kept if optimizer else ())}
+        kinds |= {kind: checkpoint.tensors(kind) for kind in kept}
         for stage, context in {c.stage.index: c for c in engine.contexts}.items():
             is_reader, shared[stage] = reader_of(plan, stage) == self._rank, []
             divided = bool(shares_of_holders(plan, stage))
@@ -270,18 +271,27 @@ class Saver:
                         reader.fill(tensor, parts[name], first)
                     if not own:
                         shared[stage].append(tensor)
-        [updates] = checkpoint.numbers.get(UPDATES, [None])
-        if (
-            optimizer is not None
-            and updates is not None
-            and any(kinds[k] for k in {*optimizer.kept} - {EMA})
-        ):
-            optimizer.updates = int(updates)
         comm.max_all(0, patient=True)  # a disk may need longer than a message
         share_weights(engine.context, shared)
-        if optimizer is not None and not kinds.get(EMA, True):  # of a run that kept none
+        if optimizer is not None and EMA not in kept:  # of a run that kept none
             optimizer.begin_ema()
-        return [kind for kind, parts in kinds.items() if not parts and kind != EMA]
+        return [kind for kind in (optimizer.kept if optimizer else ()) if kind not in {*kept, EMA}]
+
+
+def _kept_kinds(checkpoint: Checkpoint, optimizer: Optimizer | None) -> list[str]:
+    """Returns what an optimiser takes from a checkpoint: all of its own state, or none of it."""
+    if optimizer is None:
+        return []
+    stored = [kind for kind in optimizer.kept if checkpoint.tensors(kind)]
+    own = {*optimizer.kept} - {EMA}
+    numbers = {
+        name.removeprefix(OPTIMIZER): number
+        for name, [number, *_] in checkpoint.numbers.items()
+        if name.startswith(OPTIMIZER)
+    }
+    if own and own <= {*stored} and optimizer.restore_numbers(numbers):
+        return stored
+    return [kind for kind in stored if kind == EMA]
 
 
 def _plain_files(files: dict[str, StoredFile]) -> dict[str, dict[str, object]]:

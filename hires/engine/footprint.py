@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from hires.comm import rehearsal
 from hires.comm.rehearsal import SilentStaging
@@ -49,7 +49,7 @@ from hires.engine.calibrate import observe_blank, rehearse_choice
 from hires.engine.live_bytes import LiveBytes
 from hires.engine.loader import image_dtype, needs_of
 from hires.engine.memory_beside import backend_bytes, kernel_bytes
-from hires.engine.optimizer import OPTIMIZERS
+from hires.engine.optimizer import Optimizer
 from hires.nets.build_network import build_model
 from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
@@ -84,8 +84,6 @@ and (without :mod:`hires.engine.memory_beside`) in int8."""
 # FakeTensorMode runs an operator without a shape function on real zeros of the size of its inputs:
 # minutes and gigabytes for a large image. These have none in torch.
 _META = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
-for _kernel in filter(None, (OPTIMIZERS[name].kernel for name in OPTIMIZERS)):
-    _META.impl(_kernel, lambda *args, **kwargs: None)  # type: ignore[no-untyped-call]
 _META.impl(  # type: ignore[no-untyped-call]
     "batch_norm_update_stats", lambda x, *rest: (x.new_empty(x.shape[1]), x.new_empty(x.shape[1]))
 )
@@ -158,6 +156,7 @@ def rehearse(
                 live.assign(engine.optimizer.kept_of(parameter, make=True).values(), "optimizer")
                 mark = parameter.register_post_accumulate_grad_hook
                 mark(lambda p: live.assign([p.grad], "grads"))  # type: ignore[no-untyped-call]
+            engine.executor.optimiser = _BlankUpdate(engine.optimizer)
         start = start if plan.training else live.peak_bytes
         nodes = (node for one in contexts for node in plan.nodes(one.stage.index))
         live.keep_workspaces(nodes, cublas_workspaces(config))
@@ -185,6 +184,33 @@ def rehearse(
     memory = RankMemory(**parts, host_bytes=host, start_bytes=start)
     unused = live.allocator.reserved - memory.peak_bytes
     return dataclasses.replace(memory, allocator_bytes=max(0, unused))
+
+
+class _BlankUpdate:
+    # An optimiser that allocates what a step needs beside the state. Those without a fused kernel
+    # read their number of steps, which a rehearsal has not.
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.zero_grad = optimizer.zero_grad
+        self._largest = max(map(torch.numel, optimizer.parameters))
+        self._dtype = optimizer.parameters[0].dtype
+        self._copies = _copies_in_a_step(optimizer)
+
+    def step(self, number: int) -> None:
+        torch.empty(self._copies * self._largest, dtype=self._dtype)
+
+
+def _copies_in_a_step(optimizer: Optimizer) -> int:
+    # How many tensors of a parameter's size a step makes beside what it keeps.
+    with unset_fake_temporarily(), torch.no_grad(), LiveBytes() as live:
+        tiny = nn.Parameter(torch.ones(2**10))
+        tiny.grad = torch.ones_like(tiny)
+        again = Optimizer([tiny], type(optimizer.torch), optimizer.settings)
+        again.step()
+        live.forget_peak()
+        before = live.peak_bytes
+        again.step()
+        return int((live.peak_bytes - before) / tiny.nbytes)
 
 
 def network_of(config: RunConfig) -> nn.Module:

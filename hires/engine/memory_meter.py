@@ -30,7 +30,7 @@ from torch import nn
 from hires.core.config.run_config import RunConfig
 from hires.core.units import parse_size
 from hires.engine.device import RankDevice
-from hires.engine.optimizer import FusedSGD
+from hires.engine.optimizer import Optimizer
 from hires.parallel.convolution import convolve, convolve_backward
 from hires.plan.hardware import ranks_of_node
 from hires.plan.memory import free_bytes
@@ -132,7 +132,7 @@ def load_lazy_parts() -> None:
     # Without autograd: the first backward pass of a process starts a thread for each accelerator,
     # and processes that are forked from this one have none, and cannot start theirs.
     weight = nn.Parameter(torch.ones(8, 8, 1, 1))
-    optimizer = FusedSGD([weight], lr=0.1, momentum=0.9, weight_decay=0.0)
+    optimizer = Optimizer([weight], torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "fused": True})
     images = torch.ones(1, 8, 8, 8).contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         made = convolve(images, weight, None, 1, 0, 1, 1)

@@ -1,58 +1,77 @@
-"""Optimisers by one fused kernel, without copies: another one is a class here.
+"""Moves parameters by an optimiser of ``torch.optim``, without copies.
 
-``torch.optim.SGD(fused=True)`` moves all parameters in one pass, but copies every channels-last
-weight, its gradient and its momentum into another order first and back afterwards: more work than
-the step itself. Here the same kernels see all tensors as rows of numbers in the order in which they
-lie, so nothing is copied.
+An optimiser of torch that works number by number gives the same on a tensor and on the row of its
+numbers. So it gets flat views of the rows that a rank moves, in the order in which they lie: a
+fused kernel would copy each channels-last weight, its gradient and its state into another order and
+back, more work than the step itself.
+
+    parameter (K, C, h, w), channels-last  --rows of this rank, flat-->  view (n,)  <--torch.optim
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from hires.core.config.fields import keys_of
 from hires.core.config.run_config import RunConfig
+from hires.core.errors import ConfigError
 from hires.core.learning_rate import learning_rate
-from hires.core.registry import Registry
+from hires.core.optimizers import OPTIMIZERS
 from hires.parallel.gradients import flat, rows_of, shaped
+
+Settings = dict[str, Any]
+Rows = Mapping[int, tuple[int, int]]
+"""By a parameter's id the rows that an optimiser moves of it, first and end."""
+EMA = "ema"
+"""What is kept of each parameter as its running mean; a checkpoint has files of that name."""
+FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+"""Those with one kernel for all parameters on every kind of device."""
+
+# torch.optim imports its compiler where a parameter is added, and in the wrapper of a step: 3 s and
+# 80 MiB in every rank.
+_add = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+setattr(_add, "__dynamo_disable", _add)
 
 
 class Optimizer:
     """Moves parameters, contiguous or channels-last, along their gradients.
 
-    ``settings`` are keys of ``optimizer``, named as in its reference.
+    Args:
+        parameters: to move.
+        kind: an optimiser of torch that moves each number by itself.
+        settings: its arguments.
+        rows: that are moved of each parameter; None: all of all.
+        ema: share of the running mean of each parameter that a step keeps; None: there is none.
+        rate: from a step of the run to its learning rate; None: always that of the settings.
     """
 
-    reference: ClassVar[type[torch.optim.Optimizer]]  # torch's own, for ``hires verify``
-    kernel: ClassVar[str | None] = None  # its ATen kernel, if torch has no shape function of it
-    kept: dict[str, Callable[[Tensor], Tensor]]
-    """What it keeps for each parameter, by names that begin a file of a checkpoint: from the
-    parameter's numbers to the first value."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter], **settings: Any) -> None:
-        self.parameters = list(parameters)
-        self.settings = settings
-        self.updates = 0
-        """Steps that it has taken; a checkpoint keeps it."""
-        self.ema: float | None = None
-        """Share of the running mean of each parameter that a step keeps; None: there is none."""
-        self.rate: Callable[[int], float] | None = None
-        """From a step of the run to its learning rate; None: always that of the settings."""
-        self.rows: dict[int, tuple[int, int]] | None = None
-        """By a parameter's id the rows that it moves of it, first and end; None: all of all."""
-        self._state: dict[int, dict[str, Tensor]] = {}  # by id: a hash of a tensor costs a call
-
-    def update(
-        self, parameters: list[Tensor], gradients: list[Tensor], kept: dict[str, list[Tensor]]
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        kind: type[torch.optim.Optimizer],
+        settings: Settings,
+        rows: Rows | None = None,
+        ema: float | None = None,
+        rate: Callable[[int], float] | None = None,
     ) -> None:
-        """Moves the numbers of parameters of one type, in place, and what is kept for them."""
-        raise NotImplementedError
+        self.parameters, self.rows, self.ema = list(parameters), rows, ema
+        self.settings, self._rate = settings, rate
+        moved = [p for p in self.parameters if rows is None or id(p) in rows]
+        self._views = {id(p): nn.Parameter(flat(self.own(p))) for p in moved}
+        self._means: dict[int, Tensor] = {}
+        self.torch: torch.optim.Optimizer = kind([{"params": [*self._views.values()]}], **settings)
+        self._step = functools.partial(inspect.unwrap(kind.step), self.torch)
+        state = _state_of(kind, settings, self.parameters[0])
+        self._scalars = {name: t for name, t in state.items() if not t.dim()}
+        self.kept = [name for name, t in state.items() if t.dim()] + [EMA] * (ema is not None)
+        """Names of what is kept for each parameter; they begin the files of a checkpoint."""
 
     def zero_grad(self) -> None:
         """Drops the gradients."""
@@ -60,42 +79,30 @@ class Optimizer:
             parameter.grad = None
 
     @torch.no_grad()
-    def reserve(self) -> None:
-        """Makes what a step keeps, without one: a skipped step needs as much memory as others."""
-        for parameter in self.parameters:
-            if parameter.grad is not None and self.moves(parameter):
-                self._numbers(parameter)
-
-    @torch.no_grad()
     def step(self, number: int = 0) -> None:
-        """Moves the parameters that have a gradient, each type's together, in a step of the run."""
-        self.updates += 1
-        if self.rate is not None:
-            self.settings["lr"] = self.rate(number)
-        by_type: dict[torch.dtype, list[tuple[nn.Parameter, Tensor]]] = {}
+        """Moves the parameters that have a gradient, in a step of the run."""
+        moved = []
         for parameter in self.parameters:
-            if parameter.grad is not None and self.moves(parameter):
-                by_type.setdefault(parameter.dtype, []).append((parameter, parameter.grad))
-        for moved in by_type.values():
-            states = [self._numbers(parameter) for parameter, _ in moved]
-            parameters = [flat(self.own(parameter)) for parameter, _ in moved]
-            kept = {name: [state[name] for state in states] for name in self.kept}
-            gradients = [flat(self.own(gradient, parameter)) for parameter, gradient in moved]
-            self.update(parameters, gradients, kept)
-            if self.ema is not None:
-                torch._foreach_lerp_(kept[EMA], parameters, 1 - self.ema)
-
-    def keep_ema(self, share: float) -> None:
-        """Keeps a running mean of the parameters from now on; it begins with what they are."""
-        self.ema, self.kept = share, {**self.kept, EMA: torch.clone}
+            view = self._views.get(id(parameter))
+            if view is not None and parameter.grad is not None:
+                view.grad = flat(self.own(parameter.grad, parameter))
+                moved.append(view)
+                if self.ema is not None and id(parameter) not in self._means:
+                    self._means[id(parameter)] = view.detach().clone()
+        if self._rate is not None:
+            self.torch.param_groups[0]["lr"] = self._rate(number)
+        self._step()
+        for view in moved:
+            view.grad = None
+        if self.ema is not None:
+            views = [self._views[key].data for key in self._means]
+            torch._foreach_lerp_([*self._means.values()], views, 1 - self.ema)
 
     @torch.no_grad()
     def begin_ema(self) -> None:
         """Sets the running means that are there to what the parameters are now."""
-        for parameter in self.parameters:
-            state = self._state.get(id(parameter), {})
-            if EMA in state:
-                state[EMA].copy_(flat(self.own(parameter)))
+        for key, mean in self._means.items():
+            mean.copy_(self._views[key])
 
     @contextlib.contextmanager
     def ema_in_place(self) -> Iterator[None]:
@@ -108,21 +115,36 @@ class Optimizer:
 
     @torch.no_grad()
     def _swap_ema(self) -> None:
-        for parameter in self.parameters:
-            mean = self._state.get(id(parameter), {}).get(EMA)
-            if mean is not None:
-                own = flat(self.own(parameter))
-                before = own.clone()
-                own.copy_(mean)
-                mean.copy_(before)
+        for key, mean in self._means.items():
+            before = self._views[key].detach().clone()
+            self._views[key].copy_(mean)
+            mean.copy_(before)
 
     def state(self) -> list[Tensor]:
-        """Returns what is kept for the parameters that were moved so far."""
-        return [tensor for state in self._state.values() for tensor in state.values()]
+        """Returns what is kept for the parameters, without single numbers."""
+        states = self.torch.state.values()
+        return [t for state in states for t in state.values() if t is not None and t.dim()] + [
+            *self._means.values()
+        ]
+
+    def numbers(self) -> dict[str, float]:
+        """Returns the single numbers that are kept, alike for all parameters; none at first."""
+        state = next((one for one in self.torch.state.values() if one), None)
+        return {} if state is None else {name: float(state[name]) for name in self._scalars}
+
+    def restore_numbers(self, numbers: Mapping[str, float]) -> bool:
+        """Sets the single numbers, and begins what is kept; False: some of them are missing."""
+        if not self._scalars.keys() <= numbers.keys():
+            return False
+        for key, view in self._views.items():
+            self._state(key)
+            for name in self._scalars:
+                self.torch.state[view][name].fill_(numbers[name])
+        return True
 
     def moves(self, parameter: Tensor) -> bool:
         """Whether it moves a parameter, or rows of it."""
-        return self.rows is None or id(parameter) in self.rows
+        return id(parameter) in self._views
 
     def first_row(self, parameter: Tensor) -> int:
         """Returns the first row that it moves of a parameter."""
@@ -141,91 +163,65 @@ class Optimizer:
         """
         if not self.moves(parameter):
             return {}
-        state = self._numbers(parameter) if make else self._state.get(id(parameter), {})
-        own = self.own(parameter)
-        return {n: shaped(t, own) if t.numel() == own.numel() else t for n, t in state.items()}
+        key, own = id(parameter), self.own(parameter)
+        state = self._state(key) if make else self.torch.state.get(self._views[key], {})
+        tensors = {name: state[name] for name in self.kept if name in state}
+        if key in self._means:
+            tensors[EMA] = self._means[key]
+        return {name: shaped(tensor, own) for name, tensor in tensors.items()}
 
-    def _numbers(self, parameter: Tensor) -> dict[str, Tensor]:
-        if id(parameter) not in self._state:
-            numbers = flat(self.own(parameter))
-            self._state[id(parameter)] = {name: make(numbers) for name, make in self.kept.items()}
-        return self._state[id(parameter)]
-
-
-EMA = "ema"
-"""What is kept of each parameter as its running mean; a checkpoint has files of that name."""
-
-OPTIMIZERS: Registry[type[Optimizer]] = Registry("optimiser")
-
-
-@OPTIMIZERS.register("sgd")
-class FusedSGD(Optimizer):
-    """Stochastic gradient descent with momentum and weight decay, as in ``torch.optim.SGD``."""
-
-    reference = torch.optim.SGD
-    kernel = "_fused_sgd_"
-
-    def __init__(self, parameters: Iterable[nn.Parameter], **settings: Any) -> None:
-        super().__init__(parameters, **settings)
-        self.kept = {"momentum": torch.zeros_like} if settings["momentum"] else {}
-
-    def update(
-        self, parameters: list[Tensor], gradients: list[Tensor], kept: dict[str, list[Tensor]]
-    ) -> None:
-        """Moves numbers; the momentum is zero at first, to which the gradient is added."""
-        rest: Any = {"nesterov": False, **self.settings, "dampening": 0.0, "maximize": False}
-        momenta = kept.get("momentum", [])
-        torch._fused_sgd_(parameters, gradients, momenta, **rest, is_first_step=False)
+    @torch.no_grad()
+    def _state(self, key: int) -> dict[str, Any]:
+        # What torch keeps for a parameter; it begins with zeros.
+        view = self._views[key]
+        state: dict[str, Any] = self.torch.state[view]
+        if not state:
+            state |= {name: torch.zeros_like(view) for name in self.kept if name != EMA}
+            state |= {name: number.clone() for name, number in self._scalars.items()}
+        if self.ema is not None:
+            self._means.setdefault(key, view.detach().clone())
+        return state
 
 
-@OPTIMIZERS.register("adam")
-class FusedAdam(Optimizer):
-    """Adam, as in ``torch.optim.Adam``: each parameter has a mean of gradients and of squares."""
-
-    reference: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
-    compute: ClassVar[Callable[..., None]] = torch._fused_adam_
-
-    def __init__(self, parameters: Iterable[nn.Parameter], **settings: Any) -> None:
-        super().__init__(parameters, **settings)
-        self.kept = {"exp_avg": torch.zeros_like, "exp_avg_sq": torch.zeros_like}
-
-    def update(
-        self, parameters: list[Tensor], gradients: list[Tensor], kept: dict[str, list[Tensor]]
-    ) -> None:
-        """Moves numbers; as many steps count for each as the optimiser has taken."""
-        rest = {key: one for key, one in self.settings.items() if key != "betas"}
-        rest["beta1"], rest["beta2"] = self.settings["betas"]
-        count = torch.tensor(float(self.updates), device=parameters[0].device)
-        counts = [count] * len(parameters)
-        means = kept["exp_avg"], kept["exp_avg_sq"]
-        rest |= {"amsgrad": False, "maximize": False}
-        type(self).compute(parameters, gradients, *means, [], counts, **rest)
+def _state_of(
+    kind: type[torch.optim.Optimizer], settings: Settings, like: Tensor
+) -> dict[str, Tensor]:
+    # What an optimiser keeps for a parameter of one number, after a step; of the others it keeps
+    # as many tensors, and the same single numbers.
+    with unset_fake_temporarily(), torch.no_grad():
+        tiny = nn.Parameter(torch.ones(1, dtype=like.dtype, device=like.device))
+        tiny.grad = torch.ones_like(tiny)
+        optimizer = kind([tiny], **settings)
+        inspect.unwrap(kind.step)(optimizer)
+        return {name: t for name, t in optimizer.state[tiny].items() if t is not None}
 
 
-@OPTIMIZERS.register("adamw")
-class FusedAdamW(FusedAdam):
-    """Adam with decoupled weight decay, as in ``torch.optim.AdamW``."""
-
-    reference = torch.optim.AdamW
-    compute = torch._fused_adamw_
-
-
-def optimizer_of(config: RunConfig) -> tuple[type[Optimizer], dict[str, Any]]:
-    """Returns the optimiser of a run and its settings in the first step."""
-    keys, name = config.optimizer, config.optimizer.name
-    names = ("weight_decay", *keys_of(type(keys), name))
-    settings = {key: getattr(keys, key) for key in names}
-    return OPTIMIZERS[name], {"lr": learning_rate(config, 0), **settings}
+def optimizer_of(config: RunConfig) -> tuple[type[torch.optim.Optimizer], Settings]:
+    """Returns the optimiser of torch of a run, and its arguments in the first step."""
+    keys = config.optimizer
+    kind = getattr(torch.optim, OPTIMIZERS[keys.name].torch_class)
+    settings = {"lr": learning_rate(config, 0), **keys.all_args}
+    if keys.name != "rprop":
+        settings["weight_decay"] = keys.weight_decay
+    try:
+        kind([torch.zeros(1)], **settings)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"optimizer={keys.name} optimizer.args={keys.args}: {error}") from error
+    return kind, settings
 
 
-def make_optimizer(config: RunConfig, parameters: list[nn.Parameter]) -> Optimizer | None:
-    """Returns the optimiser of a run, or None if there is nothing to train."""
+def make_optimizer(
+    config: RunConfig, parameters: list[nn.Parameter], rows: Rows | None = None
+) -> Optimizer | None:
+    """Returns the optimiser of a run, or None if there is nothing to train.
+
+    ConfigError: torch refuses ``optimizer.args``.
+    """
     trainable = [p for p in dict.fromkeys(parameters) if p.requires_grad]
-    kind, settings = optimizer_of(config)
     if config.task.name != "train" or not trainable:
         return None
-    made = kind(trainable, **settings)
-    made.rate = functools.partial(learning_rate, config)
-    if config.optimizer.ema is not None:
-        made.keep_ema(config.optimizer.ema)
-    return made
+    kind, settings = optimizer_of(config)
+    # Without a fused kernel parameter by parameter: the memory of one more of them is enough.
+    settings |= {"fused": True} if kind in FUSED else {"foreach": False}
+    rate = functools.partial(learning_rate, config)
+    return Optimizer(trainable, kind, settings, rows, config.optimizer.ema, rate)

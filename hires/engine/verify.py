@@ -252,7 +252,7 @@ def reference_step(
             if config.optimizer.clip_norm is not None:
                 nn.utils.clip_grad_norm_(trainable, config.optimizer.clip_norm)
             kind, settings = optimizer_of(config)
-            kind.reference(trainable, **settings).step()
+            kind(trainable, **settings).step()
         tensors |= _trained(dict(model.named_parameters()))
     tensors |= {f"running_stats/{name}": t for name, t in model.named_buffers()}
     return {name: to_host(tensor) for name, tensor in tensors.items()}

@@ -250,12 +250,9 @@ class Executor:
             self.result.grad_norm = self.clip.norm
 
     def _optimise(self, event: Event) -> None:
-        if self.optimiser is not None:
+        if self.optimiser is not None and not self.result.skipped:
             with self.recorder.span(timeline.OPTIMISER):
-                if self.result.skipped:
-                    self.optimiser.reserve()
-                else:
-                    self.optimiser.step(self.number)
+                self.optimiser.step(self.number)
 
     def _slot(self, event: Event) -> SlotPass:
         return self.slots[self.plan.direction_of(event.part.action)]

@@ -63,7 +63,13 @@ RICH: dict[str, Any] = {
     "loss": {"name": "custom", "target": f"{__name__}:noisy"},
     "augment": {"flip": "both", "brightness": 0.2},
     "precision": {"name": "fp16", "scale_interval": 2},
-    "optimizer": {"name": "adamw", "lr": 1e-3, "eps": 1e-4, "ema": 0.75, "clip_norm": 0.5},
+    "optimizer": {
+        "name": "adamw",
+        "lr": 1e-3,
+        "args": {"eps": 1e-4},
+        "ema": 0.75,
+        "clip_norm": 0.5,
+    },
     "lr_schedule": {"name": "cosine", "warmup": 1, "steps": 8},
     "validate": {"every": 2, "weights": "ema", "metric": "loss"},
     "checkpoint": {"every": 2, "keep": 2},
@@ -180,7 +186,7 @@ def test_whole_run_has_all_that_a_checkpoint_must_carry(whole):
     skipped = {step for (step, _), line in steps.items() if line["skipped"]}
     assert 0 < len(skipped) < 8
     assert records.read_record(whole)["skipped_steps"] == len(skipped)
-    assert last.numbers["updates"] == [8 - len(skipped)]  # a skipped step is none
+    assert last.numbers["optimizer.step"] == [8 - len(skipped)]  # a skipped step is none
     assert len({line["loss_scale"] for line in steps.values()}) > 1
     assert max(line["grad_norm"] for line in steps.values() if not line["skipped"]) > 0.5
     for step, line in steps.items():  # all ranks skip, scale and clip alike
@@ -222,7 +228,7 @@ def test_run_that_differs_in_more_than_its_steps_is_not_continued(whole, tmp_pat
 
 def test_checkpoint_of_any_layout_resumes_in_any_other(tmp_path):
     # eps far above the noise of a gradient that is 0: Adam divides a gradient by its own size.
-    optimizer = {"name": "adamw", "lr": 1e-3, "eps": 1e-3, "ema": 0.75, "clip_norm": 1.0}
+    optimizer = {"name": "adamw", "lr": 1e-3, "args": {"eps": 1e-3}, "ema": 0.75, "clip_norm": 1.0}
     two = {"microbatches": 2}
     layouts: list[tuple[dict[str, Any], dict[str, Any], int]] = [
         ({"tiles": [3, 1], **two}, {}, 2),
@@ -280,7 +286,7 @@ def test_what_a_resume_does_not_take_along_is_said_and_recorded(tmp_path):
     run = make(tmp_path, steps=6, **keys, checkpoint={"resume": str(first), "every": 2})
     assert [attempt(run, stop_at=5), attempt(run)] == [[PREEMPTED], [0]]
     # The other optimiser begins anew, and counts its own steps alone.
-    assert checkpoints.read(checkpoints.place(run, 6)).numbers["updates"] == [3]
+    assert checkpoints.read(checkpoints.place(run, 6)).numbers["optimizer.step"] == [3]
     events = read_lines(file_names.attempt_dir(run, 0) / "events.jsonl")
     [text] = [event["text"] for event in events if event["event"] == "resume_differs"]
     there = ["seed=0", f"batch={config_at(first).batch}", "optimizer.name=sgd"]

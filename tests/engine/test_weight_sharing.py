@@ -99,7 +99,11 @@ def test_each_file_of_a_checkpoint_is_read_by_one_rank(tmp_path):
     assert {code for code, _ in done} == {0}
     by_rank = [{line.split()[0] for line in read} for _, read in done]
     assert set().union(*by_rank) == {
-        *(f"{kind}0{stage}.safetensors" for kind in ("stage", "momentum") for stage in (0, 1))
+        *(
+            f"{kind}0{stage}.safetensors"
+            for kind in ("stage", "momentum_buffer")
+            for stage in (0, 1)
+        )
     }
     assert sum(map(len, by_rank)) == 4
     assert all(len(read) == len(set(read)) for _, read in done)

@@ -13,6 +13,7 @@ from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig
 from hires.engine.build import whole_model
 from hires.engine.loader import whole_microbatches
+from hires.engine.optimizer import optimizer_of
 from hires.parallel.loss import plain_loss
 
 
@@ -34,13 +35,8 @@ class PlainTraining:
 
 def torch_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Returns torch's own optimiser with the settings of a config."""
-    keys, parameters = config.optimizer, model.parameters()
-    rest = {"lr": keys.lr, "weight_decay": keys.weight_decay}
-    if keys.name == "sgd":
-        rest |= {"momentum": keys.momentum, "nesterov": keys.nesterov}
-        return torch.optim.SGD(parameters, **rest)
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[keys.name]
-    return kind(parameters, betas=tuple(keys.betas), eps=keys.eps, **rest)
+    kind, settings = optimizer_of(config)
+    return kind(model.parameters(), **settings)
 
 
 def torch_rates(config: RunConfig) -> list[float]:

@@ -176,11 +176,13 @@ def test_references_have_units_clusters_and_a_tolerance_below_and_above(tmp_path
     other = compared_run(tmp_path, [STEPS], batch=8)
     made = judged(tmp_path, [{}], run, other)
     assert made.notes == ["no reference for throughput of resnet50 224x224 single fp32 batch=8"]
-    strange = compared_run(tmp_path, [STEPS], optimizer={"momentum": 0.5}, task={"name": "train"})
+    strange = compared_run(
+        tmp_path, [STEPS], optimizer={"weight_decay": 0.5}, task={"name": "train"}
+    )
     for runs in ([other], [strange]):
         with pytest.raises(ConfigError, match="no reference of ref fits a run of B"):
             judged(tmp_path, [{}], *runs)
-    point = {**ENTRY["point"], "optimizer.momentum": 0.5}
+    point = {**ENTRY["point"], "optimizer.weight_decay": 0.5}
     assert verdicts(judged(tmp_path, [{"point": point}], strange)) == [SAME]
 
 
@@ -211,8 +213,8 @@ def test_written_references_fit_their_runs_and_no_others(tmp_path):
         for n in (4, 8)
         for layout, tiles in (("single", [1, 1]), ("sp", [2, 1]))
     ]
-    # Only keys that were no default were written: the reference of 0.9 fitted the run of 0.5.
-    changes += [{"optimizer": {"momentum": 0.5}, "task": {"name": "train"}}]
+    # Only keys that were no default were written: the reference of a default fitted all runs.
+    changes += [{"optimizer": {"weight_decay": 0.5}, "task": {"name": "train"}}]
     changes += [{"parallel": {"halo": {"fuse": 2}}}]
     runs = read_runs([compared_run(tmp_path, [STEPS], **keys) for keys in changes])
     path, tolerance = tmp_path / "reference.yaml", Tolerance(-0.05, 0.15)

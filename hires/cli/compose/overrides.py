@@ -15,10 +15,10 @@ from hires.core.registry import nearest, offer
 
 _ASSIGNMENT = re.compile(r"^(?P<sign>\+{0,2})(?P<key>[A-Za-z_][\w./-]*)=(?P<value>.*)$", re.DOTALL)
 _FREE = (
-    "model.args.", "cluster.options.", "cluster.environment.", "comm.options.", "quant.data.",
-    "data.groups.",
+    "model.args.", "optimizer.args.", "cluster.options.", "cluster.environment.", "comm.options.",
+    "quant.data.", "data.groups.",
 )  # fmt: skip
-"""Keys below which users choose the names: of their own network or cluster."""
+"""Keys below which users choose the names: of their own network, optimiser or cluster."""
 
 
 def checked(words: list[str], groups: Groups) -> list[str]:

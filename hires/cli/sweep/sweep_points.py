@@ -128,7 +128,9 @@ class Where(Expression):
 
     def __init__(self, text: str, groups: Iterable[str]) -> None:
         self._groups = set(groups)
-        super().__init__(text, {*config_keys(), *self._groups, *_DERIVED, "model.args."})
+        super().__init__(
+            text, {*config_keys(), *self._groups, *_DERIVED, "model.args.", "optimizer.args."}
+        )
 
     def keeps(self, config: RunConfig, choices: dict[str, str]) -> bool:
         """Returns whether the expression is true of a point, given its choice of every group."""

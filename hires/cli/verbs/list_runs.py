@@ -73,7 +73,7 @@ def list_runs(args: Any) -> int:
     names = {*config_keys(), *named, *METRICS, *RUN_COLUMNS}
     where = None
     if args.where is not None:
-        where = Expression(args.where, {*names, "model.args."})
+        where = Expression(args.where, {*names, "model.args.", "optimizer.args."})
     paths = select([] if args.campaign is None else [args.campaign], args.results).paths
     runs = read_runs(paths)
     add_live_states(runs)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from hires.core.config.fields import MOST_LABEL, MOST_STEPS, Section, not_function, value
+from hires.core.errors import ConfigError
 from hires.core.losses import CLASSES, IMAGES, LOSSES
+from hires.core.optimizers import MORE_STATES, OPTIMIZERS, REFUSED, SET_BY_HIRES
 
 INFERENCE = ("infer", "evaluate", "predict")
 """Tasks that compute forward and keep no value for anything else."""
@@ -97,40 +100,41 @@ class LossConfig(Section, key="loss", choices=LOSS_NAMES):
             )
 
 
+def _optimizer_keys(name: str) -> dict[str, Any]:
+    kind = OPTIMIZERS[name]
+    return {"name": name, "lr": kind.lr, "weight_decay": kind.weight_decay}
+
+
 @dataclass
 class OptimizerConfig(
     Section,
     key="optimizer",
-    choices={"sgd": "Stochastic gradient descent with momentum, as torch.optim.SGD"},
+    choices={n: f"{one.summary}, torch.optim.{one.torch_class}" for n, one in OPTIMIZERS.items()},
+    choice_keys=_optimizer_keys,
 ):
     """``optimizer=NAME``: how training moves parameters."""
 
-    name: str = value("sgd", choices=("sgd", "adam", "adamw"))
-    """As in torch: ``sgd`` (stochastic gradient descent), ``adam`` or ``adamw`` (Adam with
-    decoupled weight decay)."""
+    name: str = value("sgd", choices=OPTIMIZERS)
+    """Class of ``torch.optim`` that moves each number of a parameter by itself: ``sgd``, ``adam``,
+    ``adamw``, ``adadelta``, ``adagrad``, ``adamax``, ``asgd``, ``nadam``, ``radam``, ``rmsprop``
+    or ``rprop``, also as torch writes it."""
     lr: float = value(0.005, 0)
     """Learning rate, the largest one of ``lr_schedule``."""
     scale_lr: bool = False
     """Whether ``lr`` is that of one replica, and is multiplied by ``parallel.replicas`` (linear
     scaling, for a ``batch`` that grows with the replicas)."""
     weight_decay: float = value(1e-4, 0)
-    """Share of each parameter that is added to its gradient (``sgd``, ``adam``), or that times the
-    learning rate is taken off the parameter itself (``adamw``)."""
+    """Share of each parameter that is added to its gradient, or that times the learning rate is
+    taken off the parameter itself (``adamw``). ``rprop`` has none."""
     clip_norm: float | None = value(None, above=0)
     """Largest norm of the gradients of all parameters together: larger ones are scaled down to it,
     as by ``torch.nn.utils.clip_grad_norm_``; unset: none are."""
     ema: float | None = value(None, above=0, below=1)
     """Share of a running mean of the weights that each step keeps, as 0.999; it begins with the
     first weights, and is in checkpoints beside these: ``weights=RUN/ema`` takes it. Unset: none."""
-    momentum: float = value(0.9, 0, of=("sgd",))
-    """Of ``sgd``: share of the last step's direction that is kept."""
-    nesterov: bool = value(False, of=("sgd",))
-    """Of ``sgd``: whether the momentum is Nesterov's."""
-    betas: list[float] = value([0.9, 0.999], 0, below=1, of=("adam", "adamw"))
-    """Of ``adam`` and ``adamw``: shares of the running means of gradients and of their squares
-    that a step keeps."""
-    eps: float = value(1e-8, 0, of=("adam", "adamw"))
-    """Of ``adam`` and ``adamw``: added to the root of the second mean, against a division by 0."""
+    args: dict[str, Any] = value({})
+    """Further arguments of the class, as ``optimizer.args.betas=[0.9,0.95]``; ``sgd`` has a
+    momentum of 0.9 unless ``optimizer.args.momentum`` says otherwise."""
     shard: bool = False
     """Whether the ranks that hold the same parameters (tiles, replicas, directions) divide their
     update: each keeps the optimiser's state of its part, moves it, and sends it to the others."""
@@ -140,20 +144,32 @@ class OptimizerConfig(
     together (``scatter``, two thirds of the bytes); ``auto``: what the tuning table has measured as
     faster, or what sends less."""
 
-    def _problems(self) -> Iterator[str]:
-        if self.nesterov and not self.momentum:
-            yield "optimizer.nesterov=True needs a momentum; use optimizer.momentum=0.9"
-        if len(self.betas) != 2:
-            yield (
-                f"optimizer.betas={self.betas} must be two numbers, for the mean of gradients and "
-                f"for that of their squares, as [0.9,0.999]"
+    def __post_init__(self) -> None:
+        self.name = self.name.lower()
+        if self.name in REFUSED:
+            raise ConfigError(
+                f"optimizer={self.name}: it {REFUSED[self.name]}; choose one of "
+                f"{', '.join(OPTIMIZERS)}"
             )
+        super().__post_init__()
+
+    def _problems(self) -> Iterator[str]:
+        for name in (name for name in self.args if name in SET_BY_HIRES):
+            remedy = f"write optimizer.{name}" if hasattr(self, name) else "leave it out"
+            yield f"optimizer.args.{name} is not an argument here; {remedy}"
+
+    @property
+    def all_args(self) -> dict[str, Any]:
+        """Arguments of the class beside the learning rate and the weight decay."""
+        # JSON and YAML have lists where torch compares tuples.
+        args = {k: tuple(v) if isinstance(v, list) else v for k, v in self.args.items()}
+        return {**OPTIMIZERS[self.name].args, **args}
 
     @property
     def num_states(self) -> int:
-        """Numbers that it keeps for each parameter."""
-        moments = 2 if self.name != "sgd" else int(self.momentum > 0)
-        return moments + (self.ema is not None)
+        """Numbers that it keeps for each of a parameter."""
+        more = sum(bool(self.all_args.get(key)) for key in MORE_STATES)
+        return OPTIMIZERS[self.name].num_states + more + (self.ema is not None)
 
 
 LR_CURVES = {

@@ -106,7 +106,7 @@ class Checkpoint:
     def tensors(self, kind: str) -> dict[str, list[StoredTensor]]:
         """Returns the tensors of one kind by name, each as its parts in the order of their rows.
 
-        Kinds are ``stage`` and what an optimiser keeps, as ``momentum``.
+        Kinds are ``stage`` and what an optimiser keeps, as ``momentum_buffer``.
         """
         # By exact names: one kind may begin with another's name, as exp_avg_sq with exp_avg.
         named = re.compile(rf"{re.escape(kind)}\d{{2,}}(\.\d+)?\.safetensors")

@@ -2,7 +2,7 @@
 
 References:
     - {metric: throughput, value: 12.5, unit: img/s, tolerance: [-5%, +15%], cluster: node*,
-       point: {model: resnet18, image: 64x64, layout: sp, batch: 4, optimizer.momentum: 0.5}}
+       point: {model: resnet18, image: 64x64, layout: sp, batch: 4, optimizer.weight_decay: 0.5}}
 
 A run fits if its host matches ``cluster``, all columns (``rows.RUN_COLUMNS``) and config keys of
 ``point`` are equal, and no other key that matters differs from its default.

@@ -58,7 +58,6 @@ def test_parts_of_a_layout_may_come_in_any_order():
         ("model=resnet18 model.width=64", "model.width", "model.depth"),  # though it is the default
         ("task=predict loss.label_smoothing=0.0", "loss.label_smoothing", "task=evaluate"),
         ("data=synthetic data.tissue=0.3", "data.tissue", "data.length"),
-        ("optimizer=adam optimizer.momentum=0.5", "optimizer.momentum", "optimizer.betas"),
         ("lr_schedule=cosine lr_schedule.gamma=0.5", "lr_schedule.gamma", "lr_schedule.final"),
         ("task=infer lr_schedule=cosine", "lr_schedule", "task=train"),
         ("task=predict data.shuffle=false", "data.shuffle", "task=train"),
