@@ -28,7 +28,8 @@ README = REPOSITORY / "README.md"
 def commands_of(*pages: Path) -> list[str]:
     """Returns the command lines of the blocks of shell of some pages."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    lines = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines()
+    blocks = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
+    lines = blocks.replace("\\\n", " ").splitlines()
     return [*dict.fromkeys(filter(None, map(str.strip, lines)))]
 
 
