@@ -1,7 +1,6 @@
 """Sends and receives every message between ranks, with one communication library or several."""
 
 from hires.comm.agreements import PATIENCE_S, broadcast_text, gather_texts, max_all, sum_all
-from hires.comm.divided_sums import all_gather_coalesced, reduce_scatter_coalesced
 from hires.comm.handles import Handle
 from hires.comm.membership import (
     get_backends,
@@ -29,9 +28,19 @@ from hires.comm.operations import (
     scatter,
 )
 from hires.comm.plain_reductions import ReduceOp
+from hires.comm.plan_messages import (
+    all_gather_coalesced,
+    all_gather_stacked,
+    all_reduce_coalesced,
+    end_call,
+    finish_streams,
+    open_channels,
+    opened_channels,
+    post,
+    reduce_scatter_coalesced,
+    use_channels,
+)
 from hires.comm.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from hires.comm.rehearsal import rehearsal
-from hires.comm.runtime import all_gather_stacked, all_reduce_coalesced, end_call, post
-from hires.comm.stream_channels import finish_streams, open_channels, opened_channels, use_channels
 from hires.comm.transport import Group, activity, logged
 from hires.core.errors import CommError as CommError

@@ -7,15 +7,14 @@ import functools
 import hashlib
 import os
 from collections.abc import Sequence
-from time import perf_counter as clock
 from typing import Any
 
 import torch
 
-from hires.comm import message_log as logs
 from hires.comm.guarded_waits import waiting
+from hires.comm.operations import all_reduce
 from hires.comm.plain_reductions import ReduceOp
-from hires.comm.transport import has_streams, transport
+from hires.comm.transport import Group, transport, unlogged
 from hires.core.errors import CommError
 
 PATIENCE_S = 3600.0  # longest wait for a rank that reads or writes a large file
@@ -42,11 +41,12 @@ def compare_starts(*facts: str) -> None:
 
 
 @functools.cache
-def patient_group() -> Any:
-    """Returns the group of all ranks with a timeout long enough for slow disks."""
+def patient_group() -> Group:
+    """Returns all ranks with a timeout long enough for slow disks, on the default backend."""
+    world, name = transport.world, transport.default
     patience = datetime.timedelta(seconds=max(transport.timeout_s, PATIENCE_S))
-    create = functools.partial(transport.backend.new_group, transport.world.ranks, patience)
-    return waiting(create, "the group of all ranks")
+    create = functools.partial(transport.backend.new_group, world.ranks, patience)
+    return Group(world.ranks, world.index, {name: waiting(create, "the group of all ranks")})
 
 
 def gather_texts(
@@ -81,20 +81,17 @@ def max_all(number: int, patient: bool = False) -> int:
 
     ``patient``: the others may take as long as they need to read or write files.
     """
-    return int(_reduced(torch.tensor([number]), ReduceOp.MAX, patient))
+    numbers = torch.tensor([number])
+    if not patient:
+        all_reduce(numbers, ReduceOp.MAX, backend=transport.default)
+        return int(numbers)
+    with unlogged:  # it is no part of a step
+        all_reduce(numbers, ReduceOp.MAX, patient_group(), backend=transport.default)
+    return int(numbers)
 
 
 def sum_all(number: float) -> float:
     """Returns the sum of a number over all ranks of the world, in float64; also a barrier."""
-    return float(_reduced(torch.tensor([number], dtype=torch.float64), ReduceOp.SUM))
-
-
-def _reduced(numbers: torch.Tensor, operation: Any, patient: bool = False) -> torch.Tensor:
-    group = patient_group() if patient else None
-    reduce = functools.partial(transport.backend.all_reduce, numbers, operation, group)
-    issued = clock()
-    waiting(reduce, "an agreement of all ranks", backend=transport.default)
-    if transport.log is not None and not patient:
-        way = logs.way("gloo" if has_streams() else transport.default, "collective")
-        transport.log.note_blocking(logs.ALL_REDUCE, way, numbers.nbytes, issued)
-    return numbers
+    numbers = torch.tensor([number], dtype=torch.float64)
+    all_reduce(numbers, backend=transport.default)
+    return float(numbers)

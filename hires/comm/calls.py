@@ -133,7 +133,7 @@ def start_batch(posts: Sequence[tuple[Dispatch, Tensor, int]], issued: float) ->
         for at in places:
             call, tensor, tag = posts[at]
             carried, after, number = _prepared(call, tensor, tag)
-            ops.append(backend.P2POp(call.method, carried, call.peer, call.handle))
+            ops.append(backend.P2POp(call.method, carried, call.peer, call.handle, tag))
             ends.append((call, tensor, tag, after, number))
         call, number = ends[0][0], ends[0][4]
         try:

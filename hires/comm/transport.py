@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from hires.comm.backends.backend import BACKENDS, Backend
-from hires.comm.backends.group_calls import Channels
-from hires.comm.backends.stream_waits import StreamWaits
+from hires.comm.backends.group_calls import Channels, StreamWaits
 from hires.comm.message_log import MessageLog
 from hires.comm.sequence_check import SequenceCheck
 from hires.comm.staging import Allocate, Staging, plain_empty

@@ -78,14 +78,8 @@ def compile_node(
     if rule.kind == "norm" or (rule.kind == "reduce" and rule.fit is None):
         run = IMAGE_KERNELS[node.kind](node, context, bind_arguments(node, context.device, tensors))
     else:
-        run = _alone(node, context, tensors, overwrites)
-    both = used_both_ways(context.plan, stage) & {*node.params} if rule.result == WHOLE else set()
-    if both:
-
-        def run(values: Values) -> Any:
-            once = {name: count_once(tensors[name], context.tile) for name in both}
-            return _alone(node, context, {**tensors, **once})(values)
-
+        both = used_both_ways(context.plan, stage) if rule.result == WHOLE else set()
+        run = _counted_once(node, context, tensors, both & {*node.params}, overwrites)
     if is_random(node):
         run = _drawn(run, node, context)
     tiled = stage.num_tiles > 1 and rule.result == TILED
@@ -111,6 +105,34 @@ def _alone(
     if facts_of(node.kind).quantized:
         return _quantized(node, context, tensors, overwrites)
     return local_operator(node, context.device, tensors)
+
+
+def _counted_once(
+    node: Node,
+    context: Context,
+    tensors: dict[str, Tensor],
+    names: set[str],
+    overwrites: bool,
+) -> Operator:
+    # The same, where only one tile may add the gradient of some parameters: they become values.
+    if not names:
+        return _alone(node, context, tensors, overwrites)
+
+    def as_values(arg: Any) -> Any:
+        if isinstance(arg, list):
+            return [*map(as_values, arg)]
+        if isinstance(arg, dict) and arg.get("param") in names:
+            return {"value": f"parameter {arg['param']}"}
+        return arg
+
+    args = {key: as_values(arg) for key, arg in node.args.items()}
+    run = _alone(dataclasses.replace(node, args=args), context, tensors, overwrites)
+    return lambda values: run(
+        {
+            **values,
+            **{f"parameter {name}": count_once(tensors[name], context.tile) for name in names},
+        }
+    )
 
 
 def _drawn(run: Operator, node: Node, context: Context) -> Operator:

@@ -1,7 +1,6 @@
 """Holds what operators over the image share: their registry, and values that all tiles hold.
 
-Batch norm is in :mod:`hires.parallel.batch_norms`, norms of each sample in
-:mod:`hires.parallel.sample_norms`, sums and maxima of the image in
+Norms are in :mod:`hires.parallel.norms`, sums and maxima of the image in
 :mod:`hires.parallel.reductions`. All are registered here under their ATen names.
 """
 

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from hires import comm
-from hires.comm.backends import stream_waits
+from hires.comm.backends import group_calls
 from hires.comm.backends.backend import BACKENDS, Backend
+from hires.comm.backends.group_calls import StreamWaits
 from hires.comm.backends.nccl import BOTH, NcclBackend
-from hires.comm.backends.stream_waits import StreamWaits
 from hires.comm.process_group import HiresProcessGroup
 from hires.comm.transport import Group, transport
 from hires.core.config.run_config import to_dict
@@ -94,6 +94,7 @@ class Op:
     tensor: torch.Tensor
     peer: int
     group: Any
+    tag: int = 0
 
 
 class Streams(Backend):
@@ -108,7 +109,7 @@ class Streams(Backend):
 
     def batch_isend_irecv(self, ops: list[Op]) -> list[Any]:
         """Fills what is received; one work stands for all."""
-        self.texts.append([f"{op.kind} {op.peer}" for op in ops])
+        self.texts.append([f"{op.kind} {op.peer} {op.tag}" for op in ops])
         for op in ops:
             if op.kind == "recv":
                 op.tensor.fill_(op.peer)
@@ -129,7 +130,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 def test_messages_of_a_batch_and_those_that_torch_coalesces_are_one_group_call(streams: Streams):
     got = [torch.zeros(2), torch.zeros(2)]
-    posts = [comm.P2POp(comm.irecv, got[0], 1), comm.P2POp(comm.isend, torch.ones(2), 1)]
+    posts = [comm.P2POp(comm.irecv, got[0], 1, tag=5), comm.P2POp(comm.isend, torch.ones(2), 1)]
     posts.append(comm.P2POp(comm.irecv, got[1], 2))
     for handle in comm.batch_isend_irecv(posts):
         handle.wait()
@@ -140,7 +141,7 @@ def test_messages_of_a_batch_and_those_that_torch_coalesces_are_one_group_call(s
     group.send([torch.ones(2)], 2)
     assert len(streams.texts) == 1
     group._end_coalescing().wait()
-    assert streams.texts == [["recv 1", "send 1", "recv 2"], ["recv 1", "send 2"]]
+    assert streams.texts == [["recv 1 5", "send 1 0", "recv 2 0"], ["recv 1 0", "send 2 0"]]
     assert again.tolist() == [1.0, 1.0]
 
 
@@ -165,7 +166,7 @@ def test_message_of_a_rank_that_hangs_and_error_of_the_device_are_named(
             return False
 
     module = type("Module", (), {"Event": Event})
-    monkeypatch.setattr(stream_waits.torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(group_calls.torch, "get_device_module", lambda device: module)
     monkeypatch.setattr(streams, "abort", lambda: aborted.append(True), raising=False)
     monkeypatch.setattr(transport, "streams", waits := StreamWaits(CPU, 0.05))
     waits.add("a group call with rank 1 on the channel of a halo", (1,))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hires import comm
-from hires.comm import divided_sums
+from hires.comm import plan_messages
 from hires.comm.backends import rendezvous
 from hires.comm.backends.shm_backend import ShmBackend
 from hires.comm.transport import transport
@@ -222,7 +222,7 @@ def divided_parts(world: World) -> list[str]:
     """Returns what is wrong with sums and gathers of parts."""
     comm.init(["gloo", "shm"], world=world, timeout_s=60)
     [group] = comm.make_groups([[*range(world.size)]]).values()
-    divided_sums.BUFFER_BYTES = 64  # several buffers
+    plan_messages.BUFFER_BYTES = 64  # several buffers
     wrong: list[str] = []
 
     def parts_of(sizes: list[list[int]], rank: int) -> Parts:

@@ -19,7 +19,7 @@ from hires.engine.build import build_rank
 from hires.engine.device import Accelerator, open_device
 from hires.engine.verify import reference_step
 from hires.parallel import stage, window
-from hires.parallel.joint_norms import NormTiles
+from hires.parallel.norms import NormTiles
 from hires.parallel.slot_pass import SlotPass
 from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan

@@ -1,4 +1,4 @@
-"""Carries messages of a backend with streams, as NCCL: one communicator for each channel of a plan.
+"""Messages and waits of backends with streams, as NCCL: group calls, and a bound of every wait.
 
 A message has no tag there. What a rank posts on one communicator runs in the order of posting, and
 a message holds up those behind it until its other side runs. So the communicators are those of
@@ -8,29 +8,113 @@ what the proof assumes (``hires.plan.proof.step_order``).
     events      recv a   send b   send c  | end of the call
     channel 1   a -------- b ------------>| one group call: a and b progress together
     channel 2                      c ---->| another one
+
+A wait for NCCL puts an operation into the order of the stream and returns. If the other side never
+comes, this process would wait for ever at its next synchronisation, without a name for the cause.
+So an event is recorded after every such wait, and the process queries these events before it
+synchronises:
+
+    host      wait a | event   wait b | event   ...   oldest: a has ended, b has not: CommError b
+    stream    ---- a ---- e -------- b (its sender hangs)
+
+An event keeps no tensor, unlike the handle of an operation, which keeps what it fills.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hires.comm.backends.stream_waits import StreamWaits
-from hires.core.errors import CommError
+from hires.core.errors import CommError, PeerError
 from hires.plan.channels import Channel
+
+_POLL_S = 1e-4
+
+
+class StreamWait(NamedTuple):
+    """An operation that a stream waits for, and the event after it."""
+
+    event: Any
+    what: str
+    ranks: tuple[int, ...]
+    """Those that it needs; this one may be among them."""
+
+
+class StreamWaits:
+    """The operations that streams of a device wait for, in order; ``timeout_s``: for the next."""
+
+    def __init__(self, device: torch.device, timeout_s: float) -> None:
+        self._module: Any = torch.get_device_module(device)
+        self.timeout_s = timeout_s
+        self._open: deque[StreamWait] = deque()
+        self._free: list[Any] = []
+
+    def add(self, what: str, ranks: tuple[int, ...]) -> None:
+        """Notes an operation that this thread's stream now waits for; CommError: the device failed.
+
+        Errors of the device from an earlier operation are raised by :meth:`finish_oldest`.
+        """
+        with contextlib.suppress(RuntimeError):
+            self._drop_ended()  # so that a step needs few events
+        event = self._free.pop() if self._free else self._module.Event()
+        try:
+            event.record()
+        except RuntimeError as error:
+            raise CommError(f"{what} failed on the device: {error}") from error
+        self._open.append(StreamWait(event, what, ranks))
+
+    def oldest(self) -> StreamWait | None:
+        """Returns the first operation that may not have ended; None: all have."""
+        return self._open[0] if self._open else None
+
+    def finish_oldest(self) -> None:
+        """Returns when the first operation has ended.
+
+        CommError: it has not within the limit. RuntimeError: the device or NCCL reports an error.
+        """
+        until = time.monotonic() + self.timeout_s
+        try:
+            while not self._open[0].event.query():
+                if time.monotonic() > until:
+                    raise PeerError(f"it has not ended on the device for {self.timeout_s:g} s")
+                time.sleep(_POLL_S)
+        except (CommError, RuntimeError):
+            self._open.clear()  # all others come after it
+            raise
+        self._drop_first()
+
+    def _drop_ended(self) -> None:
+        while self._open and self._open[0].event.query():
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        self._free.append(self._open.popleft().event)
 
 
 class GroupCall:
-    """The posts of one call on one channel."""
+    """The posts of one call on one channel; it is the ``Work`` of each."""
 
-    def __init__(self, channel: str) -> None:
-        self.channel = channel
+    def __init__(self, home: Channels, channel: str) -> None:
+        self._home, self.channel = home, channel
         self.ops: list[Any] = []
         self.works: list[Any] = []
         self.peers: set[int] = set()
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Waits for the messages; on a GPU its stream does, within the limit of its waits."""
+        self._home.wait(self)
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it has begun, and all its messages have ended."""
+        return not self.ops and all(work.is_completed() for work in self.works)
 
 
 class Channels:
@@ -60,7 +144,7 @@ class Channels:
 
     def post(self, kind: str, tensor: Tensor, peer: int, channel: int) -> GroupCall:
         """Adds a ``send`` or ``recv`` to the call that ends with :meth:`end_call`."""
-        unit = self._open.setdefault(channel, GroupCall(self._channels[channel - 1].what))
+        unit = self._open.setdefault(channel, GroupCall(self, self._channels[channel - 1].what))
         function = self._backend.isend if kind == "send" else self._backend.irecv
         group = self._groups[channel - 1]
         tensor = tensor.view(-1).view(torch.uint8)  # NCCL lacks some types, and only copies here

@@ -89,7 +89,7 @@ class NcclBackend(Backend):
         return self._library.new_group(ranks, 2 * self._patience, "nccl")
 
     def _double_nccl(self, group: Any) -> None:
-        # stream_waits names the operation that is late. NCCL's own watchdog ends the process and
+        # StreamWaits name the operation that is late. NCCL's own watchdog ends the process and
         # names none. It counts from the post, so it gets twice the time.
         group._get_backend(torch.device("cuda"))._set_default_timeout(2 * self._patience)
 

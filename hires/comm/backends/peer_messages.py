@@ -25,7 +25,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from hires.comm.backends.counters import LOOKS, SLICE_S
+from hires.comm.backends.counters import SLICE_S
 from hires.comm.backends.host_memory import copy
 from hires.comm.backends.rings import ASLEEP, LOOKING, NONE, Record, Rings
 from hires.core.errors import CommError, EndedError, PeerError
@@ -33,6 +33,7 @@ from hires.core.errors import CommError, EndedError, PeerError
 SHORT, ANNOUNCE, ACCEPT, BYTES, REFUSED = range(1, 6)
 """Kinds of records: a whole message; a long one; its receive is posted; its bytes; its receive has
 another size."""
+_LOOKS = 10  # each takes five times as long as one at a counter (counters.LOOKS)
 _CLOSE_S = 2.0
 _HELPER_S = 5.0  # longest sleep of a helper
 
@@ -203,12 +204,11 @@ class PeerMessages:
             self._helper.join(_CLOSE_S)
 
     def _spin(self, message: PeerMessage) -> bool:
-        looks = max(1, LOOKS // len(self._rings.others)) if self._rings.others else 1
         for _ in range(self._counters.spins()):
-            for _ in range(looks):
+            for _ in range(_LOOKS):
                 if message.done or (self._rings.arrived() and self.look(message)):
                     return True
-            if self.look(message):  # there may be room for what this rank sends
+            if any(self._outgoing) and self.look(message):  # there may be room for it
                 return True
             os.sched_yield()
         return False

@@ -1,4 +1,4 @@
-r"""Computes norms of maps that several ranks hold, with one message for those that share it.
+r"""Computes norms of maps that several ranks hold: batch, group, instance and layer norm.
 
 A norm has the statistics of the whole image. Every tile computes mean and variance of its own
 pixels; the tiles exchange them in one message and combine them with the parallel variance formula,
@@ -20,29 +20,40 @@ one function for autograd, which comes back to it when all their gradients are t
 
     x1, x2 -> statistics of both -> [gather] -> y1, y2        x1', x2' <- [gather] <- y1', y2'
 
-A :class:`TiledNorm` defines what a mean is taken over: a channel of all samples, as in
-:mod:`hires.parallel.batch_norms`, or a group of channels of one sample, as in
-:mod:`hires.parallel.sample_norms`.
+A mean is taken over a group of channels of a set of samples: batch norm has one set, of all samples
+of a microbatch, and a group for each channel; group, instance and layer norm have a set for each
+sample.
 
 Source:
     Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
     variances", 1979.
+    ATen/native/cpu/group_norm_kernel.cpp, with sums that several tiles add up.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.parallel.halo import part
-from hires.parallel.image_kernels import Bind, Operator, Values, tiles_of_ranks
+from hires.parallel.image_kernels import (
+    IMAGE_KERNELS,
+    Bind,
+    Operator,
+    Values,
+    tiles_of_ranks,
+    wide,
+)
 from hires.plan.graph import Node, Rect
+from hires.plan.layout import held_by
+from hires.plan.operators.operator_table import norm_groups
 
 
 class NormTiles:
@@ -79,42 +90,118 @@ class NormTiles:
         return self._constants[like.dtype]
 
 
-class TiledNorm(ABC):
-    """One norm of a message: what its statistics are of, and its arithmetic.
+@IMAGE_KERNELS.register("batch_norm")
+def _batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
+    source = node.inputs[0]
+    shape = context.plan.graph.shape(source)
+    boxes = held_by(context.plan.graph, context.stage, source)
+    counts = [(b.n1 - b.n0) * (b.r1 - b.r0) * (b.c1 - b.c0) for b in boxes]
+    if len(shape) != 4:  # shards of a vector or a sequence; tiles are of images
+        counts = [count * math.prod(shape[2:]) for count in counts]
+    tiles = NormTiles.of(node, context, counts)
+    return _operator_of(TiledNorm(node, bind, tiles, shape[1]), context)
 
-    Statistics are (2, S): mean and variance, with S = (C) or (n, groups). Sums of the way back are
-    (2, K): of grad * xhat and of grad, for each channel, K = (C) or (n, C).
+
+@IMAGE_KERNELS.register("group_norm")
+@IMAGE_KERNELS.register("instance_norm")
+@IMAGE_KERNELS.register("layer_norm")
+def _sample_norm(node: Node, context: Context, bind: Bind) -> Operator:
+    shape = context.plan.graph.shape(node.inputs[0])
+    groups = norm_groups(node, shape)
+    assert groups
+    boxes = held_by(context.plan.graph, context.stage, node.inputs[0])
+    each = shape[1] // groups
+    tiles = NormTiles.of(node, context, [each * (b.r1 - b.r0) * (b.c1 - b.c0) for b in boxes])
+    pixels = context.extent(node.name) if node.kind == "layer_norm" else None
+    return _operator_of(TiledNorm(node, bind, tiles, groups, True, pixels), context)
+
+
+class TiledNorm:
+    """One norm of a message.
+
+    Statistics are (2, sets, groups): mean and variance. Sums of the way back are (2, sets, C): of
+    grad * xhat and of grad, for each channel. ``each_sample``: every sample is a set of its own.
+    ``pixels``: what the tile holds, if weight and bias are of pixels: those of layer norm.
     """
 
-    def __init__(self, node: Node, bind: Bind, tiles: NormTiles) -> None:
+    def __init__(
+        self,
+        node: Node,
+        bind: Bind,
+        tiles: NormTiles,
+        groups: int,
+        each_sample: bool = False,
+        pixels: Rect | None = None,
+    ) -> None:
         self.node, self.bind, self.tiles = node, bind, tiles
+        self.groups, self.each_sample, self.pixels = groups, each_sample, pixels
         self.eps: float = node.args["eps"]
 
-    @abstractmethod
     def operands(self, args: dict[str, Any]) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns the value, and weight and bias of each channel, (C), if there are any."""
+        affine = (args["weight"], args["bias"]) if self.pixels is None else (None, None)
+        return args["input"], *affine
 
-    @abstractmethod
+    def finished(self, y: Tensor, args: dict[str, Any]) -> Tensor:
+        """Returns the value of the node from its normalised tile."""
+        if self.pixels is None:
+            return y
+        r0, r1, c0, c1 = self.pixels
+        weight, bias = args["weight"], args["bias"]
+        scaled = y if weight is None else y * weight[..., r0:r1, c0:c1]
+        scaled = scaled if bias is None else scaled + bias[..., r0:r1, c0:c1]
+        return scaled.to(y.dtype)
+
     def statistics(self, own: Tensor) -> Tensor:
-        """Returns mean and variance of a tile's own pixels, (2, S); zeros of no pixels."""
+        """Returns mean and variance of a tile's own pixels; zeros of no pixels."""
+        # torch's kernel for batch norms takes a fourteenth of the time of var_mean over a map that
+        # lies channels-last.
+        kind = wide(own)
+        if not own.numel():  # a tile without pixels has the share 0
+            num_sets = own.shape[0] if self.each_sample else 1
+            return own.new_zeros(2, num_sets, self.groups, dtype=kind)
+        found = [torch.batch_norm_update_stats(one, None, None, 0.0) for one in self._sets(own)]
+        both = torch.stack([torch.stack(parts) for parts in zip(*found, strict=True)]).to(kind)
+        if self.groups == own.shape[1]:
+            return both
+        means, variances = torch.unflatten(both, 2, (self.groups, -1))
+        mean = means.mean(2)
+        return torch.stack([mean, (variances + (means - mean.unsqueeze(2)) ** 2).mean(2)])
 
-    @abstractmethod
     def normalised(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor
     ) -> Tensor:
         """Returns the tile of the value, in the type of ``x``."""
+        if not x.numel():
+            return x.clone()
+        invstd = torch.rsqrt(var + self.eps)
+        scale, shift = self._of_channels(x, invstd), self._of_channels(x, -mean * invstd)
+        if weight is not None:
+            scale, shift = scale * weight, shift * weight
+        if bias is not None:
+            shift = shift + bias
+        return _scaled(x, scale, shift).to(x.dtype)
 
-    @abstractmethod
-    def sums(
-        self, grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor
-    ) -> Tensor:
-        """Returns the sums of the way back over the tile, (2, K); zeros of no pixels."""
+    def sums(self, grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> Tensor:
+        """Returns the sums of the way back over the tile, (2, sets, C); zeros of no pixels."""
+        mean, invstd = self._of_channels(x, mean), self._of_channels(x, invstd)
+        if not x.numel():
+            return mean.new_zeros(2, *mean.shape)
+        backward, mask = torch.ops.aten.native_batch_norm_backward, [False, True, True]
+        sets = zip(self._sets(grad), self._sets(x), mean, invstd, strict=True)
+        sums = [
+            backward(of_y, one, None, None, None, *statistics, True, 0.0, mask)[1:]
+            for of_y, one, *statistics in sets
+        ]
+        return torch.stack([torch.stack(one) for one in zip(*sums, strict=True)]).to(mean.dtype)
 
     def sent(self, sums: Tensor, weight: Tensor | None) -> Tensor:
-        """Returns what other tiles need of the sums, (2, S)."""
-        return sums
+        """Returns what other tiles need of the sums, (2, sets, groups)."""
+        weighed = sums if weight is None else sums * weight
+        if self.groups == sums.shape[2]:
+            return weighed
+        return torch.unflatten(weighed, 2, (self.groups, -1)).sum(3)
 
-    @abstractmethod
     def gradient(
         self,
         grad: Tensor,
@@ -124,11 +211,49 @@ class TiledNorm(ABC):
         mean: Tensor,
         invstd: Tensor,
     ) -> Tensor:
-        """Returns the gradient of the tile; ``total``: what all tiles sent, added up, (2, S)."""
+        """Returns the gradient of the tile; ``total``: what all tiles sent, added up."""
+        # a * (grad - mean(grad) - xhat * mean(grad * xhat)), with a = weight * invstd. ``total``
+        # holds the sums of every pixel that a tile holds. As xhat = (x - mean) * invstd, the result
+        # is linear in x, with one number per set and channel each:
+        #
+        #     a * grad + b * x + c      b = -a * invstd * mean(grad * xhat)
+        #                               c = -a * mean(grad) - b * mean
+        #
+        # The statistics are made of own pixels, so only these have the terms b and c.
+        if not x.numel():
+            return torch.zeros_like(x)
+        of_mean = total * (invstd / -self.tiles.count)
+        b = of_mean[0] * invstd
+        c = torch.addcmul(of_mean[1], b, mean, value=-1)
+        pull = _scaled(self.tiles.own(x), self._of_channels(x, b), self._of_channels(x, c))
+        a = self._of_channels(x, invstd)
+        scale = _on_map(a if weight is None else a * weight, x).to(pull.dtype)
+        if self.tiles.rects is None:
+            return pull.addcmul_(grad, scale).to(x.dtype)
+        result = grad * scale
+        self.tiles.own(result).add_(pull)
+        return result.to(x.dtype)
 
-    def finished(self, y: Tensor, args: dict[str, Any]) -> Tensor:
-        """Returns what the node makes of its normalised tile."""
-        return y
+    def _sets(self, x: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(x, 1) if self.each_sample else (x,)
+
+    def _of_channels(self, x: Tensor, of_groups: Tensor) -> Tensor:
+        repeats = x.shape[1] // self.groups
+        return of_groups if repeats == 1 else of_groups.repeat_interleave(repeats, 1)
+
+
+def _scaled(x: Tensor, slope: Tensor, level: Tensor) -> Tensor:
+    # slope * x + level, for each set and channel, (sets, C), in one pass. Of one set torch's kernel
+    # takes any type; of several the result has that of the factors.
+    if len(slope) > 1:
+        return torch.addcmul(_on_map(level, x), x, _on_map(slope, x))
+    [slope], [level] = slope, level
+    mean, var = torch.zeros_like(slope), torch.ones_like(slope)
+    return F.batch_norm(x, mean, var, slope, level, False, 0.0, 0.0)
+
+
+def _on_map(of_channels: Tensor, x: Tensor) -> Tensor:
+    return of_channels[(..., *[None] * (x.dim() - 2))]
 
 
 @dataclass
@@ -165,14 +290,14 @@ class JointNorms:
         }
 
     def gather(self, numbers: list[Tensor], back: bool = False) -> list[Tensor]:
-        """Returns numbers of each norm, (2, S), of all tiles, (tiles, 2, S)."""
+        """Returns numbers of each norm, (2, ...), of all tiles, (tiles, 2, ...)."""
         sent = torch.cat([one.reshape(-1) for one in numbers])
         gathered = self.cursor.gather(sent, self.names[0], back)
         parts = torch.split(gathered, [one.numel() for one in numbers], dim=1)
         return [part.view(-1, *one.shape) for part, one in zip(parts, numbers, strict=True)]
 
 
-def operator_of(norm: TiledNorm, context: Context) -> Operator:
+def _operator_of(norm: TiledNorm, context: Context) -> Operator:
     """Returns the callable of a norm, which computes those of its message with it."""
     name = norm.node.name
     number, op = next(
@@ -189,7 +314,7 @@ def operator_of(norm: TiledNorm, context: Context) -> Operator:
 @torch.no_grad()
 def _move_running_statistics(args: dict[str, Any], mean: Tensor, var: Tensor, count: int) -> None:
     # Each sample would move the running statistics of its own copy; the copies' mean is kept.
-    mean, var = (one.mean(0) if one.dim() > 1 else one for one in (mean, var))
+    mean, var = mean.mean(0), var.mean(0)
     momentum, unbiased = args["momentum"], count / max(count - 1, 1)
     args["running_mean"].mul_(1 - momentum).add_(mean, alpha=momentum)
     args["running_var"].mul_(1 - momentum).add_(var, alpha=momentum * unbiased)
@@ -197,7 +322,7 @@ def _move_running_statistics(args: dict[str, Any], mean: Tensor, var: Tensor, co
 
 class _TiledNorms(torch.autograd.Function):
     # For each norm x (n, C, h, w), weight and bias (C) or None -> normalised tile, and mean and
-    # variance S of the whole image.
+    # variance (sets, groups) of the whole image.
     @staticmethod
     def forward(
         ctx: Any, joint: JointNorms, norms: list[TiledNorm], *operands: Any
@@ -225,7 +350,8 @@ class _TiledNorms(torch.autograd.Function):
         held = [saved[index : index + 4] for index in range(0, len(saved), 4)]
         # Their sums over the samples are the gradients of weight and bias.
         every = [
-            norm.sums(grad, *one) for norm, grad, one in zip(norms, grads[::3], held, strict=True)
+            norm.sums(grad, x, mean, invstd)
+            for norm, grad, (x, _, mean, invstd) in zip(norms, grads[::3], held, strict=True)
         ]
         of_x: list[Tensor | None] = [None] * len(norms)
         if ctx.needs_input_grad[2]:
@@ -241,14 +367,14 @@ class _TiledNorms(torch.autograd.Function):
         made: list[Tensor | None] = [None, None]
         for index, (grad_x, sums) in enumerate(zip(of_x, every, strict=True)):
             kinds = ctx.kinds[3 * index + 1 : 3 * index + 3]
-            of_channels = sums.reshape(2, -1, sums.shape[-1]).sum(1)
+            of_channels = sums.sum(1)
             made.append(grad_x)
             made += [kind and one.to(kind) for one, kind in zip(of_channels, kinds, strict=True)]
         return tuple(made)
 
 
 def _combined(gathered: Tensor, tiles: NormTiles) -> tuple[Tensor, Tensor]:
-    # (tiles, 2, S) -> mean and variance of the whole image.
+    # (tiles, 2, sets, groups) -> mean and variance of the whole image.
     means, variances = gathered.unbind(1)
     shares = tiles.shares(means).view(-1, *[1] * (means.dim() - 1))
     # Products and sums, not a matrix product, which autocast would lower to bfloat16.

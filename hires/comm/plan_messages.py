@@ -1,0 +1,283 @@
+"""Carries out what only plans have: messages on channels, and sums and gathers of many tensors.
+
+plan's message    its channel, where the backend has streams | irecv, isend
+many tensors      small ones as one, large ones where they lie
+
+Where each rank needs a part of the sums, every rank names the same parts by member, as flat tensors
+of one type in the same order. They are copied into buffers of equal rows, one for each member, some
+MiB at a time:
+
+    parts of 0   a a a b b b b b         buffer 1   | a a a b | c c c d |
+    parts of 1   c c c d d d             buffer 2   | b b b b | d d . . |
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter as clock
+
+import torch
+from torch import Tensor
+
+from hires.comm import message_log as logs
+from hires.comm.backends.group_calls import Channels, StreamWaits
+from hires.comm.dispatch import plan_message
+from hires.comm.guarded_waits import guard, waiting
+from hires.comm.handles import Handle
+from hires.comm.operation_routes import Choice
+from hires.comm.operations import all_gather_into_tensor, all_reduce, reduce_scatter_tensor
+from hires.comm.point_to_point import irecv, isend
+from hires.comm.transport import Group, has_streams, transport, unlogged
+from hires.core.errors import CommError
+from hires.plan.channels import Channel
+from hires.plan.groups import ALONE_BYTES
+from hires.plan.routes import CHANNEL, FLAT, OWN, Route
+
+BUFFER_BYTES = 2**24
+"""Most that the rows of all members take at a time, where they are copied."""
+Parts = Sequence[Sequence[Tensor]]
+
+
+def post(
+    kind: str,
+    tensor: Tensor,
+    peer: int,
+    tag: int,
+    group: Group | None = None,
+    channel: int = 0,
+    *,
+    backend: Choice = None,
+) -> Handle:
+    """Begins a plan's message, a ``send`` or a ``recv``; returns its handle.
+
+    4-dim tensors travel as NHWC: a strip of rows of a channels-last map is sent as it lies. Both
+    sides name the same ``tag`` and ``group``. On a backend with streams that of its ``channel``
+    carries the message, with :func:`end_call`. Without a ``backend`` the default one does.
+    """
+    if tensor.dim() == 4:
+        tensor = tensor.permute(0, 2, 3, 1)
+    algorithm = backend.algorithm if isinstance(backend, Route) else ""
+    if channel and transport.channels is not None and algorithm in ("", CHANNEL):
+        return _on_channel(kind, tensor, peer, tag, group, channel)
+    if algorithm == CHANNEL:  # in a rehearsal
+        backend = Route(transport.default)
+    function = isend if kind == "send" else irecv
+    return function(tensor, peer, group, tag, backend=backend)
+
+
+def end_call() -> None:
+    """Begins what was posted on channels since the last call, one group call for each channel."""
+    if transport.channels is not None:
+        guard(transport.channels.end_call, "a group call")
+
+
+def all_gather_stacked(tensor: Tensor, group: Group, *, backend: Choice = None) -> Tensor:
+    """Returns the tensors of all ranks of a group, stacked in the order of its ranks."""
+    output = tensor.new_empty((group.size, *tensor.shape))
+    all_gather_into_tensor(output, tensor, group, backend=backend)
+    return output
+
+
+def all_reduce_coalesced(tensors: list[Tensor], group: Group, *, backend: Choice = None) -> None:
+    """Sums dense tensors over a group, in place, those of one type together."""
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors if group.size > 1 else ():
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    for bucket in by_type.values():
+        issued, log = clock(), transport.log
+        with unlogged:  # the log keeps it as one operation
+            way = _sum_bucket(bucket, group, backend)
+        if log is not None:
+            num_bytes = sum(tensor.nbytes for tensor in bucket)
+            log.note_blocking(logs.ALL_REDUCE, way, num_bytes, issued)
+
+
+def reduce_scatter_coalesced(parts: Parts, group: Group, *, backend: Choice = None) -> None:
+    """Sums tensors over a group in place: on each member its own parts, by its place in the group.
+
+    Those of the other members keep their numbers.
+    """
+
+    def through(place: int, rows: list[list[Tensor]], width: int, route: Choice) -> None:
+        sent = _joined(rows, width)
+        sums = sent.new_empty(width)
+        reduce_scatter_tensor(sums, sent, group=group, backend=route)
+        _divide(sums, rows[place])
+
+    num_bytes = sum(tensor.nbytes for own in parts for tensor in own)
+    _carry_out(parts, group, backend, through, logs.REDUCE_SCATTER, num_bytes)
+
+
+def all_gather_coalesced(parts: Parts, group: Group, *, backend: Choice = None) -> None:
+    """Fills the parts of the other members with theirs."""
+
+    def through(place: int, rows: list[list[Tensor]], width: int, route: Choice) -> None:
+        gathered = _joined(rows, width)
+        own = gathered[place].clone()
+        all_gather_into_tensor(gathered, own, group, backend=route)
+        for index, row in enumerate(gathered):
+            if index != place:
+                _divide(row, rows[index])
+
+    num_bytes = max(sum(tensor.nbytes for tensor in own) for own in parts)
+    _carry_out(parts, group, backend, through, logs.ALL_GATHER, num_bytes)
+
+
+def open_channels(
+    channels: Sequence[Channel], groups: dict[int, Group], device: torch.device
+) -> None:
+    """Makes the plan's communicators where the backend has streams; all ranks call it together.
+
+    They and those of the groups are connected here: a later connection would make a rank wait
+    inside a post, which the proof does not model.
+    """
+    if not has_streams():
+        return
+    if device.type != "cpu":
+        transport.streams = StreamWaits(device, transport.timeout_s)
+    for number in sorted(groups):  # all ranks come to the groups in one order
+        if groups[number].size > 1:
+            first = functools.partial(
+                transport.backend.all_reduce,
+                torch.zeros(1, device=device),
+                group=groups[number].handles[transport.default],
+            )
+            what, ranks = f"the first sum among ranks {groups[number].ranks}", groups[number].ranks
+            waiting(first, what)
+            if transport.streams is not None:
+                transport.streams.add(what, tuple(ranks))
+                finish_streams()
+    streams = transport.streams, finish_streams
+    make = functools.partial(Channels, transport.backend, channels, device, *streams)
+    transport.channels = waiting(make, "the first messages on each channel")
+
+
+def opened_channels() -> Channels | None:
+    """Returns the communicators of the plan that this rank opened last, or now uses."""
+    return transport.channels
+
+
+def use_channels(channels: Channels | None) -> None:
+    """Makes messages take the communicators of another plan that all ranks have opened."""
+    transport.channels = channels
+
+
+def finish_streams() -> None:
+    """Returns when the device has completed all operations that its streams wait for.
+
+    CommError: nothing ended for the longest wait, or the device reports an error. What is under way
+    is aborted then, so that neither the device nor the end of this process waits for it.
+    """
+    streams = transport.streams
+    while streams is not None and (first := streams.oldest()) is not None:
+        try:
+            waiting(streams.finish_oldest, first.what, ranks=first.ranks)
+        except CommError:
+            transport.backend.abort()
+            raise
+
+
+def _sum_bucket(bucket: list[Tensor], group: Group, backend: Choice) -> int:
+    # Large tensors are summed where they lie, all at once, and the small ones are copied into one
+    # flat message; in all they send the same bytes as one message would. All ranks give the same
+    # sizes, so they choose alike.
+    #
+    #     1 MiB   2 KiB   3 MiB   1 KiB        in place:  1 MiB | 3 MiB
+    #                                          one copy:  2 KiB + 1 KiB
+    route = backend if isinstance(backend, Route) else Route(backend or transport.default)
+    staged = transport.staging(route.backend).of(bucket)
+    if staged is not None:  # as one message: its buffer is a copy already
+        bucket = [staged.fetch().host]
+    flat = route.algorithm in (FLAT, OWN)
+    route = Route(route.backend, FLAT) if flat else route
+    _sum_flat(bucket, group, Route(route.backend) if flat else route)
+    if staged is not None:  # after an error a library may still use the buffer
+        staged.put()
+    return logs.way(*route, staged is not None)
+
+
+def _sum_flat(bucket: list[Tensor], group: Group, backend: Choice) -> None:
+    large = [tensor for tensor in bucket if tensor.nbytes >= ALONE_BYTES]
+    small = [tensor for tensor in bucket if tensor.nbytes < ALONE_BYTES]
+    sum_up = functools.partial(all_reduce, group=group, backend=backend)
+    handles = [sum_up(tensor, async_op=True) for tensor in large]
+    if small:
+        together = torch.cat([tensor.view(-1) for tensor in small])
+        sum_up(together)
+        parts = torch.split(together, [tensor.numel() for tensor in small])
+        for tensor, part in zip(small, parts, strict=True):
+            tensor.view(-1).copy_(part)
+    for handle in handles:
+        assert handle is not None
+        handle.wait()
+
+
+def _on_channel(
+    kind: str, tensor: Tensor, peer: int, tag: int, group: Group | None, channel: int
+) -> Handle:
+    channels, issued = transport.channels, clock()
+    assert channels is not None
+    if kind == "send":
+        tensor = tensor.contiguous()
+    assert tensor.is_contiguous(), "a message needs a dense buffer"
+    call = plan_message(kind, peer, group, CHANNEL, transport.default, "")
+    unit = guard(lambda: channels.post(kind, tensor, peer, channel), call.what)
+    handle = Handle(unit, call, [tensor], (), tag)
+    if transport.log is not None:
+        handle.keep_in(transport.log, tensor.nbytes, issued)
+    return handle
+
+
+def _carry_out(
+    parts: Parts,
+    group: Group,
+    backend: Choice,
+    through: Callable[[int, list[list[Tensor]], int, Choice], None],
+    operation: int,
+    num_bytes: int,
+) -> None:
+    if group.size == 1 or not any(tensor.numel() for own in parts for tensor in own):
+        return
+    issued, log = clock(), transport.log
+    route = backend if isinstance(backend, Route) else Route(backend or transport.default)
+    with unlogged:  # it is one operation, whatever it is made of
+        for rows, width in _buffers(parts):
+            through(group.index, rows, width, route)
+    if log is not None:
+        log.note_blocking(operation, logs.way(*route), num_bytes, issued)
+
+
+def _buffers(parts: Parts) -> Iterator[tuple[list[list[Tensor]], int]]:
+    """Yields the parts in rows of at most BUFFER_BYTES in all, and the numbers of the longest."""
+    longest = max(sum(tensor.numel() for tensor in own) for own in parts)
+    width = next(tensor.element_size() for own in parts for tensor in own)
+    most = max(1, BUFFER_BYTES // (width * len(parts)))
+    for first in range(0, longest, most):
+        rows = [[*_slices(own, first, first + most)] for own in parts]
+        yield rows, min(most, longest - first)
+
+
+def _slices(tensors: Sequence[Tensor], first: int, end: int) -> Iterator[Tensor]:
+    begin = 0
+    for tensor in tensors:
+        size = tensor.numel()
+        if begin < end and begin + size > first:
+            yield tensor[max(0, first - begin) : end - begin]
+        begin += size
+
+
+def _joined(rows: list[list[Tensor]], width: int) -> Tensor:
+    """Returns one tensor of rows of a width, which end in zeros."""
+    like = next(tensor for row in rows for tensor in row)
+    joined = like.new_zeros((len(rows), width))
+    for row, tensors in zip(joined, rows, strict=True):
+        if tensors:
+            torch.cat(tensors, out=row[: sum(tensor.numel() for tensor in tensors)])
+    return joined
+
+
+def _divide(row: Tensor, tensors: list[Tensor]) -> None:
+    parts = torch.split(row.view(-1)[: sum(map(len, tensors))], [*map(len, tensors)])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part)
