@@ -15,7 +15,8 @@ import pytest
 
 from hires.data.make_data import make_data
 from hires.report import load
-from hires.report.read.message_rows import message_sums
+from hires.report.logged_messages import message_sums
+from hires.report.tables import record_of
 from tests.helpers.commands import hires
 from tests.helpers.patience import PATIENCE_S, until
 
@@ -50,7 +51,7 @@ def test_training_from_image_files_has_the_losses_of_one_process(tmp_path: Path)
     assert {row["rank"] for row in record["memory"]} == set(range(record["world"]))
     assert all(row["peak_bytes"] > 0 for row in record["memory"])
     # The messages that it logged are those of its plan, and stand in the spans of its trace.
-    sums = message_sums(record)
+    sums = message_sums(record_of(record).comm)
     assert sums is not None
     assert (sums.first, sums.steps, sums.ranks, sums.differences()) == (2, 2, record["world"], [])
     assert {row["kind"] for row in sums.rows} >= {"halo", "norm", "gradient", "barrier"}
@@ -77,7 +78,7 @@ def test_bf16_inference_holds_two_bytes_a_parameter(tmp_path: Path):
         assert 0 <= row["params_bytes"] - 2 * stages[row["stage"][0]]["params"] <= 2 * 20
         assert row["grads_bytes"] == 0
     assert losses == []
-    sums = message_sums(record)
+    sums = message_sums(record_of(record).comm)
     assert sums is not None
     assert sums.differences() == []  # of two bytes a number, too
 
@@ -147,7 +148,7 @@ def test_run_over_several_backends_equals_one_process_and_travels_as_planned(
     (tmp_path / "table.json").write_text(json.dumps(table))
     words = [f"launcher={launcher}", "parallel=sp+gems", "comm=mix", "comm.table=table.json"]
     record, _ = run(tmp_path, *words)
-    sums = message_sums(record)
+    sums = message_sums(record_of(record).comm)
     assert sums is not None
     assert sums.differences() == []
     assert {row["backend"] for row in sums.rows} == backends

@@ -5,23 +5,24 @@ DIR/index.html   tables/throughput.csv ...   plots/memory_per_rank.svg ...
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import io
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.reading import Note
-from hires.report import summaries
-from hires.report.frames import load
+from hires.report import tables
+from hires.report.columns import TABLES, Table
+from hires.report.frames import Frames, load
 from hires.report.plots import base as figures
-from hires.report.plots.base import Plot, PlotData
-from hires.report.read.runs import Run
+from hires.report.plots import style
+from hires.report.runs import Run
 
 PAGE = "index.html"
 OPTION = "--out DIR"
+TABLE_FORMATS = ("csv", "md", "tex", "parquet")
 _MAX_NOTES = 20  # notes that are printed one by one
 
 
@@ -62,52 +63,62 @@ def write_report(
     out: Path,
     title: str | None = None,
     add_states: Callable[[Iterable[Run]], None] = lambda runs: None,
+    width: float = style.WIDTH,
 ) -> ReportFiles:
     """Writes a report of some run folders, and of the planned points of some campaigns, to ``out``.
 
-    ``formats`` are ``html`` and those of tables and plots; without a ``title`` the page is headed
-    by the campaigns' names; ``add_states`` sets the status of runs without an exit record.
-    ConfigError: a file cannot be written.
+    It replaces an earlier report there: its page, and its folders of tables and plots. ``formats``
+    are ``html`` and those of tables and plots; without a ``title`` the page is headed by the
+    campaigns' names; ``add_states`` sets the status of runs without an exit record; ``width`` is of
+    a figure, in inches. ConfigError: a file cannot be written.
     """
-    with contextlib.ExitStack() as stack:
-        # Hundreds of thousands of plain values are made, and no cycle that must be searched for.
-        if gc.isenabled():
-            gc.disable()
-            stack.callback(gc.enable)
-        frames = load(paths, campaigns, add_states)
-        report = ReportFiles(len(frames.run_list))
-        tables, data = summaries.summaries(frames), PlotData(frames)
-        plots: list[Plot] = []
-        if {"html", *figures.FORMATS} & set(formats):
-            plots = figures.draw(data)
-        for form in (form for form in summaries.FORMATS if form in formats):
-            files = {table.name: summaries.encoded(table, form) for table in tables}
-            report.files += _written(out / "tables", files, form)
-        for form in (form for form in figures.FORMATS if form in formats):
-            files = {plot.name: figures.encoded(plot, form) for plot in plots}
-            report.files += _written(out / "plots", files, form)
-        report.left_out = figures.missing(plots)
-        report.notes = frames.all_notes()
-        if "html" in formats:
-            from hires.report.page import render
+    frames = load(paths, campaigns, add_states)
+    report = ReportFiles(len(frames.run_list))
+    make_folder(out, OPTION)
+    _remove_earlier(out)
+    of_report = tables.tables(frames.found)
+    plots: list[figures.Plot] = []
+    if {"html", *figures.FORMATS} & {*formats}:
+        plots = figures.draw(figures.PlotData(frames), width)
+    files = {
+        out / "tables" / f"{table.name}.{form}": _encoded(table, form, frames)
+        for form in TABLE_FORMATS
+        for table in of_report
+        if form in formats and table.rows
+    }
+    for form in (form for form in figures.FORMATS if form in formats):
+        drawn = {
+            out / "plots" / f"{plot.name}.{form}": figures.encoded(plot, form) for plot in plots
+        }
+        files |= {path: data for path, data in drawn.items() if data is not None}
+    report.left_out = figures.missing(plots)
+    report.notes = frames.all_notes()
+    if "html" in formats:
+        from hires.report.page import render
 
-            make_folder(out, OPTION)
-            text = render(frames, tables, plots, title)
-            write_atomically(out / PAGE, text, option=OPTION)
-            report.files.insert(0, out / PAGE)
+        files = {out / PAGE: render(frames, of_report, plots, title).encode(), **files}
+    for path, data in files.items():
+        make_folder(path.parent, OPTION)
+        write_atomically(path, data, option=OPTION)
+    report.files = [*files]
     return report
 
 
-def _written(folder: Path, files: Mapping[str, bytes | None], form: str) -> list[Path]:
-    """Writes tables or plots in one format; removes those of an earlier report that lack here."""
-    make_folder(folder, OPTION)
-    paths = []
-    for name, data in files.items():
-        path = folder / f"{name}.{form}"
-        if data is not None:
-            write_atomically(path, data, option=OPTION)
-            paths.append(path)
-        else:
-            with contextlib.suppress(OSError):
-                path.unlink()
-    return paths
+def _remove_earlier(out: Path) -> None:
+    """Removes the files of an earlier report, which may be of other runs."""
+    names = [Path(PAGE)]
+    names += [Path("tables", f"{name}.{form}") for name in TABLES for form in TABLE_FORMATS]
+    plots = [plot.name for plot in figures.registered().values()]
+    names += [Path("plots", f"{name}.{form}") for name in plots for form in figures.FORMATS]
+    for name in names:
+        (out / name).unlink(missing_ok=True)
+
+
+def _encoded(table: Table, form: str, frames: Frames) -> bytes:
+    if form == "parquet":
+        data = io.BytesIO()
+        columns = [column.key for column in table.columns]
+        getattr(frames, table.name)[columns].to_parquet(data, index=False)
+        return data.getvalue()
+    texts = {"csv": table.to_csv, "md": table.to_markdown, "tex": table.to_latex}
+    return texts[form]().encode()

@@ -1,4 +1,4 @@
-"""Builds the tables of a run and of a campaign from records, and writes them into their folders.
+"""Builds the tables of runs, campaigns and reports from their declarations, and writes them.
 
 CSV holds plain numbers in bytes and seconds; Markdown and the screen round them.
 """
@@ -12,139 +12,113 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import HiresError, RunError
-from hires.core.store import file_names, records, rundir
+from hires.core.store import file_names, records
 from hires.core.store.campaign import Campaign
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
+from hires.report import evaluations, logged_messages, run_tables  # noqa: F401  (their tables)
 from hires.report.columns import (
-    ACCURACY,
-    ATTEMPT,
-    MEMORY,
-    PER_CLASS,
+    CAMPAIGN,
+    KEYS,
     POINT,
-    PREDICTION,
-    QUANT,
+    REPRODUCE,
     RUN,
-    THROUGHPUT,
-    VALIDATION,
-    Cell,
+    TABLES,
     Column,
+    DeclaredTable,
+    Row,
     Table,
-    class_rows,
-    keys,
-    memory_rows,
-    safe_csv,
+    filled,
     table_of,
-    validation_rows,
-    values,
 )
-from hires.report.read.evaluation_rows import AGREEMENT, evaluation_rows, with_reference
-from hires.report.read.runs import Run, read_runs
+from hires.report.evaluations import with_reference
+from hires.report.points import differing_keys
+from hires.report.record import RunRecord, typed
+from hires.report.runs import Found, Run, find
 
-_OVERRIDES = Column("overrides", "overrides")
-_WITH_COLUMN = ("model", "image", "parallel", "precision", "batch")  # of the throughput's table
-
-
-def tables(record: dict[str, Any]) -> list[Table]:
-    """Returns the throughput of a record in one row, and its memory with a row a rank.
-
-    Of an evaluation the accuracy stands first, in one row, and a row for each class; of a
-    prediction what it wrote. Of a training its best and last evaluation stand first.
-    """
-    return [table.trimmed() for table in _whole_tables(record)]
+_OF_POINT = tuple(column.key for column in POINT)
+OF_A_RUN: dict[str, Sequence[str]] = {
+    "validations": (*_OF_POINT, "data"), "predictions": ("data",), "evaluations": ("data",),
+    "classes": _OF_POINT,
+    "throughput": ("task", "efficiency_percent"), "memory": _OF_POINT,
+}  # fmt: skip
+"""Tables in the folder of a run, each with the columns of a report that it has not."""
 
 
-def _whole_tables(record: dict[str, Any]) -> list[Table]:
-    """Returns the tables of a record with all their columns."""
-    made = [
-        table_of("throughput", "Throughput", THROUGHPUT, [values(THROUGHPUT, record)]),
-        table_of("memory", "Memory", MEMORY, memory_rows(record)),
-    ]
-    if rows := validation_rows(record):
-        title, wanted = "Evaluations of the training", keys(VALIDATION)
-        made.insert(0, table_of("validation", title, VALIDATION, rows, optional=wanted))
-    if isinstance(record.get("prediction"), dict):
-        row = values([*POINT, *PREDICTION], record)
-        return [table_of("prediction", "Prediction", [*POINT, *PREDICTION], [row]), *made]
-    if not isinstance(record.get("evaluation"), dict):
-        return made
-    row = values([*POINT, *ACCURACY], record)
-    first = [table_of("accuracy", "Accuracy", [*POINT, *ACCURACY], [row], optional=keys(ACCURACY))]
-    if classes := class_rows(record):
-        first.append(table_of("classes", "Classes", PER_CLASS, classes, optional=keys(PER_CLASS)))
-    return [*first, *made]
+def rows_of(found: Found, name: str) -> list[Row]:
+    """Returns the rows of a table."""
+    rows = [*TABLES[name].rows(found)]
+    if KEYS in TABLES[name].columns:
+        for row, keys in zip(
+            rows, differing_keys(rows, ("layout_keys", "other_keys")), strict=True
+        ):
+            row[KEYS.key] = keys or None
+    return rows
+
+
+def tables(found: Found) -> list[Table]:
+    """Returns the tables of a report, with those columns that have a value."""
+    wanted = sorted((one for one in TABLES.values() if one.empty), key=lambda one: one.place)
+    return [_table(found, declared, [CAMPAIGN, RUN], [REPRODUCE]) for declared in wanted]
+
+
+def tables_of_run(record: RunRecord) -> list[Table]:
+    """Returns the tables of a record that have a row, as they lie in the folder of its run."""
+    found = Found([Run(Path(), record=record)], last_only=True)
+    made = []
+    for name, without in OF_A_RUN.items():
+        columns = [c for c in TABLES[name].columns if c.key not in (*without, "attempt")]
+        made.append(_table(found, replace(TABLES[name], columns=columns), [], []))
+    return [table for table in made if table.rows]
 
 
 def campaign_tables(folder: Path, campaign: Campaign) -> list[Table]:
-    """Returns the tables of a campaign: as many complete attempts of each point as it repeats."""
-    # Overrides that not all points share are a column, unless another column shows them.
-    words = [set(point.overrides) for point in campaign.points]
-    shared = set.intersection(*words) if words else set()
-    attempts: list[tuple[dict[Column, Cell], dict[str, Any]]] = []
-    paths: list[Path] = []
-    for point in campaign.points:
-        own = [word for word in point.overrides if word not in shared]
-        own = [word for word in own if word.partition("=")[0].lstrip("+") not in _WITH_COLUMN]
-        names: dict[Column, Cell] = {RUN: point.run.rpartition("-")[2], _OVERRIDES: " ".join(own)}
-        for record in done_records(folder / point.run, point.repeat):
-            attempts.append(({**names, ATTEMPT: record.get("attempt")}, record))
-            paths.append(folder / point.run)
-    several = len({names[RUN] for names, _ in attempts}) < len(attempts)
-    extra = [RUN]
-    extra += [_OVERRIDES] if any(names[_OVERRIDES] for names, _ in attempts) else []
-    extra += [ATTEMPT] if several else []
-    joined: dict[str, Table] = {}
-    for names, record in attempts:
-        first = [names[column] for column in extra]
-        for table in _whole_tables(record):
-            above = joined[table.name].rows if table.name in joined else ()
-            rows = [*above, *([*first, *cells] for cells in table.rows)]
-            joined[table.name] = replace(table, columns=[*extra, *table.columns], rows=rows)
-    if "accuracy" in joined:
-        runs = read_runs(dict.fromkeys(paths))
-        joined["accuracy"] = _with_agreement(joined["accuracy"], runs)
-    return [table.trimmed() for table in joined.values()]
+    """Returns the tables of a campaign that have a row, of those that a run has.
 
-
-def _with_agreement(table: Table, runs: Sequence[Run]) -> Table:
-    """Returns the accuracy of runs with how they are quantised and agree with the most exact one.
-
-    Of a run with several attempts, the agreement stands beside the one that a report shows.
+    They name a run by its hash.
     """
-    keys_of = [column.key for column in table.columns]
-    shown = {run.name: run.shown.number for run in runs}
-    evaluated = {
-        row["run"].rpartition("-")[2]: (shown[row["run"]], row) for row in evaluation_rows(runs)
-    }
-    more = with_reference([QUANT, *AGREEMENT], (row["reference"] for _, row in evaluated.values()))
-    rows = []
-    for cells in table.rows:
-        own = dict(zip(keys_of, cells, strict=True))
-        attempt, row = evaluated.get(str(own[RUN.key]), (None, {}))
-        if own.get(ATTEMPT.key, attempt) != attempt:
-            row = {QUANT.key: row.get(QUANT.key)}
-        rows.append([*cells, *(row.get(column.key) for column in more)])
-    optional = (*table.optional, *keys(more))
-    return replace(table, columns=[*table.columns, *more], rows=rows, optional=optional)
+    found = find(path for point in campaign.points if (path := folder / point.run).is_dir())
+    short = {run.name: run.short for run in found.runs}
+    made = [_table(found, TABLES[name], [RUN], []) for name in OF_A_RUN]
+    return [table.mapped(lambda cell: short.get(cell, cell)) for table in made if table.rows]
 
 
-def done_records(run: Path, most: int) -> list[dict[str, Any]]:
-    """Returns the readable records of the last ``most`` complete attempts."""
-    attempts = rundir.done_attempts(run)[-most:]
-    own = [_read(file_names.attempt_dir(run, attempt)) for attempt in attempts]
-    return [record for record in own if record is not None]
+def _table(
+    found: Found, declared: DeclaredTable, before: list[Column], behind: list[Column]
+) -> Table:
+    rows = rows_of(found, declared.name)
+    columns = [*before, *declared.columns, *behind]
+    columns = with_reference(columns, (row.get("reference") for row in rows))
+    if len({*(run.campaign for run in found.runs), *found.campaigns}) < 2:
+        columns = [column for column in columns if column is not CAMPAIGN]
+    table = table_of(declared.name, declared.title, columns, rows)
+    table = replace(table, caption=declared.caption if behind else "", empty=declared.empty)
+    return filled(table, (RUN.key, REPRODUCE.key))
 
 
-def write(run_dir: StrPath, record: dict[str, Any]) -> list[Path]:
+def write_run_tables(run_dir: StrPath, values: dict[str, Any]) -> list[Path]:
     """Writes the tables of a run as :func:`write_tables`, but none before it is done."""
-    return write_tables(run_dir, tables(record)) if record["state"] == "done" else []
+    return (
+        write_tables(run_dir, tables_of_run(record_of(values))) if values["state"] == "done" else []
+    )
+
+
+def record_of(values: dict[str, Any]) -> RunRecord:
+    """Returns a record with types; RunError: it is damaged."""
+    try:
+        record: RunRecord = typed(RunRecord, values)
+    except ValueError as error:
+        raise RunError(
+            f"{file_names.RECORD} is damaged: {error}; run the experiment again"
+        ) from None
+    return record
 
 
 def write_tables(folder: StrPath, tables: Iterable[Table]) -> list[Path]:
     """Writes tables as CSV and Markdown, and returns the files; RunError: it cannot write one."""
     files = []
     for table in tables:
-        for ending, data in (("csv", safe_csv(table)), ("md", table.to_markdown())):
+        for ending, data in (("csv", table.to_csv()), ("md", table.to_markdown())):
             files.append(Path(folder) / f"{table.name}.{ending}")
             write_atomically(files[-1], data)
     return files
@@ -157,23 +131,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write("usage: python -m hires.report.tables RUN_DIR\n")
         return 0 if words in (["-h"], ["--help"]) else 2
     try:
-        record = records.read_record(words[0])
-        if record is None:
+        values = records.read_record(words[0])
+        if values is None:
             sys.stderr.write(f"{words[0]} holds no record.json: no attempt has ended yet\n")
             return 1
-        write(words[0], record)
+        write_run_tables(words[0], values)
+        made = tables_of_run(record_of(values))
     except HiresError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    sys.stdout.write("\n".join(table.to_markdown() for table in tables(record)))
+    sys.stdout.write("\n".join(table.to_markdown() for table in made))
     return 0
-
-
-def _read(folder: Path) -> dict[str, Any] | None:
-    try:
-        return records.read_record(folder)
-    except RunError:
-        return None
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from hires.data.image_format import normalised, open_image
 from hires.data.make_data import make_data
 from hires.data.opening import open_data
 from hires.engine.predict import Predictor
-from hires.report.read.map_overviews import overviews
-from hires.report.read.runs import read_runs
+from hires.report.map_overviews import overviews
+from hires.report.runs import read_runs
 from tests.helpers.evaluations import EDSR, GEMS, UNET, evaluation, plain, prediction
 from tests.helpers.jobs import run_folders
 from tests.helpers.layouts import plan_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hires.report.compare.bootstrap import Estimate, block_length, compare, together
-from hires.report.read.repeats import Repeat, median, middle
+from hires.report.compare.repeats import Repeat, center, median
 
 
 def series(rng, count, noise=0.05, memory=0.0):
@@ -101,7 +101,7 @@ def test_few_numbers_have_a_wide_interval_or_none_and_draws_repeat():
 def test_run_counts_as_the_median_over_its_attempts_and_a_point_as_the_mean_of_its_runs():
     one = [Repeat("0", [value, value, 99.0]) for value in (5.0, 25.0, 20.0)]
     two = [Repeat("1", [80.0])]
-    assert median(one) == middle(one) == 20
-    assert middle([*one, *two]) == pytest.approx(40)
-    assert middle([]) is None
+    assert median(one) == center(one) == 20
+    assert center([*one, *two]) == pytest.approx(40)
+    assert center([]) is None
     assert compare(two, one, np.random.default_rng(0)).ratio == pytest.approx(0.25)

@@ -9,11 +9,10 @@ import pytest
 from hires.core.evaluation_summary import paired_difference
 from hires.core.store.campaign import Campaign, PlannedPoint
 from hires.report import frames
+from hires.report.evaluations import evaluations
 from hires.report.plots.base import PlotData, draw
-from hires.report.read.evaluation_rows import evaluation_rows
-from hires.report.read.runs import read_runs
-from hires.report.summaries import summaries, write_frames
-from hires.report.tables import campaign_tables
+from hires.report.runs import find
+from hires.report.tables import campaign_tables, tables
 from tests.helpers.compared_runs import compared_run
 from tests.helpers.report_runs import change
 
@@ -51,9 +50,9 @@ def shown(table):
 
 
 def test_difference_is_that_of_the_accuracies_with_an_interval_of_pairs(runs):
-    exact, low, same = [*evaluation_rows(read_runs(runs))]
+    exact, low, same = [*evaluations(find(runs))]
     assert [row["reference"] for row in (exact, low, same)] == [None, "fp32", "fp32"]
-    assert [exact[key] for key in ("agreement", "difference", "difference_low")] == [None] * 3
+    assert [exact.get(key) for key in ("agreement", "difference", "difference_low")] == [None] * 3
     assert low["agreement"] == 0.88
     assert low["difference"] == pytest.approx(-0.08)
     assert (low["difference_low"], low["difference_high"]) == paired_difference(2, 10, 100)
@@ -64,16 +63,17 @@ def test_report_and_tables_of_a_campaign_tell_keys_of_quant_apart(runs):
     # Two panels of the confusions were titled `single int8`, and the figure and the table of
     # precisions were of trainings only.
     loaded, quant = frames.load(runs), "images=64, linear=dynamic"
-    labels = [run.label for run, _ in PlotData(loaded).confusions]
-    assert labels == ["single fp32", "single int8", f"single int8 {quant}"]
     plots = {plot.name: plot for plot in draw(PlotData(loaded))}
+    axes = plots["confusion"].figure.axes[:3]
+    labels = [axis.get_title(loc="left").replace("\n", " ") for axis in axes]
+    assert labels == ["single fp32", "single int8", f"single int8 {quant}"]
     [axis] = plots["precision_error"].figure.axes
     names = [label.get_text().replace("\n", " ") for label in axis.get_xticklabels()]
     assert f"int8 {quant}" in names
-    tables = {table.name: table for table in summaries(loaded)}
-    rows = shown(tables["precision"])
+    every = {table.name: table for table in tables(loaded.found)}
+    rows = shown(every["precision"])
     assert [row["loss_error"] for row in rows] == [None, pytest.approx(0.02), pytest.approx(0.2)]
-    assert "same class as fp32 [%]" in [one.heading for one in tables["evaluations"].columns]
+    assert "same class as fp32 [%]" in [one.heading for one in every["evaluations"].columns]
     points = [PlannedPoint(run.name, [], 1) for run in runs]
     table = campaign_tables(runs[0].parent, Campaign("c", points=points))[0]
     rows = shown(table)
@@ -91,8 +91,8 @@ def test_training_has_a_row_for_its_best_and_its_last_evaluation(tmp_path):
     assert [(row["evaluation"], row["done"], row["top1"]) for row in rows] == [
         ("best top1", 4, 0.75), ("last", 3, 0.5),
     ]  # fmt: skip
-    [table] = [one for one in summaries(loaded) if one.name == "validations"]
+    [table] = [one for one in tables(loaded.found) if one.name == "validations"]
     titles = {column.title for column in table.columns}
     assert {"after step", "top-1", "loss", "ended early at"} <= titles
     assert not {"PSNR", "top-5"} & titles  # no run has them
-    assert tmp_path / "out" / "validations.csv" in write_frames(loaded, tmp_path / "out")
+    assert tmp_path / "out" / "validations.csv" in frames.write_frames(loaded, tmp_path / "out")

@@ -31,7 +31,7 @@ def test_campaign_has_these_frames(campaign):
     [row] = campaign.failures.to_dict("records")
     assert (row["state"], row["reason"], row["attempt"]) == ("failed", "nan", 0)
     assert runs[runs["state"] == "failed"]["img_per_s_median"].isna().all()
-    assert "failed" not in set(campaign.attempts["run"])
+    assert "failed" not in set(campaign.throughput["run"])
     memory = campaign.memory
     gems = memory[(memory["layout"] == "sp+gems") & (memory["image"] == "64x64")]
     assert [*gems["rank"], *gems["stage"][:2]] == [0, 1, 2, 3, "0 / 2", "0 / 1"]
@@ -52,14 +52,23 @@ def test_campaign_has_these_frames(campaign):
 
 def test_run_without_a_record_or_an_end_is_reported(tmp_path):
     run = report_run(tmp_path)
+    original = json.loads((run / "record.json").read_text())
     points = [{"run": run.name, "overrides": ["image=13"]}, {"run": "x-00000000", "overrides": []}]
     excluded = [{"overrides": ["image=99"], "reason": "too large [memory.limit]", "nearest": "a=1"}]
     (run.parent / "campaign.json").write_text(json.dumps({"points": points, "excluded": excluded}))
     planned = frames.load([run], [run.parent]).planned
-    assert list(planned["state"]) == ["done", "pending", "infeasible"]
-    assert planned["reproduce"].iloc[2] == "hires plan image=99"
-    change(run, "record.json", schema=7)
-    assert "its schema is 7" in frames.load([run]).all_notes()[0].text
+    assert list(planned["state"]) == ["infeasible", "pending", "done"]
+    assert planned["reproduce"].iloc[0] == "hires plan image=99"
+    for changes, why in (
+        ({"schema": 7}, "its schema is 7, and this hires reads 1"),
+        ({"memory": [{"rank": "x"}]}, "is damaged: its memory.0.rank is x, which is no int"),
+        ({"throughput": {"img_per_s": {"median": 1}}}, "damaged: its throughput.img_per_s lacks"),
+    ):
+        change(run, "record.json", **changes)
+        found = frames.load([run])
+        [note] = found.all_notes()
+        assert why in note.text
+        change(run, "record.json", **original)
     for name in ("record.json", "a0/record.json"):
         (run / name).unlink()
     [note] = frames.load([run]).all_notes()

@@ -110,3 +110,25 @@ def test_cause_of_a_failed_run_is_text(tmp_path):
     page = write_report([run], [run.parent], ("html",), tmp_path / "out").files[0].read_text()
     assert "<img src=x" not in page
     assert "&lt;img src=x onerror=a&gt;" in page
+
+
+def test_failure_of_a_campaign_links_to_its_own_run(tmp_path):
+    # Both campaigns have a run of that name, and only one failed.
+    failed = report_run(tmp_path / "results", campaign="before", state="failed", reason="nan")
+    runs = [failed, report_run(tmp_path / "results", campaign="after")]
+    page = write_report(runs, [], ("html",), tmp_path / "out").files[0].read_text()
+    table = re.search(r'<table id="table-failures".*?</table>', page, re.DOTALL)[0]
+    [box] = re.findall(r'href="#(run-\d+)"', table)
+    card = re.search(rf'id="{box}".*?</summary>', page, re.DOTALL)[0]
+    assert "failed" in card
+
+
+def test_report_replaces_an_earlier_one_in_its_folder(tmp_path):
+    run, out = report_run(tmp_path / "results"), tmp_path / "out"
+    own = out / "tables" / "own.csv"
+    write_report([run], [], ("html", "csv"), out)
+    own.write_text("a")
+    write_report([run], [], ("md",), out)
+    names = {path.name for path in out.rglob("*") if path.is_file()}
+    assert {"throughput.md", "memory.md", "own.csv"} <= names
+    assert not {"index.html", "throughput.csv"} & names

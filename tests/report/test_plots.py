@@ -14,14 +14,13 @@ from hires.core.store.choice_file import write_choice
 from hires.engine.map_formats import MapKind
 from hires.engine.prediction_maps import PredictionMaps
 from hires.plan.simulation.simulate import simulate
-from hires.report import frames
+from hires.report import frames, map_overviews
+from hires.report.map_overviews import NOT_FINITE, overviews
 from hires.report.plots import base as figures
 from hires.report.plots import loss_curves
 from hires.report.plots.base import PlotData
 from hires.report.plots.steps import BUBBLE, OTHER, PARTS, PIPELINE, split_rank, split_steps
-from hires.report.read import map_overviews
-from hires.report.read.map_overviews import NOT_FINITE, overviews
-from hires.report.read.runs import read_runs
+from hires.report.runs import read_runs
 from tests.helpers.report_runs import change, report_run
 from tests.helpers.simulated import STEP, EqualCosts
 from tests.helpers.small_plans import LAYOUTS, plan_of
@@ -35,7 +34,7 @@ OF_CAMPAIGN = OF_ONE_RUN | {
 
 def drawn(*paths, only=None):
     """Returns the plots of some runs by name, or one of them."""
-    plots = {n: plot for n, plot in figures.PLOTS.items() if only in (None, plot.name)}
+    plots = {n: plot for n, plot in figures.registered().items() if only in (None, plot.name)}
     with mock.patch.dict(figures.PLOTS, plots, clear=True):
         plots = {p.name: p for p in figures.draw(PlotData(frames.load(*paths)))}
     return plots[only] if only else plots
@@ -46,7 +45,7 @@ def test_campaign_has_its_plots_with_numbers_and_where_they_were_measured(campai
     assert {name for name, plot in plots.items() if plot.figure} == OF_CAMPAIGN
     for name in OF_CAMPAIGN:
         assert plots[name].caption
-        assert "CPU" in " ".join(text.get_text() for text in plots[name].figure.texts)
+        assert "CPU" in plots[name].figure.get_supxlabel()
     assert all(plots[name].missing for name in plots.keys() - OF_CAMPAIGN)
     assert "memory refused no image" in plots["largest_image"].missing
     assert "no layout" in plots["throughput_by_ranks"].missing  # each is one point, and no line
@@ -82,7 +81,7 @@ def test_ranks_that_share_cores_or_accelerators_are_reported(tmp_path, source, r
     ]
     memory = [{**entry, "source": source} for entry in record["memory"]]
     change(run, provenance=provenance, memory=memory)
-    setting = frames.load([run]).setting
+    setting = frames.setting(frames.load([run]).found)
     assert setting.startswith(begins)
     assert ends in setting
     assert ("share" in setting) == ("share" in ends)
@@ -114,8 +113,8 @@ def test_losses_and_evaluations_are_curves(tmp_path):
         lines.append({"kind": "validated", "rank": 0, "step": step, **facts})
     (run / "a0" / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     change(run, validation={"metric": "top1"})
-    [shown] = PlotData(frames.load([run])).runs
-    assert [*loss_curves.losses_of(shown)] == [0, 3]  # what is no number is left out
+    [shown] = read_runs([run])
+    assert [*loss_curves.curve_of(shown, "step", "loss")] == [1, 4]  # what is no number is left out
     plot = drawn([run], only="learning")
     titles = [axis.get_title(loc="left") for axis in plot.figure.axes]
     assert titles[1:] == ["top1", "learning rate", "gradient norm"]
@@ -187,20 +186,17 @@ def read(run):
 
 
 @pytest.mark.parametrize("form", ["tiff", "ome-tiff", "zarr"])
-def test_overview_counts_classes_and_shrinks_a_map_piece_by_piece(tmp_path, monkeypatch, form):
+def test_overview_shrinks_a_map_and_counts_its_classes(tmp_path, monkeypatch, form):
     monkeypatch.setattr(map_overviews, "MAX_SIDE", 20)
-    monkeypatch.setattr(map_overviews, "PIECE_BYTES", 300)  # many pieces
     whole = np.random.default_rng(0).integers(0, 3, (61, 45), np.uint8)
-    whole[5, 8] = 255
+    whole[4, 8] = 255
     run = predicted_run(tmp_path / "a", [whole], "YX", form)
     [[one], notes] = read(run)
     assert not notes
     assert (one.name, one.size, one.names) == ("0", (61, 45), CLASSES)
-    assert one.pixels == {**{n: (whole == n).sum() for n in range(3)}, NOT_FINITE: 1}
-    assert (one.classes == whole[::4, ::4]).all()
-    monkeypatch.setattr(map_overviews, "MAX_COUNTED", 100)  # only what is shown
-    [[one], _] = read(run)
-    assert one.pixels == {n: (whole[::4, ::4] == n).sum() for n in range(3)}
+    shown = whole[::4, ::4]
+    assert one.pixels == {**{n: (shown == n).sum() for n in range(3)}, NOT_FINITE: 1}
+    assert (one.classes == np.where(shown == 255, NOT_FINITE, shown.astype(int))).all()
     shares = np.random.default_rng(0).random((3, 30, 45), np.float32)
     shares[1, 3, 6] = np.nan
     [[one], _] = read(predicted_run(tmp_path / "b", [shares], "CYX", form))

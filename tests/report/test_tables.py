@@ -16,8 +16,10 @@ import pytest
 from hires.core.errors import RunError
 from hires.core.store.campaign import Campaign, PlannedPoint
 from hires.report import tables
-from hires.report.columns import MEMORY, SPEED, Column, Table, keys, memory_rows, safe_csv
-from hires.report.summaries import encoded, latex_text, markdown_text, summaries
+from hires.report.columns import Column, Table, keys
+from hires.report.record import RecordedRank, cells_of
+from hires.report.report import write_report
+from tests.helpers.report_runs import change, report_run
 
 ROOT = Path(__file__).parents[2]
 SPREAD = {"median": 12.3456, "p10": 11.0, "p90": 13.0}
@@ -48,35 +50,35 @@ THROUGHPUT_MD = """\
 |       13.00 |         12.3456 |      11.0000 |      13.0000 |      10 |
 """
 MEMORY_MD = """\
-## Memory
+## Memory per rank
 
 | rank | replica | stage | tile | peak [MiB] | predicted [MiB] | error [%] | measured by \
-| parameters [MiB] | gradients [MiB] | optimiser [MiB] |
+| parameters [MiB] | gradients [MiB] |
 | ---: | ------: | ----- | ---- | ---------: | --------------: | --------: | ----------- \
-| ---------------: | --------------: | --------------: |
+| ---------------: | --------------: |
 |    0 |       0 | 0     | 0,1  |     1536.0 |          1024.0 |     -33.3 | rss         \
-|              3.0 |             2.0 |               - |
+|              3.0 |             2.0 |
 |    1 |       - | -     | -    |          - |               - |         - | -           \
-|                - |               - |               - |
+|                - |               - |
 """
 
 
 def test_tables_of_a_run_are_these():
-    throughput, memory = tables.tables(record(layout="a|b"))
+    throughput, memory = tables.tables_of_run(tables.record_of(record(layout="a|b")))
     assert throughput.to_markdown() == THROUGHPUT_MD
     assert memory.to_markdown() == MEMORY_MD
     row = next(csv.DictReader(io.StringIO(throughput.to_csv())))
     assert (row["img_per_s_median"], row["image"], row["layout"]) == ("12.3456", "75x61", "a|b")
-    entries = [{"tile": [0, 2]}, {"tile": [[1, 0], None]}, {"tile": [None, None]}]
-    tiles = [row["tile"] for row in memory_rows({"memory": entries})]
+    entries = ([0, 2], [[1, 0], None], [None, None])
+    tiles = [cells_of(RecordedRank(0, tile=tile))["tile"] for tile in entries]
     assert tiles == ["0 / 2", "1,0 / none", None]  # in both directions
 
 
 def test_tables_are_written_for_runs_that_are_done_by_a_module_that_is_a_command(tmp_path):
     for state in ("failed", "cancelled"):
-        assert tables.write(tmp_path / state, record(state=state)) == []
+        assert tables.write_run_tables(tmp_path / state, record(state=state)) == []
     with pytest.raises(RunError, match=r"cannot write .*throughput\.csv"):
-        tables.write(tmp_path / "gone", record())
+        tables.write_run_tables(tmp_path / "gone", record())
     assert tables.main([str(tmp_path)]) == 1  # no attempt has ended
     # As launch.sh calls it: a module without its last lines does nothing and says nothing.
     (tmp_path / "record.json").write_text(json.dumps(record()))
@@ -88,31 +90,19 @@ def test_tables_are_written_for_runs_that_are_done_by_a_module_that_is_a_command
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md", ".csv"}
 
 
-def test_tables_of_a_campaign_hold_every_complete_attempt(tmp_path):
-    def point(name, *words, attempts=1, repeat=1):
-        for attempt in range(attempts):
-            folder = tmp_path / name / f"a{attempt}"
-            folder.mkdir(parents=True)
-            (folder / "exit.json").write_text('{"state": "done"}')
-            (folder / "record.json").write_text(json.dumps(record(attempt=attempt)))
-        return PlannedPoint(name, list(words), repeat)
-
-    def tables_of(*points):
-        return tables.campaign_tables(tmp_path, Campaign("c", points=list(points)))
-
-    one = point("x-0000000a", "batch=4", "image=64", "parallel.stages=2")
-    other = point("x-0000000b", "batch=4", "image=64", "parallel.stages=3")
-    throughput, memory = tables_of(one, other)
-    # What no other column shows is in the table.
-    both = [["0000000a", "parallel.stages=2"], ["0000000b", "parallel.stages=3"]]
-    assert [row[:2] for row in throughput.rows] == both
-    assert [row[0] for row in memory.rows] == ["0000000a"] * 2 + ["0000000b"] * 2
-    [throughput, _] = tables_of(point("x-0000000c", "image=64", attempts=4, repeat=3))
-    assert [row[:2] for row in throughput.rows] == [["0000000c", n] for n in (1, 2, 3)]
-    (tmp_path / "x-0000000b/a0/exit.json").write_text('{"state": "failed"}')
-    throughput, memory = tables_of(one, other, PlannedPoint("x-0000000d", []))
+def test_tables_of_a_campaign_hold_the_attempts_and_the_keys_in_which_they_differ(tmp_path):
+    runs = [report_run(tmp_path, seed=n, optimizer={"lr": lr}) for n, lr in ((0, 0.5), (1, 0.25))]
+    points = [PlannedPoint(run.name, [], 1) for run in runs] + [PlannedPoint("x-0000000d", [], 1)]
+    campaign = Campaign("c", points=points)
+    throughput, memory, *_ = tables.campaign_tables(runs[0].parent, campaign)
+    rows = [dict(zip(keys(throughput.columns), row, strict=True)) for row in throughput.rows]
+    assert [row["keys"] for row in rows] == ["optimizer.lr=0.5", "optimizer.lr=0.25"]
+    assert [row["run"] for row in rows] == [run.name[-8:] for run in runs]
+    assert len(memory.rows) == 2
+    change(runs[0], state="failed")
+    [throughput, *_] = tables.campaign_tables(runs[0].parent, campaign)
     assert len(throughput.rows) == 1
-    assert tables_of(other) == []
+    assert tables.campaign_tables(tmp_path, Campaign("none")) == []
 
 
 COLUMNS = [
@@ -122,21 +112,21 @@ COLUMNS = [
 
 def table(text, again="hires run a=b"):
     rows = [[text, 2048, again], ["other", None, again]]
-    frame = pd.DataFrame(rows, columns=[column.key for column in COLUMNS])
-    return Table("name", "Title", COLUMNS, rows, "Caption.", "none", frame)
+    return Table("name", "Title", COLUMNS, rows, "Caption.")
 
 
-def test_tables_of_a_report_have_units_and_a_line_that_makes_each_row_again(campaign):
-    tables = {table.name: table for table in summaries(campaign)}
+def test_tables_of_a_report_have_units_and_a_line_that_makes_each_row_again(
+    campaign, sized_paths, tmp_path
+):
+    made = {table.name: table for table in tables.tables(campaign.found)}
     for name in ("throughput", "memory", "communication", "messages", "precision"):
-        assert tables[name].rows
-        assert all(str(row[-1]).startswith("hires run ") for row in tables[name].rows)
-        heads = [c.heading for c in tables[name].columns if c.key.endswith(("_bytes", "_s"))]
+        assert made[name].rows
+        assert all(str(row[-1]).startswith("hires run ") for row in made[name].rows)
+        heads = [c.heading for c in made[name].columns if c.key.endswith(("_bytes", "_s"))]
         assert all("[" in heading for heading in heads)
-    assert {*keys(SPEED)} <= {*campaign.attempts.columns} & {*campaign.runs.columns}
-    assert {*keys(MEMORY)} <= {*campaign.memory.columns}
-    throughput = tables["throughput"]
-    read = pd.read_parquet(io.BytesIO(encoded(throughput, "parquet")))
+    throughput = made["throughput"]
+    write_report(sized_paths, [], ("parquet",), tmp_path)
+    read = pd.read_parquet(tmp_path / "tables/throughput.parquet")
     assert list(read.columns) == list(keys(throughput.columns))
     assert (read["img_per_s_median"].dtype.kind, read["ranks"].dtype.kind) == ("f", "i")
     assert len(read) == len(throughput.rows)
@@ -149,21 +139,21 @@ TEXTS = ["-", "-1", "-2.5", "-1e-5", "-5%", "- / 1,0", "0,1 / -", "none / 1,0", 
 def test_csv_holds_no_formula_and_leaves_other_texts_as_they_are():
     for texts, sign in ((FORMULAS, "'"), (TEXTS, "")):
         for text in texts:
-            head, first, second = csv.reader(io.StringIO(safe_csv(table(text))))
+            head, first, second = csv.reader(io.StringIO(table(text).to_csv()))
             assert head == ["run", "x_bytes", "reproduce"]
             assert first == [f"{sign}{text}", "2048", "hires run a=b"]
             assert second[1] == ""
 
 
 def test_markdown_holds_no_markup():
-    text = markdown_text(table("<script>a|b`c*d_e[f]\\g&"))
+    text = table("<script>a|b`c*d_e[f]\\g&").to_markdown()
     assert "&lt;script>a\\|b\\`c\\*d\\_e\\[f\\]\\\\g&amp;" in text
     assert "<" not in text
     assert "| x [KiB] |" in text
 
 
 def test_latex_is_booktabs_with_everything_escaped():
-    text = latex_text(table(r"50%_a&b#$^~{}\x<>|"))
+    text = table(r"50%_a&b#$^~{}\x<>|").to_latex()
     escaped = r"50\%\_a\&b\#\$\textasciicircum{}\textasciitilde{}\{\}\textbackslash{}x"
     assert escaped + r"\textless{}\textgreater{}\textbar{}" in text
     assert all(word in text for word in (r"\toprule", r"\begin{tabular}{lr}", "x [KiB]"))

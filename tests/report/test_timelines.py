@@ -10,11 +10,11 @@ import pytest
 
 from hires.core.errors import ConfigError
 from hires.core.ranks.timeline import FORWARD, Span, StepSpans
-from hires.core.store.message_sums import summed
+from hires.core.store.message_sums import ROUTED_KEYS, summed
 from hires.plan.program import edge_messages
 from hires.plan.simulation.simulate import Link, Network, simulate
-from hires.report.message_tables import headline, message_tables
-from hires.report.read.message_rows import message_sums
+from hires.report.logged_messages import message_sums
+from hires.report.record import RunRecord, typed
 from hires.report.timelines import chrome_events, draw, planned_steps, timeline_lines, write_trace
 from tests.helpers.report_runs import message_line
 from tests.helpers.simulated import STEP, EqualCosts
@@ -32,7 +32,7 @@ def row(size, wait_s=0.02, **keys):
 
 def line(rank, *rows):
     """Returns what a rank records of two steps whose messages are as planned."""
-    planned = [{key: one[key] for key in ("operation", "kind", "size")} for one in rows]
+    planned = [{key: one[key] for key in ROUTED_KEYS} for one in rows]
     for own, one in zip(planned, rows, strict=True):
         own |= {name: one[name] // 2 for name in ("count", "bytes")}
     line = {"kind": "comm", "rank": rank, "first": 2, "steps": 2, "step_s": 0.5}
@@ -40,7 +40,7 @@ def line(rank, *rows):
 
 
 def sums_of(*lines):
-    return message_sums({"comm": summed(lines)})
+    return message_sums(typed(RunRecord, {"comm": summed(lines)}).comm)
 
 
 def test_calls_are_of_all_ranks_in_a_step_and_seconds_of_the_mean_rank():
@@ -57,8 +57,8 @@ def test_calls_are_of_all_ranks_in_a_step_and_seconds_of_the_mean_rank():
 
 def test_what_differs_from_the_plan_is_named():
     one = line(0, row(10), row(12))
-    one["planned"][1] = {"operation": "recv", "kind": "stage", "size": 4, "count": 1, "bytes": 16}
-    assert headline(sums_of(one))[1:] == [
+    one["planned"][1] |= {"operation": "recv", "kind": "stage", "size": 4, "count": 1, "bytes": 16}
+    assert sums_of(one).headline()[1:] == [
         "not as planned: recv stage of 16 B: 0 calls a step, planned 1",
         "not as planned: recv stage of 16 B: 0 bytes a step, planned 16",
         "not as planned: send halo of 4 KiB: 2 calls a step, planned 0",
@@ -77,7 +77,7 @@ def test_log_of_a_plan_is_as_planned_in_every_table(name):
     sums = sums_of(*(message_line(plan, rank, 4, 0.5) for rank in range(plan.world)))
     assert sums.differences() == []
     calls = set()
-    for table in message_tables(sums):
+    for table in sums.tables():
         place = [column.key for column in table.columns].index("count")
         calls.add(sum(cells[place] for cells in table.rows))
     assert len(calls) == 1

@@ -28,7 +28,7 @@ from hires.launcher.interface import FrozenRun, Share, SubmitOptions, launcher_o
 from hires.launcher.local.local_gpus import LocalGpus
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
-from hires.report.tables import campaign_tables, write, write_tables
+from hires.report.tables import campaign_tables, write_run_tables, write_tables
 
 GROUPED, INTERLEAVED = "grouped", "interleaved"
 """Orders: all attempts of a point together, or one attempt of every point, then the next ones."""
@@ -286,7 +286,7 @@ def _finish(sweep: Sweep, queue: LocalQueue, recorded: campaign.Campaign) -> int
     for path in dict.fromkeys(end.task.path for end in queue.ends if end.state == "done"):
         record = read_record(path)
         if record is not None:
-            write(path, record)
+            write_run_tables(path, record)
     tables = campaign_tables(sweep.folder, recorded)
     write_tables(sweep.folder, tables)
     long = {"classes"} if sweep.options.memory else {"classes", "memory"}

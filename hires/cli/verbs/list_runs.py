@@ -16,11 +16,10 @@ from hires.core.store.reading import Note
 from hires.core.units import MIB
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.state import states
-from hires.report.columns import Column, Row, safe_csv, table_of
+from hires.report.columns import TABLES, Column, Row, keys, table_of
 from hires.report.compare.metrics import METRICS
-from hires.report.read.plain_values import dig
-from hires.report.read.rows import RUN_COLUMNS, run_row
-from hires.report.read.runs import Run, read_runs
+from hires.report.run_tables import run_row
+from hires.report.runs import Run, read_runs
 
 _SHOWN = (
     Column("hash", "run"),
@@ -33,7 +32,7 @@ _SHOWN = (
     Column("ranks", "ranks", digits=0),
     Column("state", "state"),
     Column("img_per_s_median", "last attempt", "img/s", digits=2),
-    Column("peak_bytes_max", "fullest rank", "MiB", 1 / MIB, 1),
+    Column("peak_bytes_max", "highest peak", "MiB", 1 / MIB, 1),
     Column("loss_last", "last loss", digits=4),
     Column("top1", "accuracy", "%", 100.0, 2),
     Column("started", "started"),
@@ -50,7 +49,7 @@ class RunRow:
 
     run: Run
     values: Row
-    """By column, as ``rows.RUN_COLUMNS`` has them."""
+    """By column, as the frame ``runs`` has them."""
 
     def value(self, name: str) -> Any:
         """Returns what a name stands for; None if the run has no such value."""
@@ -61,8 +60,11 @@ class RunRow:
         if name in self.values:
             return self.values[name]
         if name in groups():
-            return dig(self.run.config, name, "name")
-        return dig(self.run.config, *name.split("."))
+            name += ".name"
+        value: Any = self.run.config
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
 
 
 def list_runs(args: Any) -> int:
@@ -70,7 +72,7 @@ def list_runs(args: Any) -> int:
     if args.csv and args.json:
         raise ConfigError("--csv and --json exclude each other; choose one")
     named = {group for group in groups() if f"{group}.name" in config_keys()}
-    names = {*config_keys(), *named, *METRICS, *RUN_COLUMNS}
+    names = {*config_keys(), *named, *METRICS, *keys(TABLES["runs"].all_columns)}
     where = None
     if args.where is not None:
         where = Expression(args.where, {*names, "model.args.", "optimizer.args."})
@@ -90,8 +92,8 @@ def list_runs(args: Any) -> int:
         remarks = [{"where": note.where, "text": note.text} for note in notes]
         print_json({"runs": values, "notes": remarks})
     elif args.csv:
-        columns = [Column(key, key) for key in RUN_COLUMNS]
-        print(safe_csv(table_of("runs", "Runs", columns, [row.values for row in rows])), end="")
+        columns = TABLES["runs"].all_columns
+        print(table_of("runs", "Runs", columns, [row.values for row in rows]).to_csv(), end="")
     elif rows:
         table = table_of("runs", "Runs", _SHOWN, [row.values for row in rows])
         # Of a time stamp day and minute fit.
@@ -105,7 +107,7 @@ def list_runs(args: Any) -> int:
 
 def add_live_states(runs: Iterable[Run]) -> None:
     """Adds the launcher's state to those runs whose last attempt left no exit record."""
-    silent = [r for r in runs if r.record.get("state") != "done" and not (r.last and r.last.exit)]
+    silent = [r for r in runs if r.record.state != "done" and not (r.last and r.last.exit)]
     for run, state in zip(silent, states([run.path for run in silent]), strict=True):
         run.status = (state.state, state.reason, state.cause)
 

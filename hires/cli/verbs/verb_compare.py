@@ -20,8 +20,8 @@ from hires.report.compare.bootstrap import CONFIDENCE
 from hires.report.compare.comparison import Comparison
 from hires.report.compare.metrics import METRICS, Metric
 from hires.report.compare.verdicts import PointVerdict, Settings, parse_tolerance
-from hires.report.read.plain_values import listed
-from hires.report.read.runs import Run, read_runs
+from hires.report.config_values import listed
+from hires.report.runs import Run, read_runs
 
 TOLERANCE = "5%"
 _MAX_CAUSES = 3  # of what could not be decided, in one line

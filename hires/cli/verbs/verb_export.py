@@ -72,8 +72,7 @@ def no_runs(results: str, verb: str) -> str:
 
 
 def _csv(args: Namespace, selection: Selection) -> tuple[dict[str, Any], str]:
-    from hires.report.frames import load
-    from hires.report.summaries import write_frames  # pandas: --help does without
+    from hires.report.frames import load, write_frames  # pandas: --help does without
 
     frames = load(selection.paths, selection.whole_campaigns, add_live_states)
     files = [str(file) for file in write_frames(frames, Path(args.out))]

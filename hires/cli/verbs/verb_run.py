@@ -31,7 +31,7 @@ from hires.core.store.records import done_attempt, read_record
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.launcher.status.running_elsewhere import alone, refuse_begun
-from hires.report.tables import write
+from hires.report.tables import write_run_tables
 
 PARSER = Parser(
     "run",
@@ -138,7 +138,7 @@ def _print(path: Path, as_json: bool) -> None:
     record = read_record(path)
     if record is None:
         return
-    write(path, record)
+    write_run_tables(path, record)
     if as_json:
         print_json(record)
     elif record["state"] == "done":  # numbers of half a run would look like a result

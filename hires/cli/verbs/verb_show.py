@@ -27,9 +27,11 @@ from hires.report.compare import comparison
 from hires.report.compare.comparison import Difference, named_differences, origin
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.pairing import ComparedPoint
-from hires.report.read.plain_values import count, dicts, dig, number, value_text
-from hires.report.read.repeats import median
-from hires.report.read.runs import read_run
+from hires.report.compare.repeats import median
+from hires.report.config_values import value_text
+from hires.report.record import RecordedProvenance, typed
+from hires.report.runs import read_run
+from hires.report.tables import record_of
 from hires.report.timelines import timeline_lines, write_trace
 
 _EXAMPLES = (
@@ -54,9 +56,10 @@ PARSER = Parser(
     JSON,
 )
 _DIRTY = "-dirty"
+_OPTIONS = "comm.options."
 _WIDTH = 80  # of a time line in a file
 _RULE = (
-    "speed, fullest rank and last loss are medians over the complete attempts of a run, "
+    "speed, highest peak and last loss are medians over the complete attempts of a run, "
     "as in `hires compare`; the rest is of the last attempt"
 )
 
@@ -88,31 +91,28 @@ def _show(run: RunDir, as_json: bool) -> None:
     if as_json:
         print_json(record)
         return
-    state, cause = (text(record.get(key)) for key in ("state", "cause"))
-    where = f"{text(str(run.path))}, attempt a{value_text(record.get('attempt'))}"
-    print(f"{where}: {state or 'unknown'}{f': {cause}' if cause else ''}")
-    begin = record.get("resumed")
-    if isinstance(begin, dict):
-        step, name, number = (value_text(begin.get(k)) for k in ("step", "checkpoint", "attempt"))
-        of = "" if begin.get("attempt") is None else f" of attempt a{number}"
-        place = "" if begin.get("checkpoint") is None else f" from {name}"
-        print(f"it went on at step {step}{place}{of}")
+    held = record_of(record)
+    where = f"{text(str(run.path))}, attempt a{held.attempt}"
+    print(f"{where}: {held.state or 'unknown'}{f': {held.cause}' if held.cause else ''}")
+    if (begin := held.resumed) is not None:
+        of = "" if begin.attempt is None else f" of attempt a{begin.attempt}"
+        place = "" if begin.checkpoint is None else f" from {begin.checkpoint}"
+        print(f"it went on at step {begin.step}{place}{of}")
     lineage = [
-        f"{value_text(one.get('run'))} up to step {value_text(one.get('step'))}{_differs(one)}"
-        for one in dicts(record.get("lineage"))
+        f"{one.run} up to step {one.step}"
+        f"{f' (which has {value_text(one.differs)})' if one.differs else ''}"
+        for one in held.lineage
     ]
     if lineage:
         print(f"it continues {', which continues '.join(lineage)}")
-    inputs = record.get("inputs")
-    if isinstance(inputs, dict) and inputs:
-        words = [f"{text(k)} {value_text(v)}" for k, v in inputs.items()]
-        print(f"made from: {', '.join(words)}")
+    if held.inputs:
+        print(f"made from: {', '.join(f'{key} {digest}' for key, digest in held.inputs.items())}")
     for line in saved:
         print(line)
     read = read_run(run.path)
-    options = dig(read.config, "comm", "options")
-    if isinstance(options, dict) and options:
-        words = [f"{text(key)}={value_text(value)}" for key, value in options.items()]
+    options = {key: value for key, value in read.flat_config.items() if key.startswith(_OPTIONS)}
+    if options:
+        words = [f"{key.removeprefix(_OPTIONS)}={value_text(v)}" for key, v in options.items()]
         print(f"comm.options: {', '.join(words)}")
     print_record(record, run.path)
     repeats = ComparedPoint([read]).repeats(METRICS["throughput"])
@@ -146,11 +146,6 @@ def _checkpoint_lines(run: Path) -> list[str]:
     return [text(line) or "" for line in lines + damaged]
 
 
-def _differs(lineage: Values) -> str:
-    words = lineage.get("differs")
-    return f" (which has {value_text(words)})" if words else ""
-
-
 def _record_of(run: RunDir, more: Sequence[str] = ()) -> Values:
     record = read_record(run.path)
     if record is None:
@@ -164,7 +159,7 @@ def _record_of(run: RunDir, more: Sequence[str] = ()) -> Values:
 def _shown_attempt(run: RunDir) -> Path:
     # The attempt of the record.
     record = read_record(run.path)
-    attempt = None if record is None else count(record.get("attempt"))
+    attempt = None if record is None else record_of(record).attempt
     return run.attempt_dir if attempt is None else attempt_dir(run.path, attempt)
 
 
@@ -189,7 +184,11 @@ def _reproduce(path: Path, as_json: bool) -> None:
     except ValueError:  # it was cut, or is no line of ours
         line = shlex.quote(run.reproduce or "")
     then = {name: value for name, value in origin(run.provenance).items() if value is not None}
-    now = {name: value for name, value in origin(provenance.collect()).items() if name in then}
+    now = {
+        name: value
+        for name, value in origin(typed(RecordedProvenance, provenance.collect())).items()
+        if name in then
+    }
     changed = named_differences([then], [now])
     held = frozen.read(path)
     for file in [] if held is None else edits.edited_sources(held.inputs):
@@ -201,7 +200,7 @@ def _reproduce(path: Path, as_json: bool) -> None:
     if changed:
         print()
         _print_differences("What has changed", ("", "then", "now"), changed)
-    elif run.provenance:
+    elif then:
         print("commit, versions and machine are as they were")
     commit = then.get("commit") or ""
     if commit.endswith(_DIRTY):
@@ -230,8 +229,8 @@ def _diff(path: Path, other: Path, as_json: bool) -> None:
     columns = [Column(head, head, digits=0) for head in ("A", "B", "change [%]")]
     cells = []
     for what, x, y in rows:
-        old, new = number(x), number(y)
-        ratio = new / old if old and new is not None else None
+        numbers = all(isinstance(value, (int, float)) for value in (x, y))
+        ratio = y / x if numbers and x else None
         cells.append([what, shown(x), shown(y), percent(ratio)])
     print_table("Numbers", ["", *columns], cells)
     print(_RULE)

@@ -21,7 +21,7 @@ from hires.core.terminal import behind
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.run_state import DONE, PENDING, RUNNING, STATES, RunState
 from hires.launcher.status.state import states
-from hires.report.read.plain_values import listed
+from hires.report.config_values import listed
 
 WATCH_S = 2.0
 TITLES = ("run", "campaign", "state", "step", "left", "img/s", "peak", "attempt", "note")

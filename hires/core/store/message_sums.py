@@ -22,7 +22,7 @@ from hires.core.store.reading import Values
 
 PLANNED_KEYS = ("operation", "kind", "size")
 ROUTED_KEYS = (*PLANNED_KEYS, "backend", "algorithm")
-"""Of planned rows; one of an older hires has no route."""
+"""Of planned rows."""
 KEYS = ("operation", "kind", "backend", "algorithm", "size")
 MAX_RANKS = 256
 SUMS = ("count", "bytes", "issue_s", "wait_s")
@@ -43,13 +43,12 @@ def summed(lines: Iterable[Values]) -> Values | None:
         rows = {"rows": one["rows"]} if len(own) <= MAX_RANKS else {}
         by_rank.append({"rank": one["rank"], "step_s": one["step_s"], **total, **rows})
     planned = [row for one in own for row in one["planned"]]
-    routed = all(name in row for row in planned for name in ROUTED_KEYS)
     return {
         "first": min(one["first"] for one in own),
         "steps": min(one["steps"] for one in own),
         "step_s": sum(one["step_s"] for one in own),
         "rows": added((row for one in own for row in one["rows"]), KEYS),
-        "planned": added(planned, ROUTED_KEYS if routed else PLANNED_KEYS, SUMS[:2]),
+        "planned": added(planned, ROUTED_KEYS, SUMS[:2]),
         "ranks": by_rank,
     }
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hires.report.read.repeats import Repeat, by_seed, log_mean, median, shared_seeds
+from hires.report.compare.repeats import Repeat, by_seed, log_mean, median, shared_seeds
 
 Floats = NDArray[np.float64]
 

@@ -8,42 +8,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hires.core.errors import ConfigError
-from hires.core.store.reading import text
 from hires.core.units import size
+from hires.report.columns import TABLES
 from hires.report.compare.bootstrap import CONFIDENCE
 from hires.report.compare.metrics import METRICS, Metric, per_image
 from hires.report.compare.pairing import ComparedPoint, pair, points
 from hires.report.compare.references import Reference, best
+from hires.report.compare.repeats import median
 from hires.report.compare.verdicts import DECIDED, WORSE, PointVerdict, Settings, judge, overall
-from hires.report.read.plain_values import count, dig, listed, value_text
-from hires.report.read.repeats import median
-from hires.report.read.rows import run_row
-from hires.report.read.runs import Run
+from hires.report.config_values import listed, value_text
+from hires.report.record import RecordedProvenance
+from hires.report.run_tables import run_row
+from hires.report.runs import Run, repeats_of
 
-_MAX_NOTES = 5  # notes about unreadable files that are listed
-_MAX_LABELS = 4  # points that a note names
+_MOST = 5  # points, values or notes that are listed before the others are counted
 _PLACES = ("campaign", "results")  # keys that say where a run is kept
-_MAX_VALUES = 4  # values that are listed before the others are counted
-_NUMBERS = {
-    "img_per_s_median": "throughput [img/s]",
-    "step_s_median": "step time [s]",
-    "samples": "steps that count",
-    "peak_bytes_max": "fullest rank [bytes]",
-    "predicted_bytes_max": "fullest rank predicted [bytes]",
-    "messages_per_step": "messages a step",
-    "bytes_per_step": "sent a step [bytes]",
-    "loss_first": "first loss",
-    "loss_last": "last loss",
-    "top1": "accuracy",
-    "state": "state",
-}
-"""Columns of a run that are shown beside another run's, with their titles."""
-_ORIGIN = {
-    "commit": ("git",),
-    **{name: (name,) for name in ("hires", "torch", "python", "host")},
-    "processor": ("hardware", "cpu"),
-}
-"""Where a provenance holds what is shown of it."""
+_NUMBERS = (
+    "img_per_s_median", "step_s_median", "samples", "peak_bytes_max", "predicted_bytes_max",
+    "messages_per_step", "bytes_per_step", "loss_first", "loss_last", "top1", "state",
+)  # fmt: skip
+"""Columns of a run that are shown beside another run's."""
 
 
 @dataclass(frozen=True)
@@ -112,15 +96,15 @@ def compare_runs(
     """Returns how the runs of B compare with those of A; ConfigError: they share no point."""
     read_a, read_b = ([run for run in side if run.config] for side in (a, b))
     pairs = pair(read_a, read_b)
+    config, origin = run_differences(read_a, read_b)
     shared = [both for both in pairs if both[1].runs and both[2].runs]
     if not shared:
-        config = run_differences(read_a, read_b)[0]
         keys = ", ".join(f"{d.what} ({d.a} in A, {d.b} in B)" for d in config)
         raise ConfigError(
             f"no run of {names[1]} is the same point as one of {names[0]}: they differ in "
             f"{keys or 'what their damaged config.yaml would say'}"
         )
-    comparison = Comparison(names, settings)
+    comparison = Comparison(names, settings, config=config, origin=origin)
     batches = [{point.runs[0].identity().get("batch") for point in both[1:]} for both in shared]
     if any(len(batch) > 1 for batch in batches):  # of all pairs, then: each side has one batch
         metrics = [per_image(metric) for metric in metrics]
@@ -130,12 +114,9 @@ def compare_runs(
         )
     for metric in metrics:
         comparison.add(metric, [judge(label, metric, x, y, settings) for label, x, y in shared])
-    comparison.config, comparison.origin = run_differences(read_a, read_b)
-    only_a = [label for label, _, theirs in pairs if not theirs.runs]
-    only_b = [label for label, ours, _ in pairs if not ours.runs]
-    for side, labels in zip(names, (only_a, only_b), strict=True):
-        if labels:
-            comparison.notes.append(f"only in {side}: {listed(labels, _MAX_LABELS, '; ')}")
+    for name, other in ((names[0], 2), (names[1], 1)):
+        if labels := [both[0] for both in pairs if not both[other].runs]:  # type: ignore[union-attr]
+            comparison.notes.append(f"only in {name}: {listed(labels, _MOST, '; ')}")
     _add_notes(comparison, [point for _, *both in shared for point in both], [*a, *b])
     return comparison
 
@@ -154,13 +135,14 @@ def compare_references(
     without: list[str] = []
     every = list({r.metric.name: r.metric for r in references}.values())
     for metric in every if metrics is None else metrics:
-        fits = [(*labelled, best(references, metric, labelled[1].runs[0])) for labelled in measured]
-        without += [f"{metric.name} of {label}" for label, _, fit in fits if fit is None]
-        verdicts = [
-            judge(label, metric, fit.value, point, replace(settings, tolerance=fit.tolerance))
-            for label, point, fit in fits
-            if fit is not None
-        ]
+        verdicts = []
+        for label, point in measured:
+            fit = best(references, metric, point.runs[0])
+            if fit is None:
+                without.append(f"{metric.name} of {label}")
+            else:
+                own = replace(settings, tolerance=fit.tolerance)
+                verdicts.append(judge(label, metric, fit.value, point, own))
         if verdicts:
             comparison.add(metric, verdicts)
     if not comparison.results:
@@ -168,7 +150,7 @@ def compare_references(
             f"no reference of {names[0]} fits a run of {names[1]}: cluster, point and metric must"
         )
     if without:
-        comparison.notes.append(f"no reference for {listed(without, _MAX_LABELS, '; ')}")
+        comparison.notes.append(f"no reference for {listed(without, _MOST, '; ')}")
     _add_notes(comparison, [point for _, point in measured], runs)
     return comparison
 
@@ -190,57 +172,62 @@ def named_differences(
     for key in dict.fromkeys(key for values in [*a, *b] for key in values):
         x, y = (list(dict.fromkeys(_word(v[key]) for v in side if key in v)) for side in (a, b))
         if set(x) != set(y):
-            ours, theirs = (listed(words, _MAX_VALUES) or "-" for words in (x, y))
+            ours, theirs = (listed(words, _MOST) or "-" for words in (x, y))
             differences.append(Difference(key, ours, theirs))
     return differences
 
 
-def number_rows(a: Run, b: Run) -> list[tuple[str, Any, Any]]:
-    """Returns title and values of the numbers that at least one of two runs has.
+def number_rows(*runs: Run) -> list[tuple[str, Any, Any]]:
+    """Returns heading and values of the numbers that at least one of two runs has.
 
     Metrics are those of the whole run, as in ``compare``; the others are the last attempt's.
     """
     numbers = []
-    for run in (a, b):
-        row, point = run_row(run), ComparedPoint([run])
-        for metric in METRICS.values() if point.attempts() else ():
-            repeats = point.repeats(metric)
+    for run in runs:
+        row = run_row(run)
+        for metric in METRICS.values() if repeats_of([run]) else ():
+            repeats = ComparedPoint([run]).repeats(metric)
             value = median(repeats) if repeats else math.nan
             row[metric.column] = value if math.isfinite(value) else None
         numbers.append(row)
-    ours, theirs = numbers
-    rows = [(title, ours.get(key), theirs.get(key)) for key, title in _NUMBERS.items()]
-    return [row for row in rows if row[1:] != (None, None)]
+    rows: list[tuple[str, Any, Any]] = []
+    titles = {metric.column: metric.name for metric in METRICS.values()}
+    columns = {column.key: column for column in TABLES["runs"].columns}
+    for column in map(columns.__getitem__, _NUMBERS):
+        values = [row.get(column.key) for row in numbers]
+        if values != [None, None]:
+            a, b = (v if v is None or column.digits is None else v * column.factor for v in values)
+            title = titles.get(column.key, column.title)
+            rows.append((replace(column, title=title).heading, a, b))
+    return rows
 
 
-def origin(provenance: Any) -> dict[str, str | None]:
-    """Returns code, versions and machine of a record's provenance as names and words."""
-    facts = {name: text(dig(provenance, *path), 80) for name, path in _ORIGIN.items()}
-    cores, memory = (count(dig(provenance, "hardware", key)) for key in ("cores", "memory"))
-    facts["cores"] = None if cores is None else str(cores)
-    return {**facts, "memory": None if memory is None else size(memory)}
+def origin(provenance: RecordedProvenance) -> dict[str, str | None]:
+    """Returns code, versions and machine of a record as names and words."""
+    machine = provenance.hardware
+    return {
+        "commit": provenance.git,
+        **{name: getattr(provenance, name) for name in ("hires", "torch", "python", "host")},
+        "processor": machine.cpu,
+        "cores": None if machine.cores is None else str(machine.cores),
+        "memory": None if machine.memory is None else size(machine.memory),
+    }
 
 
 def _add_notes(
     comparison: Comparison, compared: Sequence[ComparedPoint], runs: Sequence[Run]
 ) -> None:
     """Notes which attempts and seeds were left out, and which files are damaged."""
-    notes, results = comparison.notes, comparison.results
     left_out = sum(point.num_left_out() for point in compared)
     if left_out:
-        notes.append(
+        comparison.notes.append(
             f"{left_out} complete attempts of another commit or machine than the latest left out"
         )
-    for alone in dict.fromkeys(tuple(verdict.alone) for verdict in results if verdict.alone):
-        seeds, them = ("seeds", "them") if len(alone) > 1 else ("seed", "it")
-        labels = dict.fromkeys(one.point for one in results if tuple(one.alone) == alone)
-        notes.append(
-            f"{seeds} {', '.join(alone)} left out, because only one side has {them}: "
-            f"{listed(list(labels), _MAX_LABELS, '; ')}"
-        )
-    damaged = list(dict.fromkeys(f"{n.where}: {n.text}" for run in runs for n in run.notes))
-    left = len(damaged) - _MAX_NOTES
-    notes += damaged[:_MAX_NOTES] + ([f"and {left} more"] if left > 0 else [])
+    if alone := dict.fromkeys(seed for one in comparison.results for seed in one.unpaired_seeds):
+        seeds = listed([*alone], _MOST)
+        comparison.notes.append(f"seeds left out of points of which one side has them: {seeds}")
+    damaged = dict.fromkeys(f"{note.where}: {note.text}" for run in runs for note in run.notes)
+    comparison.notes += [listed([*damaged], _MOST, "; ")] if damaged else []
 
 
 def _word(value: Any) -> str:

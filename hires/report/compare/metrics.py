@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hires.core.units import MIB
-from hires.report.read.plain_values import count, counted_steps, dicts, dig, number
-
-Record = dict[str, Any]
+from hires.report.record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class Metric:
     unit: str  # unit in which it is shown
     higher_is_better: bool
     words: tuple[str, str]  # what a lower and a higher number are called
-    values: Callable[[Record], list[float]]
+    values: Callable[[RunRecord], list[float]]
     """Returns the numbers of a complete attempt in the base unit: one a step, or one for all. A
     number that is not finite is NaN."""
     base: float = 1.0  # of its unit, in the base unit
@@ -34,10 +31,10 @@ class Metric:
         return None if value is None else value / self.base
 
 
-def _rates(record: Record) -> list[float]:
+def _rates(record: RunRecord) -> list[float]:
     # The median of an even number of rates is the mean of two, not the rate of the median step, as
     # the record has it: so the two middle steps count as their mean.
-    images, steps = count(record.get("images_per_step")) or 0, counted_steps(record)
+    images, steps = record.images_per_step or 0, record.counted_s
     if steps and len(steps) % 2 == 0:
         by_time, half = sorted(range(len(steps)), key=steps.__getitem__), len(steps) // 2
         middle = by_time[half - 1 : half + 1]
@@ -46,21 +43,12 @@ def _rates(record: Record) -> list[float]:
     return [images / step_s for step_s in steps] if images else []
 
 
-def _peak(record: Record) -> list[float]:
-    peaks = [n for n in (count(e.get("peak_bytes")) for e in dicts(record.get("memory"))) if n]
-    return [float(max(peaks))] if peaks else []
+def _last_loss(record: RunRecord) -> list[float]:
+    return [math.nan] if record.loss.finite is False else _one(record.loss.last)
 
 
-def _last_loss(record: Record) -> list[float]:
-    if dig(record, "loss", "finite") is False:
-        return [math.nan]
-    last = number(dig(record, "loss", "last"))
-    return [] if last is None else [last]
-
-
-def _top1(record: Record) -> list[float]:
-    share = number(dig(record, "evaluation", "top1"))
-    return [] if share is None else [share]
+def _one(number: float | None) -> list[float]:
+    return [] if number is None else [float(number)]
 
 
 _STEPS = "median over complete attempts of each one's median step"
@@ -74,15 +62,15 @@ METRICS = {
         ),
         Metric(
             "step_time", "step_s_median", f"seconds a step, {_STEPS}", "s",
-            False, ("faster", "slower"), counted_steps,
+            False, ("faster", "slower"), lambda record: record.counted_s,
         ),
         Metric(
-            "memory", "peak_bytes_max", f"peak of the fullest rank, {_ATTEMPTS}", "MiB",
-            False, ("less", "more"), _peak, MIB,
+            "memory", "peak_bytes_max", f"highest peak of a rank, {_ATTEMPTS}", "MiB",
+            False, ("less", "more"), lambda record: _one(record.peak_bytes), MIB,
         ),
         Metric(
             "accuracy", "top1", f"share of right answers of an evaluation, {_ATTEMPTS}", "%",
-            True, ("lower", "higher"), _top1, 0.01,
+            True, ("lower", "higher"), lambda record: _one(record.top1), 0.01,
         ),
         Metric(
             "loss", "loss_last", f"loss of the last step, {_ATTEMPTS}", "1",
@@ -99,8 +87,8 @@ def per_image(metric: Metric) -> Metric:
     if metric.name != "step_time":
         return replace(metric, incomparable="the sides have other batches; compare equal ones")
 
-    def values(record: Record) -> list[float]:
-        images = count(record.get("images_per_step")) or 0
+    def values(record: RunRecord) -> list[float]:
+        images = record.images_per_step or 0
         return [step_s / images for step_s in metric.values(record)] if images else []
 
     what = metric.what.replace("a step", "an image")

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hires.core.store.attempts import Attempt
 from hires.core.store.reading import text
 from hires.report.compare.metrics import Metric
-from hires.report.read.plain_values import dig, value_text
-from hires.report.read.repeats import Repeat
-from hires.report.read.rows import what
-from hires.report.read.runs import INPUTS, SEED, Run, repeats_of
+from hires.report.compare.repeats import Repeat
+from hires.report.config_values import value_text
+from hires.report.runs import INPUTS, SEED, Run, repeats_of
 
 WORK = ("image", "task.name")
 """Keys whose values make the numbers of an image different work."""
@@ -31,19 +29,15 @@ class ComparedPoint:
 
     runs: list[Run] = field(default_factory=list)
 
-    def attempts(self) -> list[tuple[Run, Attempt]]:
-        """Returns the complete attempts made by the commit and on the machine of the latest."""
-        return repeats_of(self.runs)
-
     def num_left_out(self) -> int:
         """Returns the number of complete attempts by other code or machines."""
-        return sum(len(run.complete) for run in self.runs) - len(self.attempts())
+        return sum(len(run.complete) for run in self.runs) - len(repeats_of(self.runs))
 
     def repeats(self, metric: Metric) -> list[Repeat]:
-        """Returns the numbers of all attempts that have any."""
+        """Returns the numbers of all attempts that count and have any."""
         repeats = [
-            Repeat(value_text(dig(run.config, SEED)), metric.values(attempt.record))
-            for run, attempt in self.attempts()
+            Repeat(value_text(run.config.get(SEED)), metric.values(record))
+            for run, record in repeats_of(self.runs)
         ]
         return [repeat for repeat in repeats if repeat.values]
 
@@ -92,7 +86,7 @@ def _labels(points: Mapping[_Key, Sequence[ComparedPoint]]) -> dict[_Key, str]:
     """Labels every point by its columns, and by the keys in which equal labels differ."""
     same_columns: dict[str, list[_Key]] = {}
     for key, sides in points.items():
-        rows = [what(side.runs[0]) for side in sides if side.runs]
+        rows = [side.runs[0].point for side in sides if side.runs]
         # A column with another value on each side is shown as ``fp32->bf16``.
         values = ([str(row.get(column) or "?") for row in rows] for column in _COLUMNS)
         words = " ".join("->".join(dict.fromkeys(sides)) for sides in values)

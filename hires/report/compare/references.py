@@ -4,7 +4,7 @@ References:
     - {metric: throughput, value: 12.5, unit: img/s, tolerance: [-5%, +15%], cluster: node*,
        point: {model: resnet18, image: 64x64, layout: sp, batch: 4, optimizer.weight_decay: 0.5}}
 
-A run fits if its host matches ``cluster``, all columns (``rows.RUN_COLUMNS``) and config keys of
+A run fits if its host matches ``cluster``, all columns (of the frame ``runs``) and config keys of
 ``point`` are equal, and no other key that matters differs from its default.
 """
 
@@ -23,16 +23,16 @@ from hires.core.store import reading
 from hires.core.store.files import write_atomically
 from hires.report.compare.metrics import METRICS, Metric
 from hires.report.compare.pairing import points
+from hires.report.compare.repeats import center
 from hires.report.compare.verdicts import Tolerance, parse_tolerance
-from hires.report.read.measured_points import WITH_COLUMN, defaults
-from hires.report.read.plain_values import number, same_value, value_text
-from hires.report.read.repeats import middle
-from hires.report.read.rows import what
-from hires.report.read.runs import INPUTS, Run
+from hires.report.config_values import same_value, value_text
+from hires.report.record import typed
+from hires.report.runs import INPUTS, WITH_COLUMN, Run, defaults
 
 OPTION = "--write-reference FILE"
 _COLUMNS = ("model", "image", "layout", "precision", "task", "batch", "ranks")  # of a new point
 _MEASUREMENT = ("steps", "measure.warmup", "measure.steps")  # they change the last loss only
+_KEYS = {"metric", "value", "unit", "tolerance", "point"}
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Reference:
 
     def fits(self, run: Run) -> bool:
         """Whether it is about a run."""
-        host, row = str(run.provenance.get("host") or ""), {**run.flat_config, **what(run)}
+        row = {**run.flat_config, **run.point}
         equal = all(same_value(row.get(key), value) for key, value in self.point.items())
         others = _keys(run, self.metric).keys() - self.point.keys()
-        return equal and not others and fnmatch.fnmatchcase(host, self.cluster)
+        return equal and not others and fnmatch.fnmatchcase(_host(run), self.cluster)
 
 
 def read(path: Path) -> list[Reference]:
@@ -61,31 +61,26 @@ def read(path: Path) -> list[Reference]:
         entries = values.get(entry) if isinstance(values, dict) else None
         if not entries or not isinstance(entries, list):
             raise ValueError("there is no list of that name")
-        return [_reference(**_with_keys(entry := one)) for one in entries]
-    except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError,
-            ConfigError, yaml.YAMLError) as error:  # fmt: skip
+        return [_reference(entry := one) for one in entries]
+    except (OSError, ValueError, RecursionError, ConfigError, yaml.YAMLError) as error:
         why = " ".join(str(error).split())
         raise ConfigError(f"{path}, {entry}: {why}; `{OPTION}` writes such a file") from None
 
 
-def _with_keys(entry: Any) -> dict[str, Any]:
-    every = ("metric", "value", "unit", "tolerance", "point", "cluster")
-    if not isinstance(entry, dict) or not {*every[:-1]} <= entry.keys() <= {*every}:
-        raise ValueError(f"an entry has the keys {', '.join(every[:-1])} and, if any, {every[-1]}")
-    return entry
-
-
-def _reference(
-    metric: str, value: Any, unit: str, tolerance: Any, point: Mapping[str, Any], cluster: str = "*"
-) -> Reference:
-    if metric not in METRICS:
-        raise ValueError(f"metric {metric!r} is none of {', '.join(METRICS)}")
-    base = (number(value) or 0) * METRICS[metric].base
-    if unit != METRICS[metric].unit or base <= 0:
-        raise ValueError(f"{metric} is above 0 and in {METRICS[metric].unit}")
-    ends = parse_tolerance(",".join(tolerance) if isinstance(tolerance, list) else str(tolerance))
-    texts = {str(key): value_text(part) for key, part in point.items()}
-    return Reference(METRICS[metric], base, ends, texts, str(cluster))
+def _reference(entry: Any) -> Reference:
+    if not isinstance(entry, dict) or not _KEYS <= entry.keys() <= {*_KEYS, "cluster"}:
+        raise ValueError(f"an entry has the keys {', '.join(sorted(_KEYS))} and, if any, cluster")
+    metric = METRICS.get(entry["metric"])
+    if metric is None:
+        raise ValueError(f"metric {entry['metric']!r} is none of {', '.join(METRICS)}")
+    value = typed(float, entry["value"], f"{metric.name}, which is above 0,") * metric.base
+    if entry["unit"] != metric.unit or value <= 0:
+        raise ValueError(f"{metric.name} is above 0 and in {metric.unit}")
+    ends = entry["tolerance"]
+    tolerance = parse_tolerance(",".join(map(str, ends)) if isinstance(ends, list) else str(ends))
+    point = typed(dict[str, Any], entry["point"], "point")
+    texts = {key: value_text(part) for key, part in point.items()}
+    return Reference(metric, value, tolerance, texts, str(entry.get("cluster", "*")))
 
 
 def best(references: Sequence[Reference], metric: Metric, run: Run) -> Reference | None:
@@ -101,11 +96,10 @@ def measured(
     references = []
     for _, point in points(runs):
         for metric in metrics:
-            if (value := middle(point.repeats(metric))) is not None:
-                run = point.attempts()[0][0]
-                host = cluster or reading.text(run.provenance.get("host"), 200) or "*"
-                row = {k: what(run)[k] for k in _COLUMNS if what(run).get(k) is not None}
-                keys = {k: value_text(v) for k, v in row.items()} | _keys(run, metric)
+            if (value := center(point.repeats(metric))) is not None:
+                run = next(run for run in point.runs if run.repeats)
+                row = {k: value_text(run.point[k]) for k in _COLUMNS if run.point.get(k)}
+                keys, host = row | _keys(run, metric), cluster or _host(run) or "*"
                 references.append(Reference(metric, value, tolerance, keys, host))
     return references
 
@@ -132,6 +126,10 @@ def write(path: Path, references: Sequence[Reference], command: str) -> int:
     head = f"# Written by: {' '.join(command.splitlines())}\n"
     write_atomically(path, head + text, option=OPTION)
     return len(entries)
+
+
+def _host(run: Run) -> str:
+    return run.provenance.host or ""
 
 
 def _keys(run: Run, metric: Metric) -> dict[str, str]:

@@ -22,14 +22,17 @@ from hires.report.compare import bootstrap
 from hires.report.compare.bootstrap import Estimate
 from hires.report.compare.metrics import Metric
 from hires.report.compare.pairing import ComparedPoint
-from hires.report.read.repeats import Repeat, middle, paired, usable
+from hires.report.compare.repeats import Repeat, center, paired, usable
+from hires.report.runs import repeats_of
 
 BETTER, WORSE, SAME, UNKNOWN = "better", "worse", "same", "unknown"
 UNDECIDED = "undecided"
 DECIDED = (BETTER, WORSE, SAME)
 OVERALL = "overall"
 _FAILED = ("failed", "lost")  # states that count as worse; a user cancels a run on purpose
-_MUCH_WIDER = 2.0  # widths of the tolerance; a wider interval does not show that nothing changed
+_UNDECIDED_WIDTH = (
+    2.0  # widths of the tolerance; a wider interval does not show that nothing changed
+)
 _FINEST = 0.01  # a smaller tolerance means any difference; no interval is as narrow as that
 _PERCENT = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*%")
 
@@ -74,7 +77,7 @@ class PointVerdict:
     ratio: float | None = None
     interval: tuple[float, float] | None = None  # of the ratio
     tolerance: Tolerance | None = None
-    alone: Sequence[str] = ()  # seeds that are left out because one side lacks them
+    unpaired_seeds: Sequence[str] = ()  # that are left out because one side lacks them
     estimate: Estimate | None = field(default=None, compare=False, repr=False)
     """The ratio with its draws, if both sides have numbers."""
 
@@ -127,12 +130,14 @@ def judge(
         return PointVerdict(label, metric, *unjudged)
     rng = np.random.default_rng([settings.seed, zlib.crc32(f"{metric.name} {label}".encode())])
     # The numbers shown are those of the runs in the ratio, or the two would contradict each other.
-    old, new, alone = paired(old, new)
+    old, new, unpaired = paired(old, new)
     exact = None if isinstance(a, ComparedPoint) else a
     estimate = bootstrap.compare(exact or old, new, rng, settings.resamples)
     verdict = _decided(label, metric, estimate, settings)
     repeats = len(old), len(new)
-    return replace(verdict, a=exact or middle(old), b=middle(new), repeats=repeats, alone=alone)
+    return replace(
+        verdict, a=exact or center(old), b=center(new), repeats=repeats, unpaired_seeds=unpaired
+    )
 
 
 def overall(metric: Metric, points: Sequence[PointVerdict], settings: Settings) -> PointVerdict:
@@ -158,7 +163,7 @@ def _decided(label: str, metric: Metric, estimate: Estimate, settings: Settings)
     interval = estimate.interval()
     ratio, tolerance = estimate.ratio, settings.tolerance
     low, high = interval or (ratio, ratio)
-    widest = _MUCH_WIDER * tolerance.width
+    widest = _UNDECIDED_WIDTH * tolerance.width
     status, word, why = SAME, "no difference", estimate.unit
     up = ratio > 1 + tolerance.high and low > 1
     if up or (ratio < 1 + tolerance.low and high < 1):
@@ -181,7 +186,7 @@ def _without_numbers(
     if isinstance(a, ComparedPoint) and (why := _missing(a, old)):
         return UNKNOWN, UNKNOWN, f"A: {metric.name} is missing ({why})"
     state, cause = b.trouble()
-    if state in _FAILED and not b.attempts():
+    if state in _FAILED and not repeats_of(b.runs):
         return WORSE, state, f"B: {cause or state}"
     if any(not math.isfinite(value) for repeat in new for value in repeat.values):
         return WORSE, metric.words[not metric.higher_is_better], f"B: {metric.name} is not finite"
@@ -196,7 +201,10 @@ def _missing(point: ComparedPoint, repeats: Sequence[Repeat]) -> str | None:
     """Returns why the numbers of a point cannot be compared; None if they can."""
     values = [value for repeat in repeats for value in repeat.values]
     if values:
-        return next((f"it recorded {v:g}" for v in values if not usable([v])), None)
-    if point.attempts():
+        return next(
+            (f"it recorded {v:g}, of which there is no ratio" for v in values if not usable([v])),
+            None,
+        )
+    if repeats_of(point.runs):
         return "it recorded none"
     return f"{point.trouble()[0]}: no attempt is complete"

@@ -1,39 +1,35 @@
 """Defines what a plot is, what it is drawn from, and the files and the part of a page it becomes.
 
-To add a plot: one file in this folder with a function under ``@plot``, and its line in the
-package's ``__init__``.
+To add a plot: one file in this folder with a function under ``@plot``.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import logging
+import pkgutil
 import re
 import textwrap
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
-import pandas as pd
 from matplotlib.figure import Figure
 
 from hires.core.precisions import INT8
 from hires.core.ranks.timeline import StepSpans, complete_steps
-from hires.core.store.choice_file import has_choice
 from hires.plan.plan import Plan
-from hires.report.frames import Frames, numeric
+from hires.report.frames import Frames, setting
 from hires.report.plots import style
-from hires.report.read.agreement import evaluated
-from hires.report.read.confusions import Confusion, confusion_in
-from hires.report.read.map_overviews import Overview, has_maps, num_maps, overviews
-from hires.report.read.measured_points import quant_text
-from hires.report.read.plain_values import discarded_steps
-from hires.report.read.rows import precision_mates
-from hires.report.read.runs import Run
+from hires.report.points import quant_text
+from hires.report.run_tables import precision_mates
+from hires.report.runs import Run
 
 FORMATS = ("svg", "pdf", "png")
 DPI = 200  # of a PNG
@@ -42,9 +38,9 @@ MAX_PANELS = 6
 """Combinations of network and precision that fit into a figure; the others are in the tables."""
 MAX_LABEL = 60  # characters of a run's label in captions
 MAX_RANKS = 64  # ranks of a run that are drawn one by one; more would be thinner than a line
-_SMALL_LETTERS = 17  # of the setting, on an inch
-_SMALL_LINE = 0.12  # inches of one of its lines
-_COLOURS = {
+_LABEL = ("campaign", "model", "image", "precision", "task")
+_WORK = ("campaign", "model", "image", "batch", "task", "precision", "other_keys")
+COLOURS = {
     style.INK: "currentColor",
     style.MUTED: "var(--muted)",
     style.GRID: "var(--grid)",
@@ -70,9 +66,9 @@ class Plot:
 
     name: str  # file name without its ending
     title: str
-    wide: bool  # whether it needs the width of a page
     draw: Callable[[PlotData], Drawing | str]
     """Returns why the runs do not hold what the plot shows if they do not."""
+    wide: bool = False  # whether it needs the width of a page
     figure: Figure | None = None
     caption: str = ""
     missing: str = ""  # why it is not drawn
@@ -84,7 +80,11 @@ class DrawnRun:
 
     run: Run
     label: str  # short, and different from that of the other runs
-    layout: str
+
+    @property
+    def layout(self) -> str:
+        """Its layout, ``?`` if that is not known."""
+        return self.run.point["layout"] or "?"
 
     @functools.cached_property
     def plan(self) -> Plan | None:
@@ -98,12 +98,6 @@ class DrawnRun:
         spans = self.run.timeline() if self.plan is not None else []
         return complete_steps(spans, self.plan.world) if spans and self.plan is not None else {}
 
-    @functools.cached_property
-    def counted(self) -> dict[int, list[StepSpans]]:
-        """The steps that count: neither warm-up nor discarded for another reason."""
-        discarded = discarded_steps(self.run.record)
-        return {number: ranks for number, ranks in self.steps.items() if number not in discarded}
-
 
 @dataclass
 class PlotData:
@@ -114,100 +108,36 @@ class PlotData:
     @functools.cached_property
     def runs(self) -> list[DrawnRun]:
         """The runs drawn rank by rank: one of each layout, all of the same work if possible."""
-        runs = self._rows
-        done = runs[runs["state"] == "done"]
-        chosen = done if len(done) else runs
-        if not len(chosen):
-            return []
-        rows = chosen
-        work = ["campaign", "model", "image", "batch", "task", "precision", "settings"]
-        layouts = rows.groupby(work, dropna=False)["_layout"].nunique().rename("_layouts")
-        rows = rows.join(layouts, on=work)
-        # Runs side by side should differ in the layout alone, so fp32 wins where it is as common.
-        rows["_plain"] = (rows["precision"] == "fp32").fillna(False).astype(int)
-        rows["_pixels"] = numeric(rows, "height").fillna(0) * numeric(rows, "width").fillna(0)
-        order = ["_layouts", "_plain", "_pixels", "img_per_s_median"]
-        rows = rows.sort_values(order, ascending=False, na_position="last")
-        rows = rows.drop_duplicates("_layout").head(MAX_RUNS)
-        return self._labelled(rows)
+        every = self.frames.run_list
+        done = [run for run in every if run.end[0] == "done"] or every
+        layouts = defaultdict(set)
+        for run in done:
+            layouts[_work(run)].add(run.point["layout"])
+
+        def order(run: Run) -> tuple[float, ...]:
+            # Runs side by side should differ in the layout alone, so fp32 wins where it is common.
+            pixels = run.point.get("height", 0) * run.point.get("width", 0)
+            plain, speed = run.point["precision"] == "fp32", run.record.img_per_s or 0.0
+            return -len(layouts[_work(run)]), -plain, -pixels, -speed
+
+        chosen: dict[str | None, Run] = {}
+        for run in sorted(done, key=order):
+            chosen.setdefault(run.point["layout"], run)
+        return labelled([*chosen.values()][:MAX_RUNS])
 
     @functools.cached_property
     def runs_of_precisions(self) -> list[DrawnRun]:
         """These runs, each followed by one in every other precision that is like it in all else."""
-        every = self.frames.run_list
-        mates = {id(run): same for run, same in precision_mates(every)}
-        places = {id(run): place for place, run in enumerate(every)}
-        chosen: dict[int, None] = {}
-        for drawn in self.runs:
-            run = drawn.run
+        mates = {id(run): same for run, same in precision_mates(self.frames.run_list)}
+        chosen: dict[int, Run] = {}
+        for run in (drawn.run for drawn in self.runs):
             # Its own campaign first.
             like = sorted(mates.get(id(run), ()), key=lambda mate: mate.campaign != run.campaign)
-            by_precision = {run.record.get("precision"): run}
+            by_precision = {run.record.precision: run}
             for mate in like:
-                by_precision.setdefault(mate.record.get("precision"), mate)
-            chosen |= dict.fromkeys(places[id(mate)] for mate in by_precision.values())
-        return self._labelled(self._rows.loc[list(chosen)])
-
-    @functools.cached_property
-    def evaluated_runs(self) -> list[DrawnRun]:
-        """The first runs that were evaluated while they trained."""
-        every = enumerate(self.frames.run_list)
-        places = [n for n, run in every if isinstance(run.record.get("validation"), dict)]
-        return self._labelled(self._rows.loc[places[:MAX_RUNS]])
-
-    @functools.cached_property
-    def chosen_runs(self) -> list[DrawnRun]:
-        """The first runs whose layout was chosen among others."""
-        places = [n for n, run in enumerate(self.frames.run_list) if has_choice(run.path)]
-        return self._labelled(self._rows.loc[places[:MAX_RUNS]])
-
-    @functools.cached_property
-    def confusions(self) -> list[tuple[DrawnRun, Confusion]]:
-        """The confusion matrices of the first complete evaluations that have one."""
-        confusions: dict[int, Confusion] = {}
-        for place, run in enumerate(self.frames.run_list):
-            if evaluated(run) and len(confusions) < MAX_PANELS:
-                held = confusion_in(run.shown.folder, self.frames.notes)
-                confusions |= {} if held is None else {place: held}
-        runs = self._labelled(self._rows.loc[[*confusions]])
-        return [*zip(runs, confusions.values(), strict=True)]
-
-    @functools.cached_property
-    def map_overviews(self) -> tuple[list[tuple[DrawnRun, list[Overview]]], int]:
-        """The first predicted maps of the first runs that have some, and how many are left."""
-        every = [(n, run) for n, run in enumerate(self.frames.run_list) if has_maps(run)]
-        each = max(1, MAX_PANELS // max(1, len(every)))
-        drawn = self._labelled(self._rows.loc[[n for n, _ in every[:MAX_PANELS]]])
-        shown = [(one, overviews(one.run, each, self.frames.notes)) for one in drawn]
-        in_all = sum(num_maps(run) for _, run in every)
-        return shown, in_all - sum(len(maps) for _, maps in shown)
-
-    @functools.cached_property
-    def _rows(self) -> pd.DataFrame:
-        quants = [quant_text(run) for run in self.frames.run_list]
-        runs = self.frames.runs
-        return runs.assign(_layout=runs["layout"].fillna("?"), _quant=pd.array(quants, "string"))
-
-    def _labelled(self, rows: pd.DataFrame) -> list[DrawnRun]:
-        """Returns runs with their layout and what of the other columns differs between them.
-
-        Labels that would be equal end with the hash of the run.
-        """
-        keys = ["campaign", "model", "image", "precision", "task"]
-        differing = [key for key in keys if rows[key].nunique(dropna=False) > 1]
-        if rows.loc[rows["precision"] == INT8, "_quant"].nunique(dropna=False) > 1:
-            differing.append("_quant")
-        drawn = []
-        for place, row in rows.iterrows():
-            words = [row[key] for key in differing if key != "_quant" or pd.notna(row[key])]
-            label = " ".join([row["_layout"], *map(str, words)])
-            run = self.frames.run_list[place]
-            drawn.append(DrawnRun(run, style.short(label, MAX_LABEL), row["_layout"]))
-        counts = Counter(one.label for one in drawn)
-        for one in drawn:
-            if counts[one.label] > 1:
-                one.label = f"{style.short(one.label, MAX_LABEL - 9)} {one.run.short}"
-        return drawn
+                by_precision.setdefault(mate.record.precision, mate)
+            chosen |= {id(one): one for one in by_precision.values()}
+        return labelled([*chosen.values()])
 
     @property
     def plans(self) -> list[tuple[DrawnRun, Plan]]:
@@ -215,7 +145,28 @@ class PlotData:
         return [(drawn, drawn.plan) for drawn in self.runs if drawn.plan is not None]
 
 
-PLOTS: dict[int, Plot] = {}  # all plots by their place on the page
+def labelled(runs: Sequence[Run]) -> list[DrawnRun]:
+    """Returns runs with their layout and what of the other columns differs between them.
+
+    Labels that would be equal end with the hash of the run.
+    """
+    rows = [{**run.point, "quant": quant_text(run)} for run in runs]
+    keys = [key for key in _LABEL if len({row.get(key) for row in rows}) > 1]
+    if len({row["quant"] for row in rows if row["precision"] == INT8}) > 1:
+        keys.append("quant")
+    drawn = []
+    for run, row in zip(runs, rows, strict=True):
+        words = [str(row.get(key) or "?") for key in keys if key != "quant" or row["quant"]]
+        label = " ".join([row["layout"] or "?", *words])
+        drawn.append(DrawnRun(run, style.short(label, MAX_LABEL)))
+    counts = Counter(one.label for one in drawn)
+    for one in drawn:
+        if counts[one.label] > 1:
+            one.label = f"{style.short(one.label, MAX_LABEL - 9)} {one.run.short}"
+    return drawn
+
+
+PLOTS: dict[int, Plot] = {}
 _Draw = Callable[[PlotData], Drawing | str]
 
 
@@ -224,24 +175,34 @@ def plot(place: int, name: str, title: str, *, wide: bool = False) -> Callable[[
 
     def register(draw: _Draw) -> _Draw:
         assert place not in PLOTS, f"two plots have place {place}"
-        PLOTS[place] = Plot(name, title, wide, draw)
+        PLOTS[place] = Plot(name, title, draw, wide)
         return draw
 
     return register
 
 
-def draw(data: PlotData) -> list[Plot]:
-    """Returns all plots in the order of the page, each with its figure or why it has none."""
+def registered() -> dict[int, Plot]:
+    """Returns all plots by their place on the page: those of every file in this folder."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"hires.report.plots.{module.name}")
+    return dict(sorted(PLOTS.items()))
+
+
+def draw(data: PlotData, width: float = style.WIDTH) -> list[Plot]:
+    """Returns all plots in the order of the page, each with its figure or why it has none.
+
+    ``width``: of a figure, in inches.
+    """
+    where = setting(data.frames.found)
     plots = []
-    for _, plot in sorted(PLOTS.items()):
-        with style.styled():
+    for plot in registered().values():
+        with style.styled(width):
             drawing = plot.draw(data)
             if isinstance(drawing, str):
                 plots.append(replace(plot, missing=drawing))
                 continue
-            style.mark_log_axes(drawing.figure)
-            add_setting(drawing.figure, data.frames.setting)
-        plots.append(replace(plot, **drawing._asdict()))
+            _finish(drawing.figure, where)
+        plots.append(replace(plot, figure=drawing.figure, caption=drawing.caption))
     return plots
 
 
@@ -268,25 +229,20 @@ def inline(plot: Plot) -> str:
     """Returns the SVG of a drawn plot in the page's colours, its ids beginning with its name."""
     kept = _HEAD.sub("", (encoded(plot, "svg") or b"").decode())
     kept = _ID.sub(rf"\g<1>{plot.name}-", kept.replace("xlink:href", "href"))
-    for ours, pages in _COLOURS.items():
+    for ours, pages in COLOURS.items():
         kept = kept.replace(ours, pages)
     return _ROOT.sub(r'<svg \1 aria-hidden="true">', kept, count=1)
 
 
-def add_setting(figure: Figure, setting: str) -> None:
-    """Writes below a figure where it was measured."""
-    width = figure.get_size_inches()[0]
-    lines = textwrap.wrap(setting, int(width * _SMALL_LETTERS)) or [""]
-    style.grow(figure, _SMALL_LINE * (len(lines) - 1))  # figures have room for one line
-    height = figure.get_size_inches()[1]
-    below = (0.08 + _SMALL_LINE * len(lines)) / height
-    engine: Any = figure.get_layout_engine()
-    engine.set(rect=(0, below, 1, 1 - below))
-    look: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": 7, "color": style.MUTED}
-    figure.text(0.995, 0.04 / height, "\n".join(lines), **look)
+def _finish(figure: Figure, where: str) -> None:
+    """Names the logarithmic axes of a figure, and writes below it where it was measured."""
+    for axis in figure.axes:
+        for scale, name in ((axis.xaxis, axis.get_xscale()), (axis.yaxis, axis.get_yscale())):
+            if name == "log" and (label := scale.get_label_text()):
+                scale.set_label_text(f"{label}, log scale")
+    lines = "\n".join(textwrap.wrap(where, int(17 * style.width())))
+    figure.supxlabel(lines, x=0.995, ha="right", fontsize=7, color=style.MUTED)
 
 
-def page_colour(layout: str) -> str:
-    """Returns the colour of a layout as the page writes it."""
-    colour = style.layout_style(layout).colour
-    return _COLOURS.get(colour, colour)
+def _work(run: Run) -> tuple[Any, ...]:
+    return tuple(run.point.get(key) for key in _WORK)

@@ -9,108 +9,101 @@ step time
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+
+from matplotlib.axes import Axes
 
 from hires.core.store.choice_file import read_choice
-from hires.core.store.reading import text
 from hires.core.units import MIB
 from hires.report.plots import style
-from hires.report.plots.base import Drawing, DrawnRun, PlotData, plot
-from hires.report.read.plain_values import dicts, dig, number
-from hires.report.read.rows import largest
-
-_LONGEST_NAME = 40  # of a layout
-_LONGEST = 120  # of the keys of a layout in a caption
+from hires.report.plots.base import MAX_RUNS, Drawing, PlotData, labelled, plot
+from hires.report.record import RunRecord, typed
+from hires.report.runs import Run
 
 
-class PlacedLayout(NamedTuple):
+@dataclass
+class PlacedLayout:
     """A layout in the plane of the figure."""
 
     step_s: float
-    peak_bytes: float
-    label: str
-    overrides: str
-    rehearsed: bool = True
+    peak_bytes: int
+    layout: str
+    overrides: str = ""
+    memory_rehearsed: bool = True
     """Whether its memory is that of a run's plan, not an estimate."""
+
+
+@dataclass
+class LayoutChoice:
+    """The layouts of a choice: those that fit, the chosen one first, and those that do not."""
+
+    options: list[PlacedLayout] = field(default_factory=list)
+    out: list[PlacedLayout] = field(default_factory=list)
 
 
 @plot(118, "choice", "Layouts that were chosen from")
 def choice_front(data: PlotData) -> Drawing | str:
     """Draws predicted step time and memory of all layouts of a choice, and their Pareto front."""
-    runs = [(drawn, layouts) for drawn in data.chosen_runs if (layouts := layouts_of(drawn))]
-    if not runs:
+    every = [(run, choice_of(run)) for run in data.frames.run_list]
+    choices = [(run, choice) for run, choice in every if choice.options][:MAX_RUNS]
+    if not choices:
         return "no run had its layout chosen (parallel=auto)"
-    fig, axes = style.panels(len(runs), 2, 2.8)
-    for axis, (drawn, layouts) in zip(axes, runs, strict=True):
-        for one in layouts:
-            look = style.layout_style(one.label)
-            axis.plot(
-                one.step_s * 1e3, one.peak_bytes / MIB, ls="", marker=look.marker,
-                color=look.colour, label=one.label, alpha=0.8,
-                fillstyle="full" if one.rehearsed else "none",
-            )  # fmt: skip
-        for one in layouts_of(drawn, "out"):
-            axis.plot(
-                one.step_s * 1e3, one.peak_bytes / MIB, ls="", marker="x", color=style.MUTED,
-                label="does not fit",
-            )  # fmt: skip
-        front = pareto_front(layouts)
-        axis.plot(
-            [one.step_s * 1e3 for one in front],
-            [one.peak_bytes / MIB for one in front],
-            color=style.MUTED, lw=1.0, zorder=0, label="Pareto front",
-        )  # fmt: skip
-        measured = _measured(drawn)
-        if measured is not None:
-            axis.plot(
-                measured[0] * 1e3, measured[1] / MIB, ls="", marker="*", ms=12, color=style.INK,
-                label="the run, measured",
-            )  # fmt: skip
+    fig, axes = style.panels(len(choices), 2, 2.8)
+    runs = labelled([run for run, _ in choices])
+    for axis, drawn, (run, choice) in zip(axes, runs, choices, strict=True):
+        _draw(axis, choice, run.record)
         style.title(axis, drawn.label)
-        axis.set_xlabel("predicted step (ms)")
-        axis.set_ylabel("fullest rank (MiB)")
+        axis.set(xlabel="predicted step (ms)", ylabel="highest peak of a rank (MiB)")
     style.legend(fig, axes)
-    chosen = "; ".join(f"{drawn.label}: {layouts[0].overrides}" for drawn, layouts in runs)
+    chosen = "; ".join(
+        f"{drawn.label}: {choice.options[0].overrides}"
+        for drawn, (_, choice) in zip(runs, choices, strict=True)
+    )
     return Drawing(fig, f"Chosen: {chosen}. The memory of hollow marks is an estimate.")
 
 
-def layouts_of(drawn: DrawnRun, which: str = "options") -> list[PlacedLayout]:
-    """Returns the layouts of a run's choice, the chosen one first; none if it has no choice.
-
-    ``which``: ``options`` are those that fit, ``out`` those that were planned and do not.
-    """
-    choice = read_choice(drawn.run.path) or {}
-    options = choice.get(which, ())
-    layouts = []
-    for option in options if isinstance(options, list) else ():
-        if not isinstance(option, dict):
-            continue
-        step_s, peak = number(option.get("step_s")), number(option.get("peak_bytes"))
-        label = text(option.get("layout"), _LONGEST_NAME)
-        overrides = text(option.get("overrides"), _LONGEST)
-        if step_s and peak and label and overrides:
-            rehearsed = option.get("memory_rehearsed") is not False
-            layouts.append(PlacedLayout(step_s, peak, label, overrides, rehearsed))
-    return layouts
+def choice_of(run: Run) -> LayoutChoice:
+    """Returns the choice of a run; an empty one if it has none, and a note if it is damaged."""
+    try:
+        choice: LayoutChoice = typed(LayoutChoice, read_choice(run.path) or {})
+    except ValueError:
+        return LayoutChoice()
+    return choice
 
 
 def pareto_front(layouts: Sequence[PlacedLayout]) -> list[PlacedLayout]:
     """Returns the layouts that no other one beats in time and memory at once, by time.
 
-    >>> of = lambda step_s, peak: PlacedLayout(step_s, peak, "", "")
-    >>> [one[:2] for one in pareto_front([of(2, 2), of(1, 3), of(3, 3), of(3, 1), of(1, 4)])]
+    >>> layouts = [PlacedLayout(*of, "") for of in ((2, 2), (1, 3), (3, 3), (3, 1), (1, 4))]
+    >>> [(one.step_s, one.peak_bytes) for one in pareto_front(layouts)]
     [(1, 3), (2, 2), (3, 1)]
     """
     front: list[PlacedLayout] = []
-    for one in sorted(layouts):
+    for one in sorted(layouts, key=lambda one: (one.step_s, one.peak_bytes)):
         if not front or one.peak_bytes < front[-1].peak_bytes:
             front.append(one)
     return front
 
 
-def _measured(drawn: DrawnRun) -> tuple[float, float] | None:
-    """Returns the step and the fullest rank of a run that is done."""
-    record = drawn.run.record
-    step_s = number(dig(record, "throughput", "step_s", "median"))
-    peak = largest(dicts(record.get("memory")), "peak_bytes")
-    return (step_s, peak) if step_s and peak else None
+def _draw(axis: Axes, choice: LayoutChoice, record: RunRecord) -> None:
+    for one in choice.options:
+        look = style.layout_style(one.layout)
+        axis.plot(
+            one.step_s * 1e3, one.peak_bytes / MIB, ls="", marker=look.marker, color=look.colour,
+            label=one.layout, alpha=0.8, fillstyle="full" if one.memory_rehearsed else "none",
+        )  # fmt: skip
+    for one in choice.out:
+        axis.plot(
+            one.step_s * 1e3, one.peak_bytes / MIB, ls="", marker="x", color=style.MUTED,
+            label="does not fit",
+        )  # fmt: skip
+    front = pareto_front(choice.options)
+    axis.plot(
+        [one.step_s * 1e3 for one in front], [one.peak_bytes / MIB for one in front],
+        color=style.MUTED, lw=1.0, zorder=0, label="Pareto front",
+    )  # fmt: skip
+    if record.throughput.step_s is not None and record.peak_bytes:
+        axis.plot(
+            record.throughput.step_s.median * 1e3, record.peak_bytes / MIB, ls="", marker="*",
+            ms=12, color=style.INK, label="the run, measured",
+        )  # fmt: skip

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
 from hires.core.units import MIB
-from hires.report.frames import Frames, numeric, plain_rows
+from hires.report.frames import numeric, plain_rows
 from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, MAX_RANKS, Drawing, PlotData, plot
-from hires.report.read.measured_points import group_key, set_apart
+from hires.report.points import group_key
+from hires.report.record import RecordedRank
+from hires.report.run_tables import planned_rows, run_row
 
 _PANEL = ("campaign", "model", "precision", "task", "batch", "limit")  # shared in a panel of images
+_PARTS = {
+    "params_bytes": ("parameters", style.BLUE, ""),
+    "optimizer_bytes": ("optimiser", style.ORANGE, "--"),
+    "grads_bytes": ("gradients", style.SKY, "//"),
+}
+"""Label, colour and hatch of each use of memory, from the bottom of a bar to its top."""
+_REST = ("activations and buffers", style.GREEN, "xx")
 
 
 @plot(50, "memory_per_rank", "Memory per rank")
 def per_rank(data: PlotData) -> Drawing | str:
     """Draws a stacked bar for every rank, and a dash for its prediction."""
-    memory = data.frames.memory
-    known = memory["peak_bytes"].notna() | memory["predicted_bytes"].notna()
-    ranks = dict(list(memory[known & memory["rank"].notna()].groupby(["campaign", "run"])))
-    runs_of = [(drawn, ranks.get((drawn.run.campaign, drawn.run.name), ())) for drawn in data.runs]
-    runs = [(drawn, rows) for drawn, rows in runs_of if 0 < len(rows) <= MAX_RANKS]
+    every = [
+        (drawn, [one for one in drawn.run.record.memory if one.peak_bytes or one.predicted_bytes])
+        for drawn in data.runs
+    ]
+    runs = [(drawn, ranks) for drawn, ranks in every if 0 < len(ranks) <= MAX_RANKS]
     if not runs:
         return "no run recorded the memory of its ranks"
     fig, axes = style.panels(len(runs), 3, 2.8, sharey=True)
-    for place, (axis, (drawn, rows)) in enumerate(zip(axes, runs, strict=True)):
-        _stack(axis, rows)
+    for axis, (drawn, ranks) in zip(axes, runs, strict=True):
+        _stack(axis, ranks)
         style.title(axis, drawn.label)
-        axis.set(xlabel="rank", ylabel="" if place % 3 else "MiB")
+        axis.set(xlabel="rank", ylabel="MiB")
+        axis.label_outer()
     style.legend(fig, axes)
     return Drawing(fig, "Measured peak of each rank; a dash is the prediction.")
 
@@ -36,49 +47,40 @@ def per_rank(data: PlotData) -> Drawing | str:
 @plot(40, "largest_image", "The largest image each layout fits")
 def largest_image(data: PlotData) -> Drawing | str:
     """Draws the image sizes of each layout: those that ran, and those that memory refused."""
-    frame = _images(data.frames)
-    if not frame["refused"].any():
+    frame = _images(data)
+    groups = [part for _, part in frame.groupby(group_key(frame, _PANEL)) if part["refused"].any()]
+    if not groups:
         return "memory refused no image, so the largest one that fits is not known"
-    groups = [part for _, part in frame.groupby(group_key(frame, _PANEL))]
-    groups = [part for part in groups if part["refused"].any()]
-    groups.sort(key=lambda part: -part["pixels"].nunique())
-    shown = groups[:MAX_PANELS]
+    shown = sorted(groups, key=lambda part: -part["edge"].nunique())[:MAX_PANELS]
     most = max(part["layout"].nunique() for part in shown)
-    fig, axes = style.panels(len(shown), 2 if len(shown) > 1 else 1, 0.9 + 0.36 * most)
-    shared, headings = set_apart([_words_of(part, frame) for part in shown])
-    caption = (f"{shared}. " if shared else "") + "Ticks are image sizes that ran to the end."
-    for axis, part, heading in zip(axes, shown, headings, strict=True):
-        style.title(axis, heading)
+    fig, axes = style.panels(len(shown), 2, 0.9 + 0.36 * most)
+    for axis, part in zip(axes, shown, strict=True):
+        row = plain_rows(part)[0]
+        names = [key for key in _PANEL if key != "campaign" or frame["campaign"].nunique() > 1]
+        words = [f"{key} {row[key]}" if key in ("batch", "limit") else row[key] for key in names]
+        style.title(axis, ", ".join(str(word or "?") for word in words if word != "limit null"))
         _image_bars(axis, part)
         axis.set_ylim(most - 0.5, -0.5)  # bars are equally high everywhere
     style.legend(fig, axes)
-    return Drawing(fig, caption)
+    return Drawing(fig, "Ticks are image sizes that ran to the end.")
 
 
-def _words_of(part: pd.DataFrame, among: pd.DataFrame) -> list[str]:
-    """Returns what the points of a panel of images share."""
-    row = plain_rows(part)[0]
-    words = [str(row["campaign"])] if among["campaign"].nunique() > 1 else []
-    words += [str(row[key] or "?") for key in ("model", "precision", "task")]
-    words.append(f"batch {row['batch'] or '?'}")
-    return words + ([f"limit {row['limit']}"] if row["limit"] not in (None, "null") else [])
-
-
-def _stack(axis: Axes, rows: pd.DataFrame) -> None:
-    ranks = [int(n) for n in rows["rank"]]
-    peak = numeric(rows, "peak_bytes") / MIB
-    bottom = peak * 0
-    for key, (label, colour, hatch) in style.PARTS.items():
-        part = (peak - bottom).clip(lower=0)
-        if key != "rest":
-            # What exceeds the peak was not allocated at that moment.
-            part = (numeric(rows, key).fillna(0) / MIB).clip(upper=part)
-        if key == "rest" or (part > 0).any():
+def _stack(axis: Axes, memory: list[RecordedRank]) -> None:
+    ranks = [one.rank for one in memory]
+    peaks = np.array([(one.peak_bytes or 0) / MIB for one in memory])
+    bottom = np.zeros(len(memory))
+    for key, (label, colour, hatch) in {**_PARTS, "": _REST}.items():
+        part = peaks - bottom
+        if key:  # what exceeds the peak was not allocated at that moment
+            part = np.minimum(part, [(getattr(one, key) or 0) / MIB for one in memory])
+        part = part.clip(min=0)
+        if part.any():
             axis.bar(ranks, part, 0.72, bottom=bottom, color=colour, hatch=hatch, label=label)
-        bottom = bottom + part.fillna(0)
-    if rows["predicted_bytes"].notna().any():
+        bottom += part
+    predicted = {one.rank: one.predicted_bytes / MIB for one in memory if one.predicted_bytes}
+    if predicted:
         axis.plot(
-            ranks, numeric(rows, "predicted_bytes") / MIB, ls="", marker="_", ms=14, mew=2.2,
+            [*predicted], [*predicted.values()], ls="", marker="_", ms=14, mew=2.2,
             color=style.INK, label="predicted",
         )  # fmt: skip
     axis.set_xticks(ranks if len(ranks) <= 16 else ranks[:: len(ranks) // 8])
@@ -86,25 +88,26 @@ def _stack(axis: Axes, rows: pd.DataFrame) -> None:
     style.no_grid(axis, "x")
 
 
-def _images(frames: Frames) -> pd.DataFrame:
+def _images(data: PlotData) -> pd.DataFrame:
     """Returns the points that ran, and those that failed or were excluded for lack of memory."""
+    found = data.frames.found
     rows = [
-        {**run, "limit": run["memory_limit"], "refused": run["state"] != "done"}
-        for run in plain_rows(frames.runs)
-        if run["state"] == "done" or run["reason"] == "oom"
+        {**row, "limit": row["memory_limit"], "refused": row["state"] != "done"}
+        for row in map(run_row, found.runs)
+        if row["state"] == "done" or row["reason"] == "oom"
     ]
     rows += [
-        {**point["what"], "campaign": point["campaign"], "refused": True}
-        for point in frames.planned_rows
-        if point["state"] == "infeasible" and "[memory." in (point["reason"] or "")
+        {**row["what"], "campaign": name, "refused": True}
+        for name, campaign in found.campaigns.items()
+        for row in planned_rows(name, campaign)
+        if row["state"] == "infeasible" and "[memory." in (row["reason"] or "")
     ]
-    columns = ["layout", "ranks", "image", "height", "width", "peak_bytes_max", "refused"]
+    columns = ["layout", "image", "height", "width", "refused"]
     frame = pd.DataFrame(rows, columns=[*_PANEL, *columns])
     frame = frame[frame["height"].notna() & frame["width"].notna()].copy()
     frame["layout"] = frame["layout"].fillna("?")
     frame["refused"] = frame["refused"].astype(bool)
-    frame["pixels"] = numeric(frame, "height") * numeric(frame, "width")
-    frame["edge"] = frame["pixels"] ** 0.5
+    frame["edge"] = (numeric(frame, "height") * numeric(frame, "width")) ** 0.5
     frame["batch"] = numeric(frame, "batch").astype("Int64")  # None among them made it 8.0
     return frame
 

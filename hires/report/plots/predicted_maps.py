@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Rectangle
 
+from hires.report.map_overviews import NOT_FINITE, Overview, has_maps, overviews
 from hires.report.plots import style
-from hires.report.plots.base import Drawing, PlotData, plot
-from hires.report.read.map_overviews import NOT_FINITE, Overview
+from hires.report.plots.base import MAX_PANELS, Drawing, PlotData, labelled, plot
 
 _COLOURS = (
     style.BLUE, style.ORANGE, style.GREEN, style.PURPLE, style.SKY, style.YELLOW, style.VERMILION,
@@ -22,43 +22,37 @@ _REST, _BROKEN = "#868685", "#fefefd"
 their colours in a dark page, so these are none that it replaces."""
 
 
-class _Panel(NamedTuple):
-    title: str
-    overview: Overview
-    is_share: bool  # the probability, not the class
-
-
 @plot(117, "predicted_maps", "Predicted maps")
 def predicted_maps(data: PlotData) -> Drawing | str:
     """Draws the first maps of predictions; beside those of probabilities, the largest of these."""
-    shown, more = data.map_overviews
-    maps = [(f"{drawn.label}: {one.name}", one) for drawn, found in shown for one in found]
+    found = data.frames.found
+    runs = [run for run in found.runs if has_maps(run)]
+    each = max(1, MAX_PANELS // max(1, len(runs)))
+    drawn = labelled(runs[:MAX_PANELS])
+    maps = [(one, held) for one in drawn for held in overviews(one.run, each, found.notes)]
     if not maps:
         return "no run is a complete prediction of maps (task=predict) whose files are there"
-    panels = [
-        _Panel(title, one, is_share)
-        for title, one in maps
-        for is_share in ((False, True) if one.shares is not None else (False,))
-    ]
-    columns = min(2 if len(panels) in (2, 4) else 3, len(panels))
-    tall = max(one.size[0] / one.size[1] for _, one in maps)
-    fig, axes = style.panels(
-        len(panels), columns, min(4.5, max(1.4, (style.WIDTH / columns - 0.3) * tall + 0.4))
-    )
-    colours = _colours([one for _, one in maps])
-    for axis, panel in zip(axes, panels, strict=True):
-        of = ", probability of that class" if panel.is_share else ""
-        style.title(axis, f"{panel.title}{of}")
-        _draw(axis, panel, colours)
-    _legend(axes[0], [one for _, one in maps], colours)
-    style.legend(fig, axes[:1], 4)
-    scales = [axis for axis, panel in zip(axes, panels, strict=True) if panel.is_share]
+    panels = []
+    for one, held in maps:
+        panels.append((f"{one.label}: {held.name}", held, False))
+        if held.shares is not None:
+            panels.append((f"{one.label}: {held.name}, probability of that class", held, True))
+    fig, axes = style.panels(len(panels), 2 if len(panels) in (2, 4) else 3, 2.2)
+    every = [held for _, held in maps]
+    colours = _colours(every)
+    for axis, (title, held, is_share) in zip(axes, panels, strict=True):
+        style.title(axis, title)
+        _draw(axis, held, is_share, colours)
+    _legend(axes[0], every, colours)
+    style.legend(fig, axes[:1])
+    scales = [axis for axis, (*_, is_share) in zip(axes, panels, strict=True) if is_share]
     if scales:
         bar = fig.colorbar(scales[0].images[0], ax=axes, location="bottom", shrink=0.5, aspect=40)
         bar.set_label("probability of the class")
-        style.grow(fig, 0.6)
-    left = f" {more} more {'is' if more == 1 else 'are'} not drawn." if more > 0 else ""
-    return Drawing(fig, f"Each map is shrunk: pixels are left out.{left}")
+    in_all = sum(run.record.prediction.images or 0 for run in runs if run.record.prediction)
+    left = in_all - len(maps)
+    more = f" {left} more {'is' if left == 1 else 'are'} not drawn." if left > 0 else ""
+    return Drawing(fig, f"Each map is shrunk: pixels are left out.{more}")
 
 
 def _colours(maps: list[Overview]) -> dict[str, str]:
@@ -72,25 +66,23 @@ def _colours(maps: list[Overview]) -> dict[str, str]:
                 sums[_name(one, label)] += one.pixels[label] / in_all
                 order.setdefault(_name(one, label), label)
     most = sorted(sums, key=lambda name: -sums[name])[: len(_COLOURS)]
-    chosen = sorted(most, key=order.__getitem__)
-    return dict(zip(chosen, _COLOURS, strict=False))
+    return dict(zip(sorted(most, key=order.__getitem__), _COLOURS, strict=False))
 
 
-def _draw(axis: Axes, panel: _Panel, colours: dict[str, str]) -> None:
-    one = panel.overview
-    look: dict[str, Any] = {"interpolation": "none", "extent": (0, one.size[1], one.size[0], 0)}
-    if panel.is_share and one.shares is not None:
-        axis.imshow(np.ma.masked_invalid(one.shares), cmap="viridis", vmin=0, vmax=1, **look)
-    elif one.image is not None:
-        axis.imshow(one.image, **look)
-    elif one.classes is not None:
-        labels = sorted(one.pixels)
-        table = [_BROKEN if n == NOT_FINITE else colours.get(_name(one, n), _REST) for n in labels]
-        places = np.searchsorted(labels, one.classes)
+def _draw(axis: Axes, held: Overview, is_share: bool, colours: dict[str, str]) -> None:
+    look: dict[str, Any] = {"interpolation": "none", "extent": (0, held.size[1], held.size[0], 0)}
+    if is_share and held.shares is not None:
+        axis.imshow(np.ma.masked_invalid(held.shares), cmap="viridis", vmin=0, vmax=1, **look)
+    elif held.image is not None:
+        axis.imshow(held.image, **look)
+    elif held.classes is not None:
+        labels = sorted(held.pixels)
+        table = [_BROKEN if n == NOT_FINITE else colours.get(_name(held, n), _REST) for n in labels]
+        places = np.searchsorted(labels, held.classes)
         last = max(1, len(labels) - 1)
         axis.imshow(places, cmap=ListedColormap(table), vmin=0, vmax=last, **look)
     axis.grid(False)
-    axis.set(xticks=[0, one.size[1]], yticks=[0, one.size[0]])
+    axis.set(xticks=[0, held.size[1]], yticks=[0, held.size[0]])
 
 
 def _legend(axis: Axes, maps: list[Overview], colours: dict[str, str]) -> None:
@@ -107,6 +99,4 @@ def _legend(axis: Axes, maps: list[Overview], colours: dict[str, str]) -> None:
 
 
 def _name(one: Overview, label: int) -> str:
-    if label == NOT_FINITE:
-        return "not finite"
     return one.names[label] if label < len(one.names) else str(label)

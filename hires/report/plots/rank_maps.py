@@ -26,11 +26,7 @@ def grid(data: PlotData) -> Drawing | str:
     runs = [(drawn, plan) for drawn, plan in data.plans if plan.stages[0].num_tiles > 1]
     if not runs:
         return "no run that is drawn cuts the image into tiles"
-    columns = min(len(runs), 3)
-    shapes = [plan.graph.input_shape[2:] for _, plan in runs]
-    tall = max(height / width for height, width in shapes)
-    high = min(3.6, max(1.6, (style.WIDTH / columns - 0.7) * tall + 0.6))
-    fig, axes = style.panels(len(runs), columns, high)
+    fig, axes = style.panels(len(runs), 3, 2.4)
     for axis, (drawn, plan) in zip(axes, runs, strict=True):
         _draw_tiles(axis, plan)
         style.title(axis, drawn.label)
@@ -57,8 +53,8 @@ def between_ranks(data: PlotData) -> Drawing | str:
     bar.outline.set_visible(False)
     return Drawing(
         fig,
-        "Bytes of one step from the rank on the left to the rank below, as the plan has them; a "
-        "sum of gradients is drawn as if each rank sent the same to every other.",
+        "Bytes of one step of the plan, from the rank on the left to the rank below. A sum of "
+        "gradients is drawn as if each rank sent the same to every other.",
     )
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
-import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from hires.core.ranks.timeline import BACKWARD, COLLECTIVE, FORWARD, HALO, WAIT, StepSpans, length_s
 from hires.plan.plan import Plan
@@ -28,31 +27,29 @@ _MISSING = f"no run drawn kept the time line of its last steps, or all have over
 @plot(60, "step_split", "Where the time of a step goes")
 def split_step(data: PlotData) -> Drawing | str:
     """Draws where the time of a step goes, one bar for each rank."""
-    counted = [(drawn, plan) for drawn, plan in data.plans if drawn.counted]
-    runs = [(drawn, split_steps(plan, drawn.counted)) for drawn, plan in counted]
+    runs = []
+    for drawn, plan in data.plans:
+        discarded = drawn.run.record.discarded
+        counted = {step: ranks for step, ranks in drawn.steps.items() if step not in discarded}
+        runs += [(drawn, split_steps(plan, counted))] if counted else []
     if not runs:
         warm_up = any(drawn.steps for drawn in data.runs)
         return "all steps whose time line was kept are warm-up" if warm_up else _MISSING
     bars = [(drawn, rank, parts) for drawn, ranks in runs for rank, parts in enumerate(ranks)]
-    times_ms = 1e3 * pd.DataFrame([parts for *_, parts in bars])
-    left_ms = times_ms.cumsum(axis=1) - times_ms
-    longest_ms = float(times_ms.sum(axis=1).max())
-    fig, [[axis]] = style.figure(1, 1, 1.2 + 0.2 * len(bars) + 0.1 * len(runs))
-    # The bars of each run stand half a bar apart from those of the run before.
-    gaps = [0.5 * run for run, (_, ranks) in enumerate(runs) for _ in ranks]
-    places = [bar + gap for bar, gap in enumerate(gaps)]
+    fig, [axis] = style.panels(1, 1, 0.6 + 0.2 * len(bars))
+    longest_s = max(sum(parts.values()) for *_, parts in bars)
+    left_ms = [0.0] * len(bars)
     for part in PARTS:
-        if times_ms[part].max() > _FINEST * longest_ms:
+        times_ms = [1e3 * parts[part] for *_, parts in bars]
+        if max(times_ms) > 1e3 * _FINEST * longest_s:
             label, colour, hatch = style.KINDS[part]
-            look = {"color": colour, "hatch": hatch, "label": label}
-            axis.barh(places, times_ms[part], 0.8, left=left_ms[part], **look)
-    axis.set_yticks(places, [f"{style.short(drawn.label)}  {rank}" for drawn, rank, _ in bars])
+            look: dict[str, Any] = {"color": colour, "hatch": hatch, "label": label}
+            axis.barh(range(len(bars)), times_ms, 0.8, left=left_ms, **look)
+        left_ms = [left + time for left, time in zip(left_ms, times_ms, strict=True)]
+    style.named_rows(axis, [f"{style.short(drawn.label, 22)}  {rank}" for drawn, rank, _ in bars])
     axis.invert_yaxis()
     axis.set_xlabel("mean step after the warm-up [ms]")
-    axis.set_xlim(right=1.05 * longest_ms or 1.0)
-    axis.xaxis.set_major_locator(MaxNLocator(7))
-    style.no_grid(axis, "y")
-    style.legend(fig, [axis], 5)
+    style.legend(fig, [axis])
     return Drawing(fig, "One bar a rank, of the last attempt.")
 
 
@@ -66,9 +63,9 @@ def timeline(data: PlotData) -> Drawing | str:
     if not runs:
         return _MISSING
     rows = [plan.world for _, plan in runs for _ in range(2)]
-    height = sum(0.17 * n + 0.34 for n in rows) + 0.75
-    fig, axes = style.figure(len(rows), 1, height, height_ratios=[n + 0.9 for n in rows])
-    for (above, below), (drawn, plan) in zip(axes.reshape(-1, 2), runs, strict=True):
+    high = sum(0.17 * n + 0.34 for n in rows) / len(rows)
+    fig, axes = style.panels(len(rows), 1, high, height_ratios=[n + 0.9 for n in rows])
+    for above, below, (drawn, plan) in zip(axes[::2], axes[1::2], runs, strict=True):
         number, ranks = list(drawn.steps.items())[-1]
         took_s = length_s(ranks)
         _draw(above, planned_steps(plan, took_s), took_s, planned=True)
@@ -76,7 +73,7 @@ def timeline(data: PlotData) -> Drawing | str:
         above.set_title(f"{style.short(drawn.label, 50)}: planned", fontsize=8.5)
         below.set_title(f"measured, step {number} [ms]", fontsize=8.5, fontweight="normal")
         above.tick_params(axis="x", labelbottom=False, length=0)
-    style.legend(fig, axes.flat, 5)
+    style.legend(fig, axes)
     return Drawing(
         fig, "Above, the schedule with all passes equally long; below, the last measured step."
     )
@@ -130,7 +127,7 @@ def split_rank(
 
 
 def _draw(axis: Axes, ranks: list[StepSpans], took_s: float, planned: bool) -> None:
-    room_s = took_s * _NAME / style.WIDTH
+    room_s = took_s * _NAME / style.width()
     for rank in ranks:
         # Halos and batch statistics lie inside passes, and are drawn over them.
         for level, (kind, (label, colour, hatch)) in enumerate(style.KINDS.items()):

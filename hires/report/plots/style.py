@@ -44,17 +44,11 @@ class LayoutStyle(NamedTuple):
     hatch: str
     line: Any = "-"
 
-    @property
-    def of_line(self) -> dict[str, Any]:
-        """The options of ``Axes.plot``."""
-        return {"color": self.colour, "marker": self.marker, "ls": self.line}
-
-    def of_further_line(self, number: int) -> dict[str, Any]:
-        """The options of the next lines of one layout in a figure; 0 is its first line."""
-        if not number:
-            return self.of_line
-        dashes = (0, (1, 1 + number))
-        return self.of_line | {"ls": dashes, "markerfacecolor": PAPER, "markeredgewidth": 1.4}
+    def of_line(self, number: int = 0) -> dict[str, Any]:
+        """Returns the options of ``Axes.plot`` for the lines of one layout; 0 is its first."""
+        options = {"color": self.colour, "marker": self.marker, "ls": self.line}
+        further = {"ls": (0, (1, 1 + number)), "markerfacecolor": PAPER, "markeredgewidth": 1.4}
+        return options | further if number else options
 
 
 _FAMILIES = (
@@ -89,24 +83,11 @@ KINDS = {
 }
 """Label, colour and hatch of each activity of a rank, in the order of a bar. Hatches are lines: an
 SVG would write every single dot of a dotted one."""
-PARTS = {
-    "params_bytes": ("parameters", BLUE, ""),
-    "optimizer_bytes": ("optimiser", ORANGE, "--"),
-    "grads_bytes": ("gradients", SKY, "//"),
-    "rest": ("activations and buffers", GREEN, "xx"),
-}
-"""Label, colour and hatch of each use of memory, from the bottom of a bar to its top."""
 
 WIDTH = 7.6
 """Inches of a figure: the text column of a page on screen, or two columns of a paper."""
-_LETTER = 0.072
-"""Inches of a letter of a legend, about."""
-_LINE = 0.18
-"""Inches of a line of a legend."""
-_TITLE_LETTERS = 12
-"""Letters of a title in an inch, about."""
-_TITLE_LINES = 3
-"""Lines of a title at the most: the caption has the rest."""
+_PANEL = 2.3
+"""Inches that a panel needs at least."""
 
 
 def layout_style(layout: str) -> LayoutStyle:
@@ -129,17 +110,17 @@ def layout_style(layout: str) -> LayoutStyle:
 
 
 @contextlib.contextmanager
-def styled() -> Iterator[None]:
-    """Gives matplotlib the defaults of reports."""
+def styled(width: float = WIDTH) -> Iterator[None]:
+    """Gives matplotlib the defaults of reports; figures are ``width`` inches wide."""
     # The site's own settings hold where the file says nothing.
-    with mpl.style.context(Path(__file__).with_name("report.mplstyle")):
+    of_reports = Path(__file__).with_name("report.mplstyle")
+    with mpl.style.context([of_reports, {"figure.figsize": (width, width / 2)}]):
         yield
 
 
-def figure(rows: int = 1, columns: int = 1, height: float = 3.4, **more: Any) -> tuple[Figure, Any]:
-    """Returns an empty figure, ``height`` in inches, and its (rows, columns) array of axes."""
-    fig = Figure(figsize=(WIDTH, height), layout="constrained")
-    return fig, fig.subplots(rows, columns, squeeze=False, **more)
+def width() -> float:
+    """Returns the inches of a figure."""
+    return float(mpl.rcParams["figure.figsize"][0])
 
 
 def panels(
@@ -149,50 +130,39 @@ def panels(
 
     Each row is ``height`` inches high.
     """
-    columns = min(columns, count)
+    columns = max(1, min(columns, count, int(width() // _PANEL)))
     rows = math.ceil(count / columns)
-    fig, grid = figure(rows, columns, height * rows + 0.6, **more)
-    axes = list(grid.flat)
+    fig = Figure(figsize=(width(), height * rows + 0.6), layout="constrained")
+    axes = list(fig.subplots(rows, columns, squeeze=False, **more).flat)
     for axis in axes[count:]:
         axis.remove()
     return fig, axes[:count]
 
 
-def legend(fig: Figure, axes: Iterable[Axes], columns: int = 6) -> None:
-    """Puts one legend for all axes above them, each label once, in as many columns as fit.
-
-    Figures have room for one line; the figure grows by those below it.
-    """
+def legend(fig: Figure, axes: Iterable[Axes]) -> None:
+    """Puts one legend for all axes above them, each label once, in as many columns as fit."""
     handles: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
-        each = _LETTER * max(map(len, handles)) + 0.5
-        columns = max(1, min(columns, len(handles), int(WIDTH / each)))
+        letters = max(map(len, handles))
+        columns = max(1, min(6, len(handles), int(width() / (0.072 * letters + 0.5))))
+        rows = math.ceil(len(handles) / columns)
+        fig.set_figheight(fig.get_figheight() + 0.18 * (rows - 1))
         fig.legend(
             list(handles.values()), list(handles), loc="outside upper left", ncols=columns,
             handlelength=2.6, columnspacing=1.2,
         )  # fmt: skip
-        grow(fig, _LINE * (math.ceil(len(handles) / columns) - 1))
-
-
-def grow(fig: Figure, inches: float) -> None:
-    """Makes a figure higher, so that what is added to it takes no room from its axes."""
-    fig.set_figheight(fig.get_figheight() + inches)
 
 
 def title(axis: Axes, text: str) -> None:
-    """Puts a title above a panel, in as many lines as its width demands; the figure grows by them.
-
-    Call it for panels of a new figure, before anything is drawn: their width is known then.
-    """
-    fig = axis.get_figure()
-    assert isinstance(fig, Figure)
-    letters = max(12, int(axis.get_position().width * fig.get_figwidth() * _TITLE_LETTERS))
-    lines = textwrap.wrap(text, letters, max_lines=_TITLE_LINES, placeholder="...")
+    """Puts a title above a panel, in at most three lines of its width."""
+    place = axis.get_subplotspec()
+    columns = 1 if place is None else place.get_gridspec().ncols
+    letters = max(12, int(12 * (width() / columns - 0.6)))
+    lines = textwrap.wrap(text, letters, max_lines=3, placeholder="...")
     axis.set_title("\n".join(lines), fontsize=8.5)
-    grow(fig, 0.14 * max(0, len(lines) - 1))
 
 
 def no_grid(axis: Axes, which: str) -> None:
@@ -222,14 +192,6 @@ def log_axis(axis: Axes, which: str, base: float = 10.0) -> None:
     if base == 10 and 0 < low < high < 1000 * low:
         # Fewer than three powers of ten: values can only be read with labels between them.
         scale.set_major_locator(LogLocator(base, subs=(1.0, 2.0, 5.0)))
-
-
-def mark_log_axes(fig: Figure) -> None:
-    """Says in the label of a logarithmic axis that it is one."""
-    for axis in fig.axes:
-        for scale, name in ((axis.xaxis, axis.get_xscale()), (axis.yaxis, axis.get_yscale())):
-            if name == "log" and (label := scale.get_label_text()):
-                scale.set_label_text(f"{label}, log scale")
 
 
 def short(name: str, length: int = 26) -> str:

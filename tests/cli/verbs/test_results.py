@@ -87,7 +87,7 @@ def test_export_as_csv_holds_runs_attempts_steps_and_configs(hires):
     assert answer.code == 0, answer.err
     assert answer.out.startswith("2 runs, ")
     assert [row["state"] for row in rows("runs")] == ["done", "failed"]
-    assert [float(row["step_s_median"]) for row in rows("attempts")] == [0.5, 0.5]
+    assert [float(row["step_s_median"]) for row in rows("throughput")] == [0.5, 0.5]
     assert [row["counted"] for row in rows("samples")] == ["no", "yes", "yes", "yes"] * 2
     assert rows("configs")[0]["parallel.tiles"] == "[1,1]"
     assert rows("failures")[0]["cause"].startswith("'=cmd")  # no formula in a spreadsheet

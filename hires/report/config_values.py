@@ -1,9 +1,8 @@
-"""Turns values that a file may hold into numbers, counts and texts that a table can show."""
+"""Turns the values of a config into texts as one would type them."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,59 +10,6 @@ from hires.core.store.reading import text
 
 MAX_KEYS = 2000
 """Values of one config that are read: a small YAML file can repeat the same ones very often."""
-
-
-def dig(values: Any, *keys: str | int) -> Any:
-    """Returns a value inside nested dicts and lists; None if the way to it does not exist."""
-    for key in keys:
-        if isinstance(values, dict):
-            values = values.get(key)
-        elif (
-            isinstance(values, list) and isinstance(key, int) and -len(values) <= key < len(values)
-        ):
-            values = values[key]
-        else:
-            return None
-    return values
-
-
-def number(value: Any) -> float | None:
-    """Returns a finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
-
-
-def count(value: Any) -> int | None:
-    """Returns a whole number of at least 0 that a table can hold, or None."""
-    whole = number(value)
-    return int(whole) if whole is not None and 0 <= whole < 2**63 and whole == int(whole) else None
-
-
-def dicts(value: Any) -> list[dict[str, Any]]:
-    """Returns the entries of a list that are dicts; none of what is no list."""
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
-
-
-def discarded_steps(record: Any) -> set[int]:
-    """Returns the steps of a record that do not count: warm-up, and what else was discarded."""
-    steps = (count(entry.get("step")) for entry in dicts(dig(record, "throughput", "discarded")))
-    return {step for step in steps if step is not None}
-
-
-def steps_of(record: Any) -> list[tuple[int, float | None, bool]]:
-    """Returns number and seconds of the steps of a record, and whether they count."""
-    discarded = discarded_steps(record)
-    steps = [(count(s.get("step")), number(s.get("step_s"))) for s in dicts(dig(record, "samples"))]
-    return [(step, step_s, step not in discarded) for step, step_s in steps if step is not None]
-
-
-def counted_steps(record: Any) -> list[float]:
-    """Returns the seconds of the steps that count, in their order."""
-    return [step_s for _, step_s, counts in steps_of(record) if counts and step_s and step_s > 0]
 
 
 def flat(values: Any) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""Groups attempts that repeat each other, and computes one number of them.
+"""Computes one number of the attempts that repeat each other.
 
-Tables and plots have the median over all attempts of a point. Comparisons have the median over the
-attempts of each seed, and the geometric mean over the seeds: a ratio of geometric means is the mean
-of the ratios of the pairs.
+A side has the median over the attempts of each seed, and the geometric mean over the seeds: a ratio
+of geometric means is the mean of the ratios of the pairs.
 """
 
 from __future__ import annotations
@@ -11,10 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hires.core.store.reading import Values, text
-from hires.report.read.plain_values import dig
-
-Origin = tuple[str | None, str | None, str]  # commit, machine and end of an attempt
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -25,34 +21,18 @@ class Repeat:
     values: Sequence[float]  # of every step that counts, or the one number of the attempt; above 0
 
 
-def attempt_origin(record: Values) -> Origin:
-    """Returns commit and machine of an attempt, and when it ended, as text that sorts."""
-    git, host, ended = (text(dig(record, "provenance", k), 80) for k in ("git", "host", "ended"))
-    return git, host, ended or ""
-
-
-def repeat_latest(attempts: Sequence[Origin]) -> list[bool]:
-    """Returns which attempts repeat the latest one: those of its commit and machine."""
-    latest = max(reversed(attempts), key=lambda one: one[2], default=None)
-    return [latest is not None and one[:2] == latest[:2] for one in attempts]
-
-
 def median(repeats: Sequence[Repeat]) -> float:
     """Returns the median over attempts of each one's median; NaN if a value is NaN."""
-    import numpy as np
-
     with np.errstate(over="ignore"):
         return float(np.median([np.median(repeat.values) for repeat in repeats]))
 
 
 def log_mean(repeats: Sequence[Repeat]) -> float:
     """Returns the mean over seeds of the logarithm of the median over the attempts of each."""
-    import numpy as np
-
     return float(np.mean(np.log([median(run) for run in by_seed(repeats)])))
 
 
-def middle(repeats: Sequence[Repeat]) -> float | None:
+def center(repeats: Sequence[Repeat]) -> float | None:
     """Returns the number of a point, over its attempts or seeds; None unless all are usable."""
     values = [value for repeat in repeats for value in repeat.values]
     if not values or not usable(values):

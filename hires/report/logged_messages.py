@@ -1,0 +1,289 @@
+"""Declares the tables of messages: what the plan sends, and what the ranks logged of it.
+
+Calls and bytes are those of all ranks in one step; seconds and shares are those of the mean rank.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hires.core import units
+from hires.core.config.training_config import LrScheduleConfig
+from hires.core.store import file_names, message_entries
+from hires.core.store.message_entries import LoggedCall
+from hires.core.store.message_sums import PLANNED_KEYS, ROUTED_KEYS, SUMS, added
+from hires.core.store.reading import Note
+from hires.core.units import MIB
+from hires.plan import traffic
+from hires.report.columns import POINT, RANKS, Column, Row, Table, counts, table, table_of, texts
+from hires.report.record import RecordedMessages
+from hires.report.runs import Found
+
+_NOT_PLANNED = (
+    "seed", "steps", "optimizer.lr", "optimizer.scale_lr",
+    *(f"lr_schedule.{field.name}" for field in fields(LrScheduleConfig)),
+)  # fmt: skip
+"""Keys that change no message of the plan."""
+STAGED = " staged"
+"""Behind an algorithm whose messages go through buffers of the host."""
+STUDY = (10, 17, 24, 25, 26)
+"""Powers of two between the classes of the EDSR study, which has none below 1 KB and from 64 MB."""
+STUDY_CLASSES = ("below 1 KB", "1-128 KB", "128 KB-16 MB", "16-32 MB", "32-64 MB", "64 MB and more")
+"""In which the study of EDSR under Horovod gives the time of all-reduces; a KB has 1024 bytes."""
+_COUNT, _BYTES = Column("count", "calls", digits=0), Column("bytes", "bytes", "MiB", 1 / MIB, 3)
+_COSTS = (
+    Column("issue_s", "calling", "ms", 1e3, 2),
+    Column("wait_s", "waiting", "ms", 1e3, 2),
+    Column("share", "share", "%", 100.0, 1),
+)
+_PLANNED = (
+    _COUNT,
+    Column("planned_count", "planned", digits=0),
+    _BYTES,
+    Column("planned_bytes", "planned", "MiB", 1 / MIB, 3),
+    *_COSTS,
+)
+MAX_RANKS = 64
+CAPTION = (
+    "Of one step: calls and bytes of all ranks, times of the mean rank. A send and its receive are "
+    "two calls; of a collective, bytes are those that a rank contributes."
+)
+
+
+@dataclass
+class MessageSums:
+    """The messages of a run's steps that count."""
+
+    first: int
+    """The first of these steps."""
+    steps: int
+    ranks: int
+    step_s: float
+    """A step of the mean rank, with the barrier before it."""
+    rows: list[Row]
+    """With ``message_sums.KEYS`` and ``SUMS``, of one step; seconds of the mean rank."""
+    planned: list[Row]
+    """The same of the plan: ``ROUTED_KEYS``, ``count`` and ``bytes``."""
+    by_rank: list[Row]
+    """``rank`` and ``SUMS``, seconds of the rank itself."""
+
+    @property
+    def share(self) -> float | None:
+        """Part of a step's time that is communication."""
+        return _share(self.rows, self.step_s)
+
+    def by(self, *keys: str) -> list[Row]:
+        """Returns one row for each combination of keys: sums, ``share``, and what is planned.
+
+        ``planned_count`` and ``planned_bytes`` are there where the plan decides all these keys.
+        """
+        planned = self.planned if set(keys) <= {*PLANNED_KEYS, "class"} else None
+        rows = added(self.rows, keys)
+        if planned is not None:
+            # Also what was planned and never ran.
+            sums = {tuple(row[k] for k in keys): row for row in added(planned, keys, SUMS[:2])}
+            nothing = dict.fromkeys(SUMS, 0)
+            missing = sums.keys() - {tuple(row[key] for key in keys) for row in rows}
+            rows += [{**dict(zip(keys, key, strict=True)), **nothing} for key in missing]
+            rows.sort(key=lambda row: [row[key] for key in keys])
+            for row in rows:
+                own = sums.get(tuple(row[key] for key in keys), nothing)
+                row |= {"planned_count": own["count"], "planned_bytes": own["bytes"]}
+        return [{**row, "share": _share([row], self.step_s)} for row in rows]
+
+    def by_study_class(self) -> list[Row]:
+        """Returns one row for each class of the EDSR study in which there are messages."""
+        for row in (*self.rows, *self.planned):
+            row["class"] = bisect.bisect(STUDY, row["size"])
+        return [{**row, "class": STUDY_CLASSES[row["class"]]} for row in self.by("class")]
+
+    def differences(self) -> list[str]:
+        """Returns in words where calls, bytes or routes are not those of the plan."""
+        lines = []
+        for row in self.by(*PLANNED_KEYS):
+            for key, noun in (("count", "calls"), ("bytes", "bytes")):
+                if row[f"planned_{key}"] != row[key]:
+                    numbers = f"{row[key]:g} {noun} a step, planned {row[f'planned_{key}']:g}"
+                    lines.append(f"{_message_words(row)}: {numbers}")
+        planned: dict[tuple[Any, ...], set[str]] = {}
+        for row in self.planned:
+            ways = planned.setdefault(tuple(row[key] for key in PLANNED_KEYS), set())
+            ways.add(f"{row['backend']} {row['algorithm']}")
+        for row in added(self.rows, ROUTED_KEYS):
+            ways = planned.get(tuple(row[key] for key in PLANNED_KEYS), set())
+            way = f"{row['backend']} {row['algorithm'].removesuffix(STAGED)}"
+            if ways and way not in ways:
+                words = f"through {way}, planned {' or '.join(sorted(ways))}"
+                lines.append(f"{_message_words(row)}: {words}")
+        return lines
+
+    def headline(self) -> list[str]:
+        """Returns what the tables are of, and whether the plan says the same, as lines."""
+        last, differences = self.first + self.steps - 1, self.differences()
+        steps = f"steps {self.first} to {last}" if self.steps > 1 else f"step {last}"
+        share, step_ms = self.share, 1e3 * self.step_s
+        words = "" if share is None else f": {100 * share:.1f} % of {step_ms:.1f} ms"
+        lines = [f"communication of {steps} on {self.ranks} ranks{words}"]
+        if not differences:
+            return [*lines, "calls and bytes are those of the plan"]
+        return [*lines, *(f"not as planned: {words}" for words in differences)]
+
+    def tables(self) -> list[Table]:
+        """Returns the tables of a run's messages; those of single ranks only of few ranks."""
+        sizes = [{**row, "from": size_words(row["size"])} for row in self.by("operation", "size")]
+        of_operation, of_kind = texts(operation="operation", kind="kind")
+        of_size, of_class = texts(**{"from": "from", "class": "size"})
+        of_backend = texts(backend="backend", algorithm="algorithm")
+        [rank] = counts(rank="rank")
+        sums = (_COUNT, _BYTES, *_COSTS)
+        by_kind = self.by("operation", "kind")
+        tables = [
+            table_of("comm", "By operation and kind", (of_operation, of_kind, *_PLANNED), by_kind),
+            table_of("comm", "By operation and size", (of_operation, of_size, *_PLANNED), sizes),
+            table_of("comm", "By backend", (*of_backend, *sums), self.by("backend", "algorithm")),
+            table_of(
+                "comm", "By the classes of the EDSR study", (of_class, *_PLANNED),
+                self.by_study_class(),
+            ),
+        ]  # fmt: skip
+        if len(self.by_rank) <= MAX_RANKS:
+            tables.append(table_of("comm", "By rank", (rank, *sums), self.by_rank))
+        return tables
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the tables as plain values, all ranks among them."""
+        return {
+            "first_step": self.first,
+            "steps": self.steps,
+            "ranks": self.ranks,
+            "step_s": self.step_s,
+            "share": self.share,
+            "differs_from_plan": self.differences(),
+            "by_operation": self.by("operation", "kind"),
+            "by_size": self.by("operation", "size"),
+            "by_backend": self.by("backend", "algorithm"),
+            "by_study_class": self.by_study_class(),
+            "by_rank": self.by_rank,
+        }
+
+
+def message_sums(log: RecordedMessages | None) -> MessageSums | None:
+    """Returns the sums of one step of what a record holds of messages; None: of no message."""
+    if log is None or log.steps < 1 or not log.ranks:
+        return None
+    steps, world = log.steps, len(log.ranks)
+    by_rank = []
+    for rank in log.ranks:
+        row = _of_a_step({key: getattr(rank, key) for key in ("rank", *SUMS)}, steps, steps)
+        by_rank.append({**row, "share": _share([row], rank.step_s / steps)})
+    rows = [_of_a_step(vars(row), steps, steps * world) for row in log.rows]
+    planned = [{key: getattr(row, key) for key in (*ROUTED_KEYS, *SUMS[:2])} for row in log.planned]
+    return MessageSums(log.first, steps, world, log.step_s / steps / world, rows, planned, by_rank)
+
+
+def size_words(size: int) -> str:
+    """Returns the smallest size of a class in words, as ``4 KiB``; ``empty`` for no bytes."""
+    return "empty" if size < 0 else units.size(2**size).replace(".0 ", " ")
+
+
+@table(
+    "communication",
+    (
+        *(*POINT, RANKS, *texts(kind="kind", size_class="size of a message")),
+        Column("messages_per_step", "messages/step", digits=0),
+        Column("bytes_per_step", "sent per step", "MiB", 1 / MIB, 3),
+    ),
+    "Communication by size class",
+    caption="What one step of the plan sends over all ranks. A sum of gradients counts as the "
+    "least bytes that any algorithm sends.",
+    empty="All runs have one rank, or no plan that can be read: nothing is sent.",
+    place=3,
+)
+def communication(found: Found) -> Iterator[Row]:
+    """Yields one row a kind and size class of messages of each run."""
+    counted: dict[tuple[Any, ...], dict[tuple[str, int], tuple[int, int]]] = {}
+    for run in found.runs:
+        if run.record.messages.messages == 0:
+            continue  # one rank sends nothing: its plan need not be read
+        key = tuple(sorted(run.identity(*_NOT_PLANNED).items()))
+        if key not in counted:  # equal plans are counted once
+            plan = run.plan()
+            try:
+                counted[key] = traffic.by_class(plan) if plan else {}
+            except Exception as error:  # a damaged plan may fail anywhere
+                why = f"cannot be counted: {error!r}"[:200]
+                run.notes.append(Note(f"{run.name}/{file_names.PLAN}", why))
+                counted[key] = {}
+        for (kind, size), (messages, num_bytes) in counted[key].items():
+            sent = {"messages_per_step": messages, "bytes_per_step": num_bytes}
+            yield {**run.point, "kind": kind, "size_class": traffic.CLASSES[size], **sent}
+
+
+@table(
+    "messages",
+    (
+        *(*POINT, *texts(operation="operation", kind="kind", backends="backend")),
+        Column("least_bytes", "from", "B", digits=0),
+        Column("calls_per_step", "calls", "/step", digits=0),
+        Column("planned_calls_per_step", "planned", "/step", digits=0),
+        Column("bytes_per_step", "bytes", "MiB/step", 1 / MIB, 3),
+        Column("issue_s", "calling", "ms/step", 1e3, 2),
+        Column("wait_s", "waiting", "ms/step", 1e3, 2),
+        Column("share_percent", "of a step", "%", digits=1),
+    ),
+    "What messages cost",
+    hidden=(RANKS,),
+    caption=f"{CAPTION} Sizes go from a power of two to the next one.",
+    empty="No run logged messages: they have one rank, or comm.log=off.",
+    place=4,
+)
+def messages(found: Found) -> Iterator[Row]:
+    """Yields one row an operation, kind and size of messages that a run has logged."""
+    for run in found.runs:
+        sums = message_sums(run.record.comm)
+        backends: dict[tuple[Any, ...], list[str]] = {}
+        for row in [] if sums is None else added(sums.rows, (*PLANNED_KEYS, "backend")):
+            backends.setdefault(tuple(row[k] for k in PLANNED_KEYS), []).append(row["backend"])
+        for row in [] if sums is None else sums.by(*PLANNED_KEYS):
+            yield {
+                **run.point,
+                **{key: row[key] for key in ("operation", "kind", "issue_s", "wait_s")},
+                "backends": ", ".join(backends.get(tuple(row[k] for k in PLANNED_KEYS), []))
+                or None,
+                "least_bytes": 0 if row["size"] < 0 else 2 ** row["size"],
+                "calls_per_step": row["count"],
+                "planned_calls_per_step": row["planned_count"],
+                "bytes_per_step": row["bytes"],
+                "share_percent": None if row["share"] is None else 100 * row["share"],
+            }
+
+
+@table("calls", texts(**{name: name for name in ("clock", *(f.name for f in fields(LoggedCall)))}))
+def calls(found: Found) -> Iterator[Row]:
+    """Yields one row a call of a rank that ``comm.log=full`` has kept; times by its ``clock``."""
+    for run in found.runs:
+        for rank in message_entries.read(run.shown.folder, run.notes):
+            for call in rank.messages:
+                others = " ".join(map(str, call.ranks))
+                place = {"campaign": run.campaign, "run": run.name, "clock": rank.clock}
+                yield {**place, **vars(call), "ranks": others}
+
+
+def _share(rows: Iterable[Row], step_s: float) -> float | None:
+    """Returns which part of a step some rows are; None if its time is unknown."""
+    seconds = sum(float(row["issue_s"] + row["wait_s"]) for row in rows)
+    return seconds / step_s if step_s > 0 else None
+
+
+def _message_words(row: Row) -> str:
+    return f"{row['operation']} {row['kind']} of {size_words(row['size'])}"
+
+
+def _of_a_step(row: Row, steps: int, seconds: int) -> Row:
+    """Returns the sums of one step; counts of whole steps stay whole."""
+    numbers = {name: row[name] / steps for name in ("count", "bytes")}
+    numbers = {key: int(n) if n == int(n) else n for key, n in numbers.items()}
+    return {**row, **numbers, **{name: row[name] / seconds for name in ("issue_s", "wait_s")}}

@@ -1,1 +1,0 @@
-"""Reads run folders into plain rows for tables and plots."""

@@ -1,0 +1,442 @@
+"""The record of a run with types: what ``record.json`` holds, and the columns of its numbers.
+
+A record with a value of another type than its field has is damaged: that is one note, and the run
+is shown without it. A number that a field describes is a column of every table, frame and file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+from dataclasses import dataclass, field
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from hires.core.store.reading import Values, text
+from hires.core.units import MIB
+from hires.report.columns import Column, Row
+from hires.report.config_values import value_text
+
+_LONG = ("cause", "reproduce", "why")
+"""Texts that may be longer than a name."""
+_MAX_NAME = 160
+
+
+def _column(title: str, unit: str = "", factor: float = 1.0, digits: int | None = None) -> Any:
+    """Returns an optional field with a column; texts have no ``digits``."""
+    columns = {"": Column("", title, unit, factor, digits)}
+    return field(default=None, metadata={"columns": columns})
+
+
+def _count(title: str) -> Any:
+    return _column(title, digits=0)
+
+
+def _mib(title: str) -> Any:
+    return _column(title, "MiB", 1 / MIB, 1)
+
+
+def _share(title: str) -> Any:
+    return _column(title, "%", 100.0, 2)
+
+
+def _spread(before: str, unit: str, digits: int) -> Any:
+    """Returns the field of a :class:`Spread`, with a column for each part."""
+    parts = {part: Column("", f"{before}{part}", unit, 1.0, digits) for part in _PARTS}
+    return field(default=None, metadata={"columns": parts})
+
+
+def _interval(unit: str = "%", factor: float = 100.0, digits: int = 2) -> Any:
+    """Returns the field ``NAME_ci95`` of the 95 % interval of another, with a column an end."""
+    ends = {"low": "95 % from", "high": "to"}
+    columns = {end: Column("", title, unit, factor, digits) for end, title in ends.items()}
+    return field(default=None, metadata={"columns": columns})
+
+
+_PARTS = ("median", "p10", "p90")
+Interval = tuple[float, float]
+
+
+@dataclass
+class Spread:
+    """Median, 10th and 90th percentile of some numbers."""
+
+    median: float
+    p10: float
+    p90: float
+
+
+@dataclass
+class TimedStep:
+    """A step: its number, its seconds, or why it does not count."""
+
+    step: int
+    step_s: float = math.nan
+    why: str = ""
+
+
+@dataclass
+class RecordedThroughput:
+    """How fast an attempt was, over the steps that count."""
+
+    img_per_s: Spread | None = _spread("", "img/s", 2)
+    step_s: Spread | None = _spread("step ", "s", 4)
+    samples: int | None = _count("samples")
+    discarded: list[TimedStep] = field(default_factory=list)
+
+
+@dataclass
+class RecordedLoss:
+    """The mean loss of the first and the last step; null if it is not finite."""
+
+    first: float | None = None
+    last: float | None = None
+    finite: bool | None = None
+
+
+@dataclass
+class RecordedClass:
+    """What an evaluation counted of one class."""
+
+    class_: int | None = _count("class")
+    name: str | None = _column("name")
+    count: int | None = _count("count")
+    precision: float | None = _share("precision")
+    recall: float | None = _share("recall")
+    iou: float | None = _share("IoU")
+    dice: float | None = _share("Dice")
+
+
+@dataclass
+class RecordedEvaluation:
+    """What a pass over a data set counted: means over classes are of those that occur."""
+
+    images: int | None = _count("images")
+    top1: float | None = _share("top-1")
+    top1_ci95: Interval | None = _interval()
+    top5: float | None = _share("top-5")
+    mean_recall: float | None = _share("recall")
+    mean_iou: float | None = _share("IoU")
+    mean_iou_ci95: Interval | None = _interval()
+    mean_dice: float | None = _share("Dice")
+    mean_dice_ci95: Interval | None = _interval()
+    psnr: float | None = _column("PSNR", "dB", digits=3)
+    psnr_ci95: Interval | None = _interval("dB", 1.0, 3)
+    ssim: float | None = _column("SSIM", digits=4)
+    ssim_ci95: Interval | None = _interval("", 1.0, 4)
+    loss: float | None = _column("loss", digits=4)
+    not_finite: int | None = _count("not finite")
+    classes: list[RecordedClass] = field(default_factory=list)
+    step: int | None = None
+    """Of a training, in whose middle it was."""
+
+
+@dataclass
+class RecordedValidation:
+    """The evaluations in the middle of a training."""
+
+    metric: str | None = _column("judged by")
+    ended_early: int | None = _count("ended early at")
+    patience: int | None = None
+    best: RecordedEvaluation | None = None
+    last: RecordedEvaluation | None = None
+
+
+@dataclass
+class RecordedMap:
+    """What a map of a prediction is."""
+
+    shape: list[int]
+    dtype: str
+    axes: str
+    classes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class RecordedPrediction:
+    """What a pass over a data set predicted, and the table of it in the folder of the run."""
+
+    images: int | None = _count("images")
+    kind: str | None = _column("of")
+    reduce: str | None = _column("reduce")
+    not_finite: int | None = _count("not finite")
+    table: str | None = _column("table")
+    folder: str | None = None
+    map: RecordedMap | None = None
+
+
+@dataclass
+class RecordedRank:
+    """A rank: its place in the layout, and its memory in bytes."""
+
+    rank: int = field(metadata={"columns": {"": Column("", "rank", digits=0)}})
+    replica: int | None = _count("replica")
+    stage: Any = _column("stage")
+    tile: Any = _column("tile")
+    peak_bytes: int | None = _mib("peak")
+    predicted_bytes: int | None = _mib("predicted")
+    error_percent: float | None = _column("error", "%", digits=1)
+    """By how much more was predicted than measured."""
+    source: str | None = _column("measured by")
+    params_bytes: int | None = _mib("parameters")
+    grads_bytes: int | None = _mib("gradients")
+    optimizer_bytes: int | None = _mib("optimiser")
+    shard: Any = None
+
+    def __post_init__(self) -> None:
+        measured, predicted = self.peak_bytes, self.predicted_bytes
+        self.error_percent = 100 * (predicted / measured - 1) if measured and predicted else None
+        self.stage, self.tile, self.shard = map(_place, (self.stage, self.tile, self.shard))
+
+
+@dataclass
+class MessageRow:
+    """The messages of an operation, kind, route and size in some steps."""
+
+    operation: str
+    kind: str
+    backend: str
+    algorithm: str
+    size: int
+    count: int
+    bytes: int
+    issue_s: float = 0.0
+    wait_s: float = 0.0
+
+
+@dataclass
+class RankTraffic:
+    """All messages of one rank."""
+
+    rank: int
+    step_s: float
+    count: int
+    bytes: int
+    issue_s: float
+    wait_s: float
+
+
+@dataclass
+class RecordedMessages:
+    """The messages of the steps that count, as ``core.store.message_sums`` adds them up."""
+
+    first: int
+    steps: int
+    step_s: float
+    rows: list[MessageRow]
+    planned: list[MessageRow]
+    ranks: list[RankTraffic]
+
+
+@dataclass
+class PlannedMessages:
+    """What a step of the plan sends over all ranks."""
+
+    messages: int | None = None
+    bytes: int | None = None
+
+
+@dataclass
+class RecordedHardware:
+    """The machine of rank 0."""
+
+    cpu: str | None = None
+    cores: int | None = None
+    memory: int | None = None
+
+
+@dataclass
+class BoundRank:
+    """Where a rank ran."""
+
+    host: str | None = None
+    cores: list[int] | None = None
+    devices: str | None = None
+
+
+@dataclass
+class RecordedProvenance:
+    """Code, versions and machine."""
+
+    git: str | None = None
+    hires: str | None = None
+    torch: str | None = None
+    python: str | None = None
+    host: str | None = None
+    hardware: RecordedHardware = field(default_factory=RecordedHardware)
+    started: str | None = None
+    ended: str | None = None
+    ranks: list[BoundRank] = field(default_factory=list)
+
+
+@dataclass
+class BeganAt:
+    """The checkpoint at which an attempt began."""
+
+    step: int
+    checkpoint: str | None = None
+    attempt: int | None = None
+
+
+@dataclass
+class ContinuedRun:
+    """A run in whose checkpoint another one began, and what it had otherwise."""
+
+    run: str
+    step: int
+    differs: Any = None
+
+
+@dataclass
+class RunRecord:
+    """All numbers of an attempt, or of the run; without a state there is none."""
+
+    state: str | None = None
+    cause: str | None = None
+    reason: str | None = None
+    attempt: int | None = None
+    throughput: RecordedThroughput = field(default_factory=RecordedThroughput)
+    samples: list[TimedStep] = field(default_factory=list)
+    resumed: BeganAt | None = None
+    lineage: list[ContinuedRun] = field(default_factory=list)
+    loss: RecordedLoss = field(default_factory=RecordedLoss)
+    unlabelled_microbatches: int | None = None
+    skipped_steps: int | None = None
+    loss_scale: float | None = None
+    evaluation: RecordedEvaluation | None = None
+    prediction: RecordedPrediction | None = None
+    validation: RecordedValidation | None = None
+    memory: list[RecordedRank] = field(default_factory=list)
+    messages: PlannedMessages = field(default_factory=PlannedMessages)
+    comm: RecordedMessages | None = None
+    world: int | None = None
+    images_per_step: int | None = None
+    precision: str | None = None
+    compiled: bool | None = None
+    layout: str | None = None
+    model: str | None = None
+    image: tuple[int, int] | None = None
+    inputs: dict[str, str] = field(default_factory=dict)
+    provenance: RecordedProvenance | None = None
+    reproduce: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.samples:  # before the first step gradients and optimiser are unknown
+            for rank in self.memory:
+                rank.grads_bytes = rank.grads_bytes or None
+                rank.optimizer_bytes = rank.optimizer_bytes or None
+
+    @property
+    def discarded(self) -> set[int]:
+        """The steps that do not count: warm-up, and what else was discarded."""
+        return {entry.step for entry in self.throughput.discarded}
+
+    @property
+    def counted_s(self) -> list[float]:
+        """The seconds of the steps that count, in their order."""
+        discarded = self.discarded
+        return [s.step_s for s in self.samples if s.step not in discarded and s.step_s > 0]
+
+    @property
+    def img_per_s(self) -> float | None:
+        """Images per second of the median step."""
+        return None if self.throughput.img_per_s is None else self.throughput.img_per_s.median
+
+    @property
+    def top1(self) -> float | None:
+        """Share of the images or pixels of an evaluation whose class was found."""
+        return None if self.evaluation is None else self.evaluation.top1
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Memory of the rank with the highest peak."""
+        return max((rank.peak_bytes for rank in self.memory if rank.peak_bytes), default=None)
+
+    @property
+    def predicted_bytes(self) -> int | None:
+        """Predicted memory of the rank with the highest predicted peak."""
+        predicted = (rank.predicted_bytes for rank in self.memory if rank.predicted_bytes)
+        return max(predicted, default=None)
+
+
+def columns_of(kind: type) -> tuple[Column, ...]:
+    """Returns the columns of the fields of a part of a record."""
+    return tuple(
+        dataclasses.replace(column, key=_key(one.name, part))
+        for one in dataclasses.fields(kind)
+        for part, column in one.metadata.get("columns", {}).items()
+    )
+
+
+def cells_of(part_of_record: Any) -> Row:
+    """Returns the values of these columns; None where one is missing."""
+    cells: Row = {}
+    for one in dataclasses.fields(part_of_record):
+        value, parts = getattr(part_of_record, one.name), one.metadata.get("columns", {})
+        for place, part in enumerate(parts):
+            cell = value[place] if isinstance(value, tuple) else value
+            cell = getattr(value, part) if isinstance(value, Spread) else cell
+            cells[_key(one.name, part)] = cell
+    return cells
+
+
+def typed(kind: Any, value: Any, where: str = "its") -> Any:
+    """Returns a value of a JSON file as a type; ValueError names the first that has another one.
+
+    Numbers are finite, texts without invisible characters. Keys without a field are left out.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return None if value is None else typed(inner[0], value, where)
+    if origin is list and isinstance(value, list):
+        return [typed(inner[0], one, f"{where}.{n}") for n, one in enumerate(value)]
+    if origin is tuple and isinstance(value, list) and len(value) == len(inner):
+        return tuple(typed(inner[n], one, f"{where}.{n}") for n, one in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {str(text(k)): typed(inner[1], one, f"{where}.{k}") for k, one in value.items()}
+    if kind is str and isinstance(value, str):
+        return text(value) if where.rpartition(".")[2] in _LONG else text(value, _MAX_NAME)
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is int and type(value) is int and -1 <= value < 2**63:
+        return value
+    if kind is float and type(value) in (int, float) and abs(value) < 1e300:
+        return float(value)
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        return _built(kind, value, where)
+    name = getattr(kind, "__name__", str(kind)).removeprefix("Recorded").lower()
+    raise ValueError(f"{where} is {value_text(value)}, which is no {name}")
+
+
+def _built(kind: Any, values: Values, where: str) -> Any:
+    fields = {
+        name: typed(hint, values[key], f"{where} {key}" if where == "its" else f"{where}.{key}")
+        for name, hint in _hints(kind).items()
+        if values.get(key := name.rstrip("_")) is not None
+    }
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        missing = str(error).partition(": ")[2]
+        raise ValueError(f"{where} lacks {missing or 'a value'}") from None
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _key(name: str, part: str) -> str:
+    return f"{name.removesuffix('_ci95')}_{part}" if part else name.rstrip("_")
+
+
+def _place(value: Any) -> str | None:
+    """Returns a rank's stage or tile, down and up, as ``0 / 1``, ``0,1`` or ``none / 1``."""
+    places = value if isinstance(value, list) else [value]
+    if all(place is None for place in places):
+        return None
+    # A direction that it has no part of is "none": a hyphen would begin a formula.
+    return " / ".join("none" if p is None else value_text(p).strip("[]") for p in places)
