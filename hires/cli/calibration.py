@@ -22,7 +22,7 @@ from hires.cli.screens.screen import plural
 from hires.cli.start_run import ENDS, explain, wait_for
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.data_config import DataConfig
-from hires.core.config.fields import build, keys_of, names_of
+from hires.core.config.fields import build, keys_of, keys_with, names_of
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import MIN_MAX, PrecisionConfig, QuantConfig
 from hires.core.config.run_config import CheckpointConfig, MeasureConfig, RunConfig
@@ -51,8 +51,6 @@ from hires.quant.scales import (
 CAMPAIGN = "calibrations"
 """Where they are kept: the tables of the run's own campaign are without them."""
 MADE_UP = "synthetic"
-_OF_CALIBRATION = ("observer", "percentile", "images", "calibration", "data")
-"""Keys of ``quant`` that a run with scales does not read."""
 
 
 def with_scales(
@@ -300,7 +298,9 @@ def _given(config: RunConfig, words: Iterable[str]) -> tuple[bool, Finding | Non
         )
     typed = {*map(key_in, words)}
     idle = sorted(
-        key for key in typed if key.startswith("quant.") and key.split(".")[1] in _OF_CALIBRATION
+        key
+        for key in typed
+        if key.startswith("quant.") and key.split(".")[1] in keys_with(QuantConfig, "calibrates")
     )
     if not idle:
         return True, None

@@ -18,6 +18,7 @@ from hires.cli.named_weights import trained_network
 from hires.cli.screens.screen import print_activity
 from hires.cli.screens.show_plan import finding_lines
 from hires.cli.tracing import TorchProcess, trace_key
+from hires.core.config.fields import keys_without
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError
 from hires.core.precisions import INT8
@@ -44,19 +45,6 @@ from hires.plan.search.advice import fewer_on_a_node, offered, other_layouts
 from hires.plan.validation import add_validation, evaluation_of, with_evaluations
 from hires.quant.scales import require_pair, scales_of, stored_scales
 
-NOT_IN_PLAN = (
-    "campaign", "results", "steps", "measure", "checkpoint", "weights", "predict", "optimizer.lr",
-    "optimizer.scale_lr", "optimizer.weight_decay",
-    "lr_schedule", "comm.timeout_s", "comm.visible", "launcher.port", "data.path", "data.classes",
-    "data.length", "data.fit", "data.shuffle", "data.split", "data.validation", "data.split_seed",
-    "augment", "data.normalize", "data.mean", "data.std", "data.images", "data.masks",
-    "data.split_file", "data.test", "data.balance", "data.level", "data.region", "data.stride",
-    "data.tissue", "data.labels", "data.outside", "data.cut", "data.names",
-    "data.groups", "data.detections",
-)  # fmt: skip
-"""Keys that change neither the network, nor the plan, nor its memory. A new key that is not
-named here costs time and gives no wrong answer. ``model.classes`` is what follows of
-``data.classes``."""
 _DECIDE = (
     "image", "model", "data", "parallel", "precision", "comm", "task", "memory", "optimizer",
     "loss", "seed", "ahead",
@@ -324,7 +312,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
 def plan_key(config: RunConfig) -> dict[str, Any]:
     """Returns a config as plain values without the keys that do not decide its plan."""
     values = to_dict(config)
-    for key in NOT_IN_PLAN:
+    for key in keys_without(RunConfig, "plan"):
         section, _, name = key.rpartition(".")
         del (values[section] if section else values)[name]
     # A run of fewer steps than microbatches are read ahead holds fewer of them.

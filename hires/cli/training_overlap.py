@@ -10,14 +10,14 @@ from pathlib import Path
 
 from hires.cli.data_keys import names_classes
 from hires.cli.named_weights import training_of
+from hires.core.config.data_config import DataConfig
+from hires.core.config.fields import keys_with
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import ONE_PASS
 from hires.plan.plan import Finding
 
 _OF_SEED = ("synthetic", "textures", "hard")
 """``data.name`` of images that are made from the seed of the run."""
-_DIVISION = ("split_file", "validation", "test", "split_seed")
-"""Keys that divide the data."""
 _SOURCE = ("name", "images", "masks", "level", "cut", "region", "stride", "tissue", "outside")
 """Keys that say where the images come from, beside ``data.path``."""
 
@@ -39,13 +39,14 @@ def training_overlap(config: RunConfig) -> Iterator[Finding]:
         )
         yield Finding("note", "data.order", text)
     if training is not None and _reads_same_images(config, training[1]):
+        division = keys_with(DataConfig, "divides")
         theirs, evaluates = training[1].data, config.task.name == "evaluate"
         does, means = ("evaluates", "its numbers") if evaluates else ("predicts", "predictions")
         text = (
             f"{training[0]} trains with images that this {does} (data.split={theirs.split} of its "
             f"run), so {means} are better than those of new images; train with data.split=train "
             f"(validate.every sets it), and use data.split=validation and the "
-            f"{', '.join(f'data.{name}' for name in _DIVISION)} of its run"
+            f"{', '.join(f'data.{name}' for name in division)} of its run"
         )
         severity = "warning" if evaluates and config.data.split != "train" else "note"
         yield Finding(severity, "data.split", text)
@@ -64,7 +65,9 @@ def _reads_same_images(config: RunConfig, trained: RunConfig) -> bool:
     in_parts = ours.name == "cifar10" or bool(own_parts(ours.path))
     if in_parts and ours.split_file is None and theirs.split_file is None:
         return ours.name == "cifar10" and "train" not in (ours.split, theirs.split)
-    return any(getattr(ours, name) != getattr(theirs, name) for name in _DIVISION)
+    return any(
+        getattr(ours, name) != getattr(theirs, name) for name in keys_with(DataConfig, "divides")
+    )
 
 
 def _source(config: RunConfig) -> list[object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from hires.cli.compose.overrides import key_in
@@ -39,63 +39,41 @@ def require_read_keys(config: RunConfig, words: Iterable[str] = ()) -> None:
 
     A default that is typed counts, too: one point of a sweep over the key would have it.
     """
-    typed = {*map(key_in, words)}
-    problems = list[str]()
-    for section in _sections(config):
-        pairs = _pairs(section)
-        problems += section.unread([key for key, _ in pairs if _name(section, key) in typed])
-    for is_read, needs, keys in _readers(config):
-        if is_read:
+    typed, problems = {*map(key_in, words)}, list[str]()
+
+    def is_set(section: Section, key: str) -> bool:
+        return _name(section, key) in typed or key in dict(changed_keys(section))
+
+    for whole in dataclasses.fields(config):
+        section, task = getattr(config, whole.name), config.task.name
+        if not isinstance(section, Section):
             continue
-        found = [
-            f"{name}={str(value).lower() if isinstance(value, bool) else value}"
-            for section in _sections(config)
-            for key, value in _pairs(section)
-            if (name := _name(section, key)) in keys or section._key in keys
-            if name in typed or key in {*dict(changed_keys(section))}
-        ]
-        if found:
-            them = "it" if len(found) == 1 else "them"
-            problems.append(f"{', '.join(found)} needs {needs}; leave {them} out")
+        fields = dataclasses.fields(cast(Any, section))
+        problems += section.unread([f.name for f in fields if _name(section, f.name) in typed])
+        for field in fields:
+            tasks = field.metadata.get("tasks") or whole.metadata.get("tasks") or [task]
+            needs = "" if task in tasks else " or ".join(f"task={one}" for one in tasks)
+            needs = needs or _lacking(config, _name(section, field.name))
+            if needs and is_set(section, field.name):
+                item = getattr(section, field.name)
+                shown = str(item).lower() if isinstance(item, bool) else item
+                key = _name(section, field.name)
+                problems.append(f"{key}={shown} needs {needs}; leave it out")
     if problems:
         raise ConfigError("; ".join(problems))
 
 
-def _readers(config: RunConfig) -> Iterator[tuple[bool, str, Collection[str]]]:
-    """Yields whether sections and keys are read, and what reads them."""
-    task, data = config.task.name, config.data
-    learning: tuple[str, ...] = (
-        "optimizer",
-        "lr_schedule",
-        "augment",
-        "data.balance",
-        "memory.checkpoint",
-        "checkpoint.every",
-    )
-    learning += ("measure.tensorboard", "loss.weights", "loss.ignore_index")
-    losses = ("loss.label_smoothing", "loss.smooth")
-    outlines = ("data.groups", "data.detections", "data.outside")
-    shares = ("data.validation", "data.test", "data.split_seed")
-    orders = "task=train or task=infer, which may take images in another order"
-    parts = "images that are divided by it: data.split or validate.every, without data.split_file"
+def _lacking(config: RunConfig, key: str) -> str:
+    """Returns what a key of the data needs beside the task; nothing if it is read."""
+    data = config.data
     divides = (data.split != "all" or config.validates) and data.split_file is None
-    yield task == "train", "task=train", learning
-    yield task in ("train", "evaluate"), "task=train or task=evaluate", losses
-    yield task not in ONE_PASS, orders, ("data.shuffle",)
-    labels = "outlines, as data.labels=annotations/*.geojson"
-    yield "*" in (data.labels or ""), labels, outlines
-    yield data.cut == "patches", "data.cut=patches", ("data.stride",)
-    yield divides, parts, shares
-
-
-def _sections(config: RunConfig) -> list[Section]:
-    values = [getattr(config, one.name) for one in dataclasses.fields(config)]
-    return [value for value in values if isinstance(value, Section)]
-
-
-def _pairs(section: Section) -> list[tuple[str, Any]]:
-    fields = dataclasses.fields(cast(Any, section))
-    return [(one.name, getattr(section, one.name)) for one in fields]
+    if key in ("data.groups", "data.detections", "data.outside") and "*" not in (data.labels or ""):
+        return "outlines, as data.labels=annotations/*.geojson"
+    if key == "data.stride" and data.cut != "patches":
+        return "data.cut=patches"
+    if key in ("data.validation", "data.test", "data.split_seed") and not divides:
+        return "images that are divided by it: data.split or validate.every, without split_file"
+    return ""
 
 
 def _name(section: Section, key: str) -> str:

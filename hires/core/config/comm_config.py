@@ -11,12 +11,20 @@ from hires.core.config.fields import MOST_STEPS, Section, value
 from hires.core.errors import ConfigError
 from hires.core.precisions import HALF
 
+BACKENDS = {
+    "auto": "nccl where every rank computes on a GPU of its own, else gloo",
+    "gloo": "torch.distributed over gloo; ranks of one machine share memory for small messages",
+    "mpi": "The MPI whose launcher starts the ranks (launcher=mpirun, or slurm with an MPI)",
+    "nccl": "From GPU to GPU over NCCL, one rank on each; barriers and agreements over gloo",
+    "shm": "Memory that the ranks of one machine share carries every message",
+}
+
 
 @dataclass
-class CommConfig(Section, key="comm"):
+class CommConfig(Section, key="comm", choices=BACKENDS, choice_keys=lambda name: {"backend": name}):
     """``comm=NAME``: how ranks communicate."""
 
-    backend: str = value("auto", choices=("auto", "gloo", "nccl", "mpi", "shm"))
+    backend: str = value("auto", choices=BACKENDS)
     """Transport of every message: ``gloo`` (beside GPUs through the host's memory), ``nccl`` (from
     GPU to GPU, one rank on each; barriers and agreements still go through gloo), ``mpi`` (the MPI
     whose launcher starts the ranks, also through the host's memory), ``shm`` (memory that the ranks
@@ -34,10 +42,10 @@ class CommConfig(Section, key="comm"):
     """Backends that the table may choose beside ``backend``, as [mpi,shm]; none named: all that it
     names and that the run can have. A message for which a rule names another one goes on to the
     next rule."""
-    visible: str = value("own", choices=("own", "node"))
+    visible: str = value("own", choices=("own", "node"), plan=False)
     """GPUs that a rank sees: its ``own`` only, or all of its ``node``, as CUDA IPC of some MPI
     libraries needs. It computes on its own either way."""
-    timeout_s: float = value(120.0, above=0, high=MOST_STEPS, identity=False)
+    timeout_s: float = value(120.0, above=0, high=MOST_STEPS, identity=False, plan=False)
     """Seconds for which a rank may wait for another, or neither move nor compute, until the run is
     stopped; the attempt's ``hang.txt`` has the cause."""
     shared_memory: bool = True

@@ -34,59 +34,60 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
     files), ``folder`` (one sub-folder per class), ``images`` (without classes), ``masks`` (images
     and label maps, for a class of each pixel), ``pairs`` (an image and a smaller copy of it, for
     super-resolution), ``slide`` (patches of slides, or slides whole)."""
-    path: str | None = value(path=(), of=("cifar10", *_FILES))
+    path: str | None = value(path=(), of=("cifar10", *_FILES), plan=False)
     """Folder of the images or files; its sub-folders are the classes of a ``folder``."""
-    classes: int = value(10, 1, of=(*_MADE, "masks"))
+    classes: int = value(10, 1, of=(*_MADE, "masks"), plan=False)
     """Of images that are made, and of ``masks``: number of classes."""
-    length: int = value(1024, 1, MOST_STEPS, of=_MADE)
+    length: int = value(1024, 1, MOST_STEPS, of=_MADE, plan=False)
     """Of images that are made: number of images."""
-    images: str = value("images/*", line=True, of=("masks",))
+    images: str = value("images/*", line=True, of=("masks",), plan=False)
     """Of ``masks``: names of the images below ``data.path``; the star is a name without suffix."""
-    masks: str = value("masks/*", line=True, of=("masks",))
+    masks: str = value("masks/*", line=True, of=("masks",), plan=False)
     """Of ``masks``: names of the label maps; the star is the name of the image."""
     ignore: int | None = value(None, 0, MOST_LABEL, of=("masks",))
     """Of ``masks``: the value of pixels that have no label."""
-    level: int = value(0, 0, of=_SLIDE)
+    level: int = value(0, 0, of=_SLIDE, plan=False)
     """Of ``slide``: level of the pyramid; 0 is the finest."""
-    cut: str = value("patches", choices=("patches", "whole"), of=_SLIDE)
+    cut: str = value("patches", choices=("patches", "whole"), of=_SLIDE, plan=False)
     """Of ``slide``: ``patches`` of the size of ``image``, each an image, or the ``whole`` slide."""
-    region: list[int] | None = value(low=0, of=_SLIDE)
+    region: list[int] | None = value(low=0, of=_SLIDE, plan=False)
     """Of ``slide``: [row, column, height, width] in pixels of the level; null: all of a slide."""
-    stride: int | None = value(None, 1, of=_SLIDE)
+    stride: int | None = value(None, 1, of=_SLIDE, plan=False)
     """Of ``slide``: pixels from one patch to the next; null: the size of ``image``."""
-    tissue: float = value(0.5, 0, below=1, of=_SLIDE)
+    tissue: float = value(0.5, 0, below=1, of=_SLIDE, plan=False)
     """Of ``slide``: least share of a patch that is tissue, by Otsu's threshold of saturation; 0
     takes all patches."""
-    labels: str | None = value(of=_SLIDE)
+    labels: str | None = value(of=_SLIDE, plan=False)
     """Of ``slide``: a file below ``data.path`` with the columns ``slide,label``, or files of
     outlines, as annotations/*.geojson (QuPath) or *.xml (ASAP); the star is the name of a slide.
     null: slides have no classes."""
-    groups: dict[str, Any] = value({}, of=_SLIDE)
+    groups: dict[str, Any] = value({}, of=_SLIDE, plan=False)
     """Of ``slide`` with outlines: the class of a group or classification, as ``{_0: tumor}``; null:
     what it covers has no class. Those that are not named keep their name."""
-    detections: bool = value(False, of=_SLIDE)
+    detections: bool = value(False, of=_SLIDE, plan=False)
     """Of ``slide`` with outlines: whether QuPath's detections, cells and tiles are regions, too."""
-    outside: str | None = value(of=_SLIDE)
+    outside: str | None = value(of=_SLIDE, plan=False)
     """Of ``slide`` with outlines: class of patches that they do not cover by half; null leaves
     these patches out."""
-    names: list[str] | None = value(identity=False)
+    names: list[str] | None = value(identity=False, plan=False)
     """Names of the classes, in the order of their numbers; null: those of the data, which a run of
     files keeps here. Predictions with its weights have them, too."""
     order: list[str] | None = None
     """Names of the classes in the order of the network's outputs, to which labels are mapped by
     name; null: those of ``weights=RUN``, else the order of the data."""
-    normalize: str = value("white", choices=("white", "dataset"))
+    normalize: str = value("white", choices=("white", "dataset"), plan=False)
     """What the network gets of a value v between 0 (black) and 1 (white): ``white``: 4 v - 2;
     ``dataset``: (v - mean) / deviation, both of each channel over the images to train with."""
-    mean: list[float] | None = value()
+    mean: list[float] | None = value(plan=False)
     """Means of the channels that are taken instead, with ``std``: of ``dataset`` they are found
     once and stand here in the run folder."""
-    std: list[float] | None = value(above=0)
+    std: list[float] | None = value(above=0, plan=False)
     """Deviations of the channels, from 0 (black) to 1 (white)."""
     fit: str = value(
         "resize",
         choices=("resize", "crop", "random_crop", "error"),
         of=("digits", "cifar10", *_FILES),
+        plan=False,
     )
     """For images of another size than ``image``: ``resize`` (bilinear, which changes the aspect
     ratio), ``crop`` (or set in grey) about the centre, ``random_crop`` (in a training at a random
@@ -95,25 +96,25 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
     """Most pixels of a file that are decoded at once: a PNG or JPEG as a whole, of a TIFF a strip,
     tile or window. One of more than 4 bytes counts as several, so this bounds bytes, too: 1 GiB.
     What a header claims is compared with it before anything is decoded."""
-    split: str = value("all", choices=("all", "train", "validation", "test"))
+    split: str = value("all", choices=("all", "train", "validation", "test"), plan=False)
     """Which images are used: ``all`` (``train`` with ``validate.every``), those to ``train`` with,
     those for ``validation``, or those for a last ``test``. They are listed in ``data.split_file``;
     or the sub-folders ``train``, ``val`` (or ``validation``, ``valid``) and ``test`` of
     ``data.path`` where it has the first two; or a share of every class, drawn from
     ``data.split_seed``. Slides are divided, not their patches."""
-    split_file: str | None = value(of=_FILES)
+    split_file: str | None = value(of=_FILES, plan=False, divides=True)
     """A file below ``data.path`` with the columns ``name,split``: an image as ``predictions.csv``
     names it (or a slide), and train, validation or test. Images that it does not list are not
     used."""
-    validation: float = value(0.1, above=0, below=1)
+    validation: float = value(0.1, above=0, below=1, plan=False, divides=True)
     """Share of every class that ``data.split=validation`` is."""
-    test: float = value(0.0, 0, below=1)
+    test: float = value(0.0, 0, below=1, plan=False, divides=True)
     """Share of every class that ``data.split=test`` is."""
-    split_seed: int = value(0, 0, MOST_SEED)
+    split_seed: int = value(0, 0, MOST_SEED, plan=False, divides=True)
     """Seed of that choice, apart from ``seed``, so that training and evaluation choose alike."""
-    shuffle: bool = True
+    shuffle: bool = value(True, plan=False, tasks=("train", "infer"))
     """Whether the order is drawn anew for every epoch, from the seed."""
-    balance: bool = False
+    balance: bool = value(False, plan=False, tasks=("train",))
     """Whether a training sees every class equally often: images of large classes take turns from
     epoch to epoch, those of small ones come several times."""
     prefetch: int = value(2, 0)
@@ -155,7 +156,12 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
 
 
 @dataclass
-class AugmentConfig(Section, key="augment"):
+class AugmentConfig(
+    Section,
+    key="augment",
+    choices={"none": "Images are taken as they are"},
+    choice_keys=lambda name: {"flip": name},
+):
     """``augment=NAME``: random changes of the images of a training, and of their targets.
 
     They follow from ``seed``, the epoch and the image, so every layout sees the same pixels. No

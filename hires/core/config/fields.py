@@ -54,6 +54,9 @@ def value(
             is text that fits on a line of a job script. ``size``: whether it is a size with its
             unit. ``path``: whether it names a file or folder. ``identity=False``: it decides
             nothing of what a run computes, only where the run is kept, or how it is started.
+            ``plan=False``: it changes neither the network, nor the plan, nor its memory; a key that
+            does not say so costs time and gives no wrong answer. ``tasks``: those that read it.
+            ``calibrates``: a run with scales does not read it. ``divides``: it divides the data.
     """
     facts |= {"low": low, "high": high}
     if isinstance(default, (list, dict)):
@@ -61,6 +64,11 @@ def value(
             default_factory=functools.partial(copy.deepcopy, default), metadata=facts
         )
     return dataclasses.field(default=default, metadata=facts)
+
+
+def section(kind: type[T], **facts: Any) -> T:
+    """Returns a field that holds a section of the config, of which facts of ``value`` are true."""
+    return dataclasses.field(default_factory=kind, metadata=facts)
 
 
 class Checks:
@@ -202,14 +210,19 @@ def keys_of(section: type[Section], name: str) -> list[str]:
     return [field.name for field in fields if name in field.metadata.get("of", ())]
 
 
-def cosmetic_keys(section: Any) -> Iterator[str]:
-    """Yields the keys of a config whose fields are marked with ``identity=False``."""
-    for field in dataclasses.fields(section):
+def keys_without(config: Any, fact: str) -> Iterator[str]:
+    """Yields the keys and sections of a config that are marked with ``identity=False``, say."""
+    for field in dataclasses.fields(config):
         inner = field.default_factory
-        if dataclasses.is_dataclass(inner):
-            yield from (f"{field.name}.{key}" for key in cosmetic_keys(inner))
-        elif not field.metadata.get("identity", True):
+        if not field.metadata.get(fact, True):
             yield field.name
+        elif dataclasses.is_dataclass(inner):
+            yield from (f"{field.name}.{key}" for key in keys_without(inner, fact))
+
+
+def keys_with(config: Any, fact: str) -> list[str]:
+    """Returns the keys of a section for which a fact is true."""
+    return [field.name for field in dataclasses.fields(config) if field.metadata.get(fact)]
 
 
 def changed_keys(section: Any) -> Iterator[tuple[str, Any]]:

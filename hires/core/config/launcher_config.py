@@ -210,7 +210,7 @@ class LauncherConfig(Section, key="launcher", choices=LAUNCHER_NAMES):
     hosts: list[str] = value([], identity=False, of=("mpirun",))
     """``mpirun``: machines over which the ranks are spread evenly, this one first. It reaches the
     others by ssh without a password, and all have the folder of the runs. Empty: only this one."""
-    port: int = value(0, 0, 65535, identity=False)
+    port: int = value(0, 0, 65535, identity=False, plan=False)
     """Rendezvous port; 0: a free one, or one that follows from the number of the Slurm job."""
     nodes: int = value(1, 1)
     """``slurm``: nodes of the job."""

@@ -93,18 +93,20 @@ class QuantConfig(Section, key="quant"):
     """Where linear layers have the scale of their input from: ``static``, from the calibration, or
     ``dynamic``, from the elements of each row (sample, pixel or token) while it is computed. A file
     of weights has its own."""
-    observer: str = value("entropy", choices=OBSERVERS)
+    observer: str = value("entropy", choices=OBSERVERS, calibrates=True)
     """How the range of a value follows from calibration images: ``entropy`` (least loss of
     information, as TensorRT), ``percentile``, ``min_max``, or ``moving_average`` (of the smallest
     and largest element of each image)."""
-    percentile: float = value(99.99, above=0, high=100, of=("observer=percentile",))
+    percentile: float = value(
+        99.99, above=0, high=100, of=("observer=percentile",), calibrates=True
+    )
     """Share of a value's elements within its range, for ``quant.observer=percentile``."""
-    images: int = value(256, 1)
+    images: int = value(256, 1, calibrates=True)
     """Images that are calibrated on."""
-    calibration: str = value("data", choices=CALIBRATIONS)
+    calibration: str = value("data", choices=CALIBRATIONS, calibrates=True)
     """What they are: images of the run's ``data``, or ``noise`` (made up, whose scales fit no real
     image: for measurements of speed only)."""
-    data: dict[str, Any] = value({})
+    data: dict[str, Any] = value({}, calibrates=True)
     """Keys in which the data of the calibration differs from the run's ``data``, as
     ``quant.data.path=FOLDER``."""
     keep: list[str] = value([], line=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hires.core.config import library_options
@@ -21,6 +21,7 @@ from hires.core.config.fields import (
     changed_keys,
     check_name,
     keys_of,
+    section,
     value,
 )
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
@@ -48,7 +49,7 @@ class MemoryConfig(Section, key="memory"):
     limit: Any = value(size=True, identity=False)
     """Most that a rank may need, with its unit, as 4GiB or 800MB; unset: all ranks of the local
     launcher together may need what the machine has."""
-    checkpoint: str = value("none", choices=("none", "stage", "block"))
+    checkpoint: str = value("none", choices=("none", "stage", "block"), tasks=("train",))
     """What the backward pass computes again instead of keeping it: ``none``, all of a ``stage``, or
     each ``block`` of it. It writes no files: saving a run is ``checkpoint.*``."""
 
@@ -81,7 +82,7 @@ class MeasureConfig(Section, key="measure"):
     """Steps at the start that no table counts."""
     steps: int | None = value(None, 1, MOST_STEPS)
     """Steps after the warm-up that are counted; unset: all of them."""
-    tensorboard: bool = value(False, identity=False)
+    tensorboard: bool = value(False, identity=False, tasks=("train",))
     """Whether a training writes its numbers for TensorBoard as it goes, into ``tensorboard`` of its
     run folder: loss, rate, norm of the gradients, images per second, evaluations."""
 
@@ -90,7 +91,7 @@ class MeasureConfig(Section, key="measure"):
 class CheckpointConfig(Section, key="checkpoint"):
     """``checkpoint.*``: when a run saves its state, and where it resumes."""
 
-    every: int = value(0, 0, MOST_STEPS, identity=False)
+    every: int = value(0, 0, MOST_STEPS, identity=False, tasks=("train",))
     """Steps from one saved checkpoint to the next; 0: only when SIGUSR2 requests one. What the
     backward pass computes again is ``memory.checkpoint``."""
     keep: int = value(2, 1, identity=False)
@@ -129,7 +130,7 @@ class RunConfig(Section):
     """Ranks of the layout that ``parallel=auto`` or ``hires plan --choose`` chooses; unset: one for
     each GPU, or for each core that ``launcher.threads`` leave. A layout that is given has as many
     as its keys say."""
-    steps: int = value(12, 1, MOST_STEPS)
+    steps: int = value(12, 1, MOST_STEPS, plan=False)
     """Steps of the run, warm-up included."""
     epochs: float | None = value(None, above=0, high=MOST_STEPS)
     """Passes over the images of the data, in place of ``steps``, which follow from it: rounded up,
@@ -140,33 +141,33 @@ class RunConfig(Section):
     built for them; else ``cpu``."""
     seed: int = value(0, 0, MOST_SEED)
     """Seed of the weights, the synthetic data and the order of images."""
-    weights: str | None = value(line=True, path=(), identity=False)
+    weights: str | None = value(line=True, path=(), identity=False, plan=False)
     """What the network begins with in place of first weights from the seed: a run folder (its
     latest checkpoint), a checkpoint, either with /ema behind it (``optimizer.ema``), or a file
     .safetensors, .pt or .pth of a plain state dict."""
-    campaign: str = value("default", check=check_name, identity=False)
+    campaign: str = value("default", check=check_name, identity=False, plan=False)
     """Name that groups runs: one folder under ``results``."""
-    results: str = value("results", identity=False)
+    results: str = value("results", identity=False, plan=False)
     """Folder for all run folders."""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    quant: QuantConfig = field(default_factory=QuantConfig)
-    comm: CommConfig = field(default_factory=CommConfig)
-    task: TaskConfig = field(default_factory=TaskConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    lr_schedule: LrScheduleConfig = field(default_factory=LrScheduleConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
-    validate: ValidateConfig = field(default_factory=ValidateConfig)
-    predict: PredictConfig = field(default_factory=PredictConfig)
-    launcher: LauncherConfig = field(default_factory=LauncherConfig)
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    measure: MeasureConfig = field(default_factory=MeasureConfig)
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    model: ModelConfig = section(ModelConfig)
+    data: DataConfig = section(DataConfig)
+    augment: AugmentConfig = section(AugmentConfig, plan=False, tasks=("train",))
+    parallel: ParallelConfig = section(ParallelConfig)
+    precision: PrecisionConfig = section(PrecisionConfig)
+    engine: EngineConfig = section(EngineConfig)
+    quant: QuantConfig = section(QuantConfig)
+    comm: CommConfig = section(CommConfig)
+    task: TaskConfig = section(TaskConfig)
+    optimizer: OptimizerConfig = section(OptimizerConfig, tasks=("train",))
+    lr_schedule: LrScheduleConfig = section(LrScheduleConfig, plan=False, tasks=("train",))
+    loss: LossConfig = section(LossConfig)
+    validate: ValidateConfig = section(ValidateConfig)
+    predict: PredictConfig = section(PredictConfig, plan=False)
+    launcher: LauncherConfig = section(LauncherConfig)
+    cluster: ClusterConfig = section(ClusterConfig)
+    measure: MeasureConfig = section(MeasureConfig, plan=False)
+    memory: MemoryConfig = section(MemoryConfig)
+    checkpoint: CheckpointConfig = section(CheckpointConfig, plan=False)
 
     def _problems(self) -> Iterator[str]:
         yield from self._wrong_image()

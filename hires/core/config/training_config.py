@@ -61,15 +61,17 @@ class LossConfig(Section, key="loss", choices=LOSS_NAMES):
     a microbatch). Of images of ``model.scale`` times the input's size: ``l1``, ``l2`` (mean
     square). ``custom``: the function ``loss.target``. ``auto``: ``l1`` for ``model=edsr`` and
     ``data=pairs``, else ``cross_entropy``."""
-    weights: list[float] | None = value(low=0, of=_CROSS_ENTROPY)
+    weights: list[float] | None = value(low=0, of=_CROSS_ENTROPY, tasks=("train",))
     """Of ``cross_entropy``: a factor for each class; the mean is divided by the factors of the
     labels."""
-    label_smoothing: float = value(0.0, 0, 1, of=_CROSS_ENTROPY)
+    label_smoothing: float = value(0.0, 0, 1, of=_CROSS_ENTROPY, tasks=("train", "evaluate"))
     """Of ``cross_entropy``: share of a label that is spread over all classes."""
-    ignore_index: int | None = value(high=MOST_LABEL, of=(*_CROSS_ENTROPY, "bce", "dice"))
+    ignore_index: int | None = value(
+        high=MOST_LABEL, of=(*_CROSS_ENTROPY, "bce", "dice"), tasks=("train",)
+    )
     """Of ``cross_entropy``, ``bce`` and ``dice``: the label whose images or pixels do not count; a
     microbatch without any other adds nothing, and ``record.json`` counts it."""
-    smooth: float = value(1.0, 0, of=("dice",))
+    smooth: float = value(1.0, 0, of=("dice",), tasks=("train", "evaluate"))
     """Of ``dice``: added to numerator and denominator of each class."""
     target: str | None = value(line=True, of=("custom",))
     """Of ``custom``: ``package.module:function``, from an output (n, C, ...) and its targets to
@@ -118,12 +120,12 @@ class OptimizerConfig(
     """Class of ``torch.optim`` that moves each number of a parameter by itself: ``sgd``, ``adam``,
     ``adamw``, ``adadelta``, ``adagrad``, ``adamax``, ``asgd``, ``nadam``, ``radam``, ``rmsprop``
     or ``rprop``, also as torch writes it."""
-    lr: float = value(0.005, 0)
+    lr: float = value(0.005, 0, plan=False)
     """Learning rate, the largest one of ``lr_schedule``."""
-    scale_lr: bool = False
+    scale_lr: bool = value(False, plan=False)
     """Whether ``lr`` is that of one replica, and is multiplied by ``parallel.replicas`` (linear
     scaling, for a ``batch`` that grows with the replicas)."""
-    weight_decay: float = value(1e-4, 0)
+    weight_decay: float = value(1e-4, 0, plan=False)
     """Share of each parameter that is added to its gradient, or that times the learning rate is
     taken off the parameter itself (``adamw``). ``rprop`` has none."""
     clip_norm: float | None = value(None, above=0)

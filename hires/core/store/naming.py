@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from hires.core.config.fields import cosmetic_keys
+from hires.core.config.fields import keys_without
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError
@@ -23,7 +23,7 @@ from hires.core.errors import ConfigError
 SCHEMA = 1
 """Version of what a run folder holds; it is part of the hash, so versions never share a folder."""
 
-COSMETIC = tuple(cosmetic_keys(RunConfig))
+COSMETIC = tuple(keys_without(RunConfig, "identity"))
 """Keys that decide where a run is kept, or how and whether it is started, not what it computes. Of
 ``comm.table``, ``weights`` and ``quant.scales`` the contents count, wherever the files lie."""
 
