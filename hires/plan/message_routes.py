@@ -16,25 +16,14 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from hires.core.config.launcher_config import spread
 from hires.plan.event import BYTES
-from hires.plan.gradient_sums import sums_of
-from hires.plan.groups import (
-    AGREEMENT,
-    NORM,
-    gradient_group,
-    groups,
-    num_tile_groups,
-    wide_dtype,
-)
-from hires.plan.halos import map_shape
-from hires.plan.ownership import publications
+from hires.plan.groups import AGREEMENT, NORM, groups, num_tile_groups
 from hires.plan.plan import Plan, derived
-from hires.plan.route_choice import BUCKETS, HOLDERS, OF_ALL, STAGES, TILES, RouteChoice
+from hires.plan.route_choice import BUCKETS, HOLDERS, OF_ALL, TILES, RouteChoice
 from hires.plan.routes import Route, parse_route
 from hires.plan.table_rules import dtype_class
 
@@ -43,24 +32,41 @@ SUMMED = ("loss",)
 
 
 class RouteCase(NamedTuple):
-    """What decides the route of a message in a plan."""
+    """Messages that have one route where as many of their ranks are on one node."""
 
     operation: str
     place: str
     ranks: int
     """Of the group, also of a message between two of its tiles; between stages 2."""
-    near: int
-    dtype_class: str
+    dtype: str
     num_bytes: int
 
 
-def choose_routes(plan: Plan, choice: RouteChoice) -> None:
-    """Sets the routes of a plan whose messages are connected."""
-    rows: dict[RouteCase, Route] = {}
-    for case, dtype in _cases(plan):
-        if case not in rows:
-            rows[case] = choice.route(*case[:4], dtype, case.num_bytes)
+def choose_routes(plan: Plan, choice: RouteChoice, cases: Iterable[RouteCase]) -> None:
+    """Sets the routes of the messages of a plan, which are connected."""
+    rows: dict[tuple[Any, ...], Route] = {}
+    agreements = (AGREEMENT, NORM) if plan.clips_gradients else (AGREEMENT,)
+    of_world = (
+        RouteCase("all_reduce", OF_ALL, plan.world, one.dtype, BYTES[one.dtype])
+        for one in agreements
+    )
+    for case in dict.fromkeys((*cases, *of_world) if plan.world > 1 else ()):
+        kind = dtype_class(case.operation, case.dtype)
+        for near in _nears(plan, case):
+            key = *case[:3], near, kind, case.num_bytes
+            rows[key] = rows.get(key) or choice.route(*case[:3], near, *case[3:])
     plan.routes = [[*case, str(route)] for case, route in sorted(rows.items())]
+
+
+def _nears(plan: Plan, case: RouteCase) -> set[int]:
+    """Returns how many ranks of such a message may be on one node."""
+    if case.operation == "send":
+        return {2} if plan.num_nodes == 1 else {1, 2}
+    if case.place == OF_ALL or plan.num_nodes == 1:
+        return {near_most(plan, range(case.ranks))}
+    count, every = num_tile_groups(plan), groups(plan)
+    members = every[:count] if case.place == TILES else every[count:]
+    return {near_most(plan, own) for own in members if len(own) == case.ranks}
 
 
 @derived
@@ -87,15 +93,11 @@ def group_route(
     return _table(plan).get((operation, place, len(ranks), near_most(plan, ranks), kind, num_bytes))
 
 
-def routes_of(
-    plan: Plan, operation: str, place: str, ranks: int, dtype: str, num_bytes: int
-) -> str:
+def routes_of(plan: Plan, case: RouteCase) -> str:
     """Returns the routes of a message in words, within a node first."""
-    kind = dtype_class(operation, dtype)
-    held = _table(plan)
-    cases = ((operation, place, ranks, near, kind, num_bytes) for near in range(ranks, 0, -1))
-    found = dict.fromkeys(str(held[case]) for case in cases if case in held)
-    return " / ".join(found) or plan.backend
+    kind, held = dtype_class(case.operation, case.dtype), _table(plan)
+    keys = ((*case[:3], near, kind, case.num_bytes) for near in range(case.ranks, 0, -1))
+    return " / ".join(dict.fromkeys(str(held[key]) for key in keys if key in held)) or plan.backend
 
 
 def near_pair(plan: Plan, rank: int, other: int) -> int:
@@ -160,46 +162,3 @@ def _tells_nodes(plan: Plan) -> bool:
 @derived
 def _node_starts(plan: Plan) -> list[int]:
     return [*itertools.accumulate(spread(plan.world, plan.num_nodes)[:-1])]
-
-
-def _cases(plan: Plan) -> Iterator[tuple[RouteCase, str]]:
-    """Yields the case of every message, with its type."""
-    if plan.world == 1:
-        return
-    members, pairs = groups(plan), (2,) if plan.num_nodes == 1 else (1, 2)
-
-    def case(operation: str, place: str, ranks: int, near: int, dtype: str, numbers: int) -> Any:
-        num_bytes = numbers * BYTES[dtype]
-        kind = dtype_class(operation, dtype)
-        return RouteCase(operation, place, ranks, near, kind, num_bytes), dtype
-
-    for stage in plan.stages:
-        size, tiles = stage.num_ranks, range(stage.index, num_tile_groups(plan), len(plan.stages))
-        nears = {near_most(plan, members[index]) for index in tiles}
-        for op in stage.comm if size > 1 else ():
-            if op.moves_pixels:
-                n, channels, *_ = map_shape(plan.graph, stage, op.value)
-                areas = {(r1 - r0) * (c1 - c0) for _, _, r0, r1, c0, c1 in op.messages}
-                for area, near in itertools.product(areas, pairs):
-                    numbers = n * channels * area
-                    yield case("send", TILES, size, near, plan.dtype_of(op.value), numbers)
-            else:
-                call = "all_reduce" if op.kind in SUMMED else "all_gather"
-                for near in nears:
-                    yield case(call, TILES, size, near, wide_dtype(plan), op.elements)
-    for edge in plan.edges:
-        sizes = {math.prod(edge.shape(plan.graph, row)) for row in (*edge.messages, *edge.back)}
-        for numbers, near in itertools.product(sizes, pairs):
-            yield case("send", STAGES, 2, near, plan.dtype_of(edge.value), numbers)
-    for stage in plan.stages:
-        holders = members[gradient_group(plan, stage.index)]
-        for one in sums_of(plan, stage.index):
-            place = HOLDERS if one.alone or one.scatters else BUCKETS
-            near = near_most(plan, holders)
-            yield case(one.operation, place, len(holders), near, one.dtype, one.elements)
-        for update in publications(plan, stage.index):
-            facts = HOLDERS, len(holders), near_most(plan, holders), update.dtype
-            yield case(update.operation, *facts, update.elements)
-    world = plan.world, near_most(plan, range(plan.world))
-    for number in (AGREEMENT, NORM) if plan.clips_gradients else (AGREEMENT,):
-        yield case("all_reduce", OF_ALL, *world, number.dtype, math.prod(number.shape))

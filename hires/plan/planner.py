@@ -24,7 +24,7 @@ from hires.plan.proof.prove import verify
 from hires.plan.route_choice import check_table, choice_of, facts_of_table
 from hires.plan.rules import WHOLE
 from hires.plan.schedule import SCHEDULES, forward_only
-from hires.plan.traffic import totals
+from hires.plan.traffic import route_cases, totals
 from hires.plan.undivided import far_halos, gather_prices, no_rules, vanishing
 from hires.plan.update_exchange import exchange_notes, scatters_gradients
 
@@ -102,7 +102,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     plan.findings += far_halos(plan.stages)
     plan.findings += gather_prices(plan)
     plan.scatters = scatters_gradients(config, choice, plan)
-    choose_routes(plan, choice)
+    choose_routes(plan, choice, route_cases(plan))
     plan.findings += verify(plan)
     plan.findings += carriers(plan)
     plan.findings += exchange_notes(plan)

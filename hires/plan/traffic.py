@@ -19,7 +19,7 @@ from hires.plan.event import BYTES, DIVIDED, JOINT, OF_WORLD, POSTS, Event
 from hires.plan.gradient_sums import sums_of
 from hires.plan.groups import AGREEMENT, NORM, Agreement, num_holders, wide_dtype
 from hires.plan.halos import map_shape
-from hires.plan.message_routes import SUMMED, routes_of
+from hires.plan.message_routes import SUMMED, RouteCase, routes_of
 from hires.plan.ownership import (
     ALL_GATHER,
     PUBLISH,
@@ -54,6 +54,8 @@ class PassTraffic(NamedTuple):
     """As the plan holds them: place among the makers, place among the readers, and more."""
     sizes: list[int]
     """Bytes of each row's message."""
+    dtype: str
+    """Of the messages."""
     to_all: int = 0
     """In the place of messages: bytes that every rank sends to every other one."""
 
@@ -65,16 +67,19 @@ def pass_traffic(plan: Plan) -> Iterator[PassTraffic]:
         for edge in plan.edges:
             makers, readers = plan.stages[edge.source], plan.stages[edge.target]
             kind = _edge_kind(makers, readers)
-            rows, size = edge.back if back else edge.messages, BYTES[plan.dtype_of(edge.value)]
-            sizes = [math.prod(edge.shape(graph, row)) * size for row in rows]
-            yield PassTraffic(kind, makers, readers, back, rows, sizes)
+            rows, dtype = edge.back if back else edge.messages, plan.dtype_of(edge.value)
+            sizes = [math.prod(edge.shape(graph, row)) * BYTES[dtype] for row in rows]
+            yield PassTraffic(kind, makers, readers, back, rows, sizes, dtype)
         for stage in plan.stages:
             for op, way_back in pass_comm(plan, stage, back):
                 numbers = map_shape(graph, stage, op.value)[:2] if op.moves_pixels else [0]
-                each = math.prod(numbers) * BYTES[plan.dtype_of(op.value)]
+                dtype = plan.dtype_of(op.value)
+                each = math.prod(numbers) * BYTES[dtype]
                 sizes = [(r1 - r0) * (c1 - c0) * each for _, _, r0, r1, c0, c1 in op.messages]
                 to_all = op.elements * wide
-                yield PassTraffic(op.kind, stage, stage, way_back, op.messages, sizes, to_all)
+                yield PassTraffic(
+                    op.kind, stage, stage, way_back, op.messages, sizes, dtype, to_all
+                )
 
 
 CALLED = (
@@ -172,8 +177,7 @@ def by_route(plan: Plan) -> dict[tuple[str, int, str], tuple[int, int]]:
     """
     sums: dict[tuple[str, int, str], tuple[int, int]] = {}
     for one in (*_pass_sums(plan), *_step_sums(plan)):
-        route = routes_of(plan, *one.case, one.size)
-        key = one.kind, bisect.bisect(BOUNDS, one.size), route
+        key = one.kind, bisect.bisect(BOUNDS, one.case.num_bytes), routes_of(plan, one.case)
         before = sums.get(key, (0, 0))
         sums[key] = before[0] + one.number, before[1] + one.num_bytes
     return {key: sums[key] for key in sorted(sums)}
@@ -182,12 +186,15 @@ def by_route(plan: Plan) -> dict[tuple[str, int, str], tuple[int, int]]:
 class _TrafficSum(NamedTuple):
     # Messages of one kind and size.
     kind: str
-    size: int
     number: int
     num_bytes: int
     """Of all of them."""
-    case: tuple[str, str, int, str]
-    """Operation, place, ranks and type, by which the plan has their route."""
+    case: RouteCase
+
+
+def route_cases(plan: Plan) -> Iterator[RouteCase]:
+    """Yields what decides the route of every message but those of agreements."""
+    return (one.case for one in (*_pass_sums(plan), *_step_sums(plan)))
 
 
 def _pass_sums(plan: Plan) -> Iterator[_TrafficSum]:
@@ -198,25 +205,24 @@ def _pass_sums(plan: Plan) -> Iterator[_TrafficSum]:
         place = (STAGES, 2) if between else (TILES, ranks)
         for size, number in Counter(one.sizes).items():
             number *= plan.pieces
-            yield _TrafficSum(
-                one.kind, size, number, number * size, ("send", *place, plan.sent_dtype)
-            )
+            case = RouteCase("send", *place, one.dtype, size)
+            yield _TrafficSum(one.kind, number, number * size, case)
         if one.to_all:
             call = "all_reduce" if one.kind in SUMMED else "all_gather"
-            number, size = ranks * plan.pieces, one.to_all
-            num_bytes = number * (ranks - 1) * size
-            yield _TrafficSum(one.kind, size, number, num_bytes, (call, TILES, ranks, wide))
+            number, case = ranks * plan.pieces, RouteCase(call, TILES, ranks, wide, one.to_all)
+            num_bytes = number * (ranks - 1) * one.to_all
+            yield _TrafficSum(one.kind, number, num_bytes, case)
 
 
 def _step_sums(plan: Plan) -> Iterator[_TrafficSum]:
     for stage in plan.stages:
         holders = num_holders(plan, stage.index)
         for one in holders_messages(plan, stage.index):
-            case = one.operation, one.place, holders, one.dtype
-            yield _TrafficSum(one.kind, one.num_bytes, holders, one.sent_bytes, case)
+            case = RouteCase(one.operation, one.place, holders, one.dtype, one.num_bytes)
+            yield _TrafficSum(one.kind, holders, one.sent_bytes, case)
     for kind, number in _meetings(plan) if plan.world > 1 else ():
-        least, of_all = 2 * (plan.world - 1) * AGREEMENT_BYTES, ("all_reduce", OF_ALL, plan.world)
-        yield _TrafficSum(kind, AGREEMENT_BYTES, plan.world, least, (*of_all, number.dtype))
+        case = RouteCase("all_reduce", OF_ALL, plan.world, number.dtype, AGREEMENT_BYTES)
+        yield _TrafficSum(kind, plan.world, 2 * (plan.world - 1) * AGREEMENT_BYTES, case)
 
 
 def _meetings(plan: Plan) -> list[tuple[str, Agreement]]:
