@@ -11,6 +11,7 @@ import time
 
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
+from hires.core.store.ends import write_cancelled
 from hires.core.store.rundir import RunDir
 from hires.launcher.end_reasons import JOB_ENDS, restarts
 from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus, Launcher, OnLine, Outcome
@@ -60,6 +61,10 @@ class JobWait:
                 self._ends.clear()
         over = len(self._ends) >= _EQUAL_ANSWERS
         end = Attempt(self.run, self.attempt).exit
+        if end and over and self._ends[-1] == "CANCELLED" and restarts(end.get("reason")):
+            cause = f"job {self.job} was cancelled while it waited to go on"
+            write_cancelled(self.run.path, self.attempt, cause)
+            end = Attempt(self.run, self.attempt).exit
         if end and (over or not restarts(end.get("reason"))):
             self._follow()
             codes = {int(rank): code for rank, code in end.get("exit_codes", {}).items()}

@@ -104,6 +104,15 @@ def test_job_that_made_way_is_followed_until_slurm_says_that_it_is_over(run, squ
     assert (outcome.reason, lines) == ("node", [{"kind": "begin"}])
 
 
+def test_job_that_is_cancelled_while_it_waits_to_go_on_is_cancelled(run, squeue):
+    squeue(job("PENDING"), job("CANCELLED"))
+    end(run, 0, "failed", "preempted")
+    outcome, _ = waited(run)
+    assert (outcome.state, outcome.reason) == ("cancelled", None)
+    text = "job 7 was cancelled while it waited to go on; before that: it is failed"
+    assert json.loads((run.attempt_dir / "exit.json").read_text())["cause"] == text
+
+
 @pytest.mark.parametrize(
     ("last", "state", "reason"),
     [

@@ -61,6 +61,8 @@ TOGETHER = "9|3|RUNNING|N/A|None\n9|5-9,12-20:4%2|PENDING|N/A|JobArrayTaskLimit\
     [
         (JOBS, f"12|N/A|PENDING|2031-02-03T04:05:06|{SOON}\n13|4|RUNNING|2031-01-01|None\n",
          DISABLED, {"code": 1}, [JobStatus("pending", SOON, "2031-02-03T04:05:06"), RUNS]),
+        (JOBS[:1], "12|N/A|STOPPED|N/A|None\n", DISABLED, {"code": 1},
+         [JobStatus("running", "stopped by a signal; `scancel --signal=CONT` lets it go on")]),
         # What squeue has forgotten is in the accounts, or scontrol knows it.
         (JOBS, "", {"out": ENDED}, {"code": 1}, [JobStatus("ended", "TIMEOUT"), CANCELLED]),
         (JOBS[:1], "", DISABLED, {"out": LOST}, [JobStatus("ended", "NODE_FAIL")]),

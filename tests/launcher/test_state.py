@@ -128,6 +128,9 @@ RUNS = JobStatus(interface.RUNNING)
 SILENT = JobStatus(interface.UNKNOWN, "squeue is not installed here")
 
 
+WAITED = "was cancelled while it waited to go on"
+
+
 def ended(word: str) -> JobStatus:
     return JobStatus(interface.ENDED, word)
 
@@ -137,6 +140,7 @@ def ended(word: str) -> JobStatus:
     [
         ((WAITS,), "", "pending", None, "Priority"),
         ((RUNS,), "", "running", None, None),
+        ((JobStatus(interface.RUNNING, "stopped"),), "", "running", None, "stopped"),
         ((SILENT,), "", "pending", None, "squeue is not installed here"),  # is no verdict
         ((GONE, WAITS), "", "pending", None, "Priority"),
         ((GONE, GONE), "", "lost", None, None),
@@ -155,6 +159,7 @@ def ended(word: str) -> JobStatus:
         # A job that is queued again waits, though its attempt has ended.
         ((WAITS,), "exit.json", "pending", None, "queued again after preempted (Priority)"),
         ((GONE,), "exit.json", "failed", "preempted", None),
+        ((ended("CANCELLED"),), "exit.json", "cancelled", None, f"job 77_4 {WAITED}"),
     ],
 )
 def test_job_is_in_the_state_that_slurm_and_its_files_show(
@@ -197,6 +202,16 @@ def test_run_that_waits_to_go_on_shows_the_step_that_is_saved(run):
     begin(run, 1, **ELSEWHERE)
     found = state_of(run, says(RUNS))
     assert (found.state, found.step) == ("running", 8)
+
+
+def test_job_that_is_stopped_has_no_time_left(run):
+    submitted(run)
+    steps(begin(run, 0, **ELSEWHERE), 9)
+    left = [
+        state_of(run, says(answer)).left_s
+        for answer in (RUNS, JobStatus(interface.RUNNING, "stopped by a signal"))
+    ]
+    assert left == [pytest.approx(45.5), None]
 
 
 def line(rank, number, step_s, loss=None):

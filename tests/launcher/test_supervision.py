@@ -103,7 +103,8 @@ def test_error_of_a_rank_or_the_kernel_proves_the_reason(world, tmp_path, monkey
     file = tmp_path / "memory.events"
     file.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
     monkeypatch.setattr(blame, "_counters", lambda: [tmp_path / "missing", file])
-    ranks, count = world((-9, 1.0, "")), OomCount()
+    log = tmp_path / "launcher.log"
+    ranks, count = world((-9, 1.0, "")), OomCount(log)
     assert first_failure(ranks, [0], [], count.rose()).reason is None
     file.write_text("oom 4\noom_kill 3\n")
     failure = first_failure(ranks, [0], [], count.rose())
@@ -111,10 +112,17 @@ def test_error_of_a_rank_or_the_kernel_proves_the_reason(world, tmp_path, monkey
     assert f"(memory was exhausted: oom_kill in {file} rose from 2 to 3)" in failure.cause
     file.unlink()
     assert count.rose() is None
+    # The kernel counts for each step of a Slurm job by itself, on every node.
+    killed = "error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM"
+    log.write_text(f"step 3\nslurmstepd-n2: {killed} Killed.\nsrun: error: n2: task 1: Killed\n")
+    assert first_failure(ranks, [0], [], count.rose()).reason == "oom"
+    log.write_text(f"this rank prints {killed}\n")
+    assert count.rose() is None
 
 
 def test_reasons_decide_exit_codes_and_whether_jobs_start_again():
-    assert [word for word in END_REASONS if restarts(word)] == ["preempted", "timeout", "node"]
+    again = ["preempted", "requeued", "timeout", "node"]
+    assert [word for word in END_REASONS if restarts(word)] == again
     assert not restarts(None)
     ends = {"CANCELLED": ("cancelled", None), "DEADLINE": ("failed", "timeout")}
     ends |= {"BOOT_FAIL": ("failed", "node"), "OUT_OF_MEMORY": ("failed", "oom")}

@@ -28,6 +28,10 @@ NOTHING = ("", "(null)", "None", "N/A", "Unknown")
 """Slurm's words for a value that is not set."""
 _PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+_STOPPED = {
+    "STOPPED": "stopped by a signal; `scancel --signal=CONT` lets it go on",
+    "SUSPENDED": "suspended by Slurm; `scontrol resume` lets it go on",
+}
 _BAD = ("down", "drain", "fail", "error", "unknown", "reboot", "maint")
 """How Slurm's words for nodes that run nothing begin; an asterisk behind one means no answer."""
 _TIMEOUT_S = 30.0
@@ -250,7 +254,7 @@ def _status(state: str, reason: str, start: str) -> JobStatus:
     if word in _PENDING:
         return JobStatus(PENDING, why, None if start in NOTHING else start)
     if word in _RUNNING:
-        return JobStatus(RUNNING, why)
+        return JobStatus(RUNNING, _STOPPED.get(word, why))
     return JobStatus(ENDED, word) if word else JobStatus(UNKNOWN, f"no state in {state!r}")
 
 

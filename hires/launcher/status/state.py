@@ -120,8 +120,9 @@ def _is_doubtful(state: RunState) -> bool:
     """Whether a run looks lost for the first time, or cancelled, without an ``exit.json``."""
     if state.path is None or state.attempt is None or state.state not in (LOST, CANCELLED):
         return False
-    if Attempt(state.path, state.attempt).has_ended:
-        return False
+    attempt = Attempt(state.path, state.attempt)
+    if attempt.has_ended:  # of a job that was queued again, and cancelled as it waited
+        return state.state == CANCELLED and may_restart(attempt)
     return state.state == CANCELLED or state.heartbeat_s is None or state.heartbeat_s <= OLD_S
 
 
@@ -131,6 +132,9 @@ def _judge(state: RunState, attempt: Attempt, answer: JobStatus) -> RunState:
         why = f" ({answer.reason})" if answer.reason else ""
         again = f"queued again after {end['reason']}{why}"
         return replace(state, cause=again, expected=answer.expected, job=attempt.job_name)
+    if end and answer == JobStatus(ENDED, "CANCELLED") and may_restart(attempt):
+        cause = f"job {attempt.job_name} was cancelled while it waited to go on"
+        return replace(state, state=CANCELLED, cause=cause)
     if end and end["state"] != DONE:  # an earlier attempt may have been complete
         record = reading.read_json(attempt.run / file_names.RECORD, [])
         if record.get("state") == DONE and type(record.get("attempt")) is int:
@@ -164,7 +168,8 @@ def _judge_job(state: RunState, attempt: Attempt, answer: JobStatus, age: float)
     if answer.state == PENDING:
         return replace(state, cause=answer.reason, expected=answer.expected)
     if answer.state == RUNNING:
-        return replace(state, state=RUNNING, cause=None if beats or not began else _silent(age))
+        silent = None if beats or not began else _silent(age)
+        return replace(state, state=RUNNING, cause=answer.reason or silent)
     ended = answer.state == ENDED
     if (ended or (answer.state == GONE and not beats)) and attempt.is_cancelled:
         return replace(state, state=CANCELLED, cause=f"{job} was cancelled, and left no exit.json")
@@ -206,7 +211,7 @@ def _with_progress(state: RunState, path: Path, attempt: Attempt | None) -> RunS
     if ends.damaged:
         state = _damaged(state, f"{attempt.folder.name}/{file_names.METRICS}")
     state = replace(state, step=ends.steps or saved, img_per_s=speed, peak_bytes=ends.peak_bytes)
-    if state.state == RUNNING and ends.step_s:
+    if state.state == RUNNING and ends.step_s and not state.cause:
         return replace(state, left_s=ends.step_s * max(0, steps - state.step))
     return state
 

@@ -24,6 +24,7 @@ STOPPED = (None, 0, -signal.SIGTERM, -signal.SIGKILL)
 
 _Event = dict[str, Any]
 _CGROUPS = Path("/sys/fs/cgroup")
+_OOM_OF_STEP = re.compile(r"^slurmstepd\S*: error: Detected \d+ oom_kill event", re.ASCII)
 
 
 def first_failure(
@@ -98,9 +99,14 @@ def proved_reason(error: str, text: str) -> str | None:
 
 
 class OomCount:
-    """Counts the processes that the kernel has killed for lack of memory since it was made."""
+    """Counts the processes that the kernel has killed for lack of memory since it was made.
 
-    def __init__(self) -> None:
+    The kernel counts for each step of a Slurm job by itself: Slurm writes the kills of the ranks'
+    step, on any node, into ``log``, that of the command that started them.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
         self._counter: Path | None = None
         self._before = 0
         for file in (*_counters(), Path("/proc/vmstat")):
@@ -112,7 +118,8 @@ class OomCount:
         """Returns where a kill was counted since, in words; None if none was."""
         now = None if self._counter is None else _kills(self._counter)
         if now is None or now <= self._before:
-            return None
+            told = (line for line in last_lines(self._log, 40) if _OOM_OF_STEP.search(line))
+            return next(told, None)
         return f"oom_kill in {self._counter} rose from {self._before} to {now}"
 
 

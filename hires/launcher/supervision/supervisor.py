@@ -65,7 +65,7 @@ class Supervisor:
         self._metrics = MetricsTail(job.folder / file_names.METRICS)
         self._events = MetricsTail(job.folder / file_names.EVENTS)
         self._watchdog = watchdog.Watchdog(job.folder, job.config.comm.timeout_s)
-        self._oom = blame.OomCount()
+        self._oom = blame.OomCount(job.folder / file_names.LOGS / file_names.LAUNCHER_LOG)
         self._looks_for_exit = not (job.folder / file_names.EXIT).exists()
         self._asked_s = 0.0
 
