@@ -95,15 +95,15 @@ def ranks_of(config: RunConfig) -> int:
     """Returns for how many ranks a layout is chosen; ConfigError: nothing says how many."""
     if config.ranks is not None:
         return config.ranks
-    nodes, threads = config.launcher.num_nodes, config.launcher.threads
+    nodes, threads = config.num_nodes, config.launcher.threads
     gpus = gpus_of_node(config) or 0 if device_of(config) == CUDA else 0
-    if not gpus and config.cluster.cores is None and not config.launcher.is_here:
+    if not gpus and config.cluster.cores is None and not config.is_here:
         raise ConfigError(
             f"ranks is unset, and nothing says what a node of launcher={config.launcher.name} has; "
             f"give ranks=N, or cluster.cores (with device=cuda cluster.gpus)"
         )
     cores = config.cluster.cores or (os.cpu_count() or 1)
-    return min(nodes * (gpus or max(1, cores // threads)), config.launcher.offered_ranks)
+    return min(nodes * (gpus or max(1, cores // threads)), config.offered_ranks)
 
 
 @dataclass

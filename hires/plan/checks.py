@@ -193,7 +193,7 @@ def check_precision(config: RunConfig) -> Iterator[Finding]:
             f"run has device={device}; use precision=fp32"
         )
         yield Finding("error", "precision", text)
-    if config.launcher.is_here and device == CPU and lacks_instructions(name):
+    if config.is_here and device == CPU and lacks_instructions(name):
         text = f"this CPU has no {' or '.join(CPU_FLAGS[name])}: {EMULATED[name]}"
         yield Finding("warning", "precision", text)
 

@@ -63,17 +63,17 @@ class GradientSum(NamedTuple):
 
 def gradient_mode(config: RunConfig, choice: RouteChoice) -> str:
     """Returns how a run sums its gradients: ``together``, ``early`` or ``late``."""
-    launcher, world = config.launcher, config.parallel.num_ranks
+    world = config.parallel.num_ranks
     if choice.backend in STREAMED:  # sums run beside the pass, on streams of their own
         return EARLY
-    ranks = -(-world // launcher.num_nodes)
+    ranks = -(-world // config.num_nodes)
     large = choice.route("all_reduce", BUCKETS, world, ranks, "float32", ALONE_BYTES)
     if large.backend in MEMORY:
         return TOGETHER
     cores = config.cluster.cores
-    if launcher.is_here and hasattr(os, "sched_getaffinity"):
+    if config.is_here and hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
-    return EARLY if cores is not None and cores > ranks * launcher.threads else LATE
+    return EARLY if cores is not None and cores > ranks * config.launcher.threads else LATE
 
 
 def sums_of(plan: Plan, stage: int, scatters: bool | None = None) -> list[GradientSum]:

@@ -56,12 +56,12 @@ def backend_of(config: RunConfig) -> str:
 
 def ranks_of_node(config: RunConfig) -> int:
     """Returns the most ranks that run on one machine."""
-    return max(spread(config.parallel.num_ranks, config.launcher.num_nodes))
+    return max(spread(config.parallel.num_ranks, config.num_nodes))
 
 
 def gpus_of_node(config: RunConfig) -> int | None:
     """Returns how many GPUs the ranks of one machine share; None if unknown."""
-    if config.launcher.is_here:
+    if config.is_here:
         return len(gpus.visible_gpus(config.cluster.gpus))
     if not config.launcher.has_jobs:  # on hosts, among which this one may have none
         own = len(gpus.visible_gpus()) or None
@@ -84,7 +84,7 @@ def requested_gpus(config: RunConfig) -> int | None:
     for key, share in (("gpus-per-node", 1.0), ("gpus-per-task", ranks), ("gpus-per-socket", 1.0)):
         counts += [round(_total(options[key]) * share)] if key in options else []
     if "gpus" in options:
-        counts.append(_total(options["gpus"]) // config.launcher.num_nodes)
+        counts.append(_total(options["gpus"]) // config.num_nodes)
     return max(counts, default=None)
 
 
@@ -133,10 +133,10 @@ def check_hardware(config: RunConfig) -> Iterator[Finding]:
     else:
         yield from _idle(config, device)
     yield from _unstarted(config)
-    if backend in MEMORY and config.launcher.num_nodes > 1:
+    if backend in MEMORY and config.num_nodes > 1:
         text = (
             f"comm.backend={backend} exchanges in the memory of one machine, and the ranks are on "
-            f"{config.launcher.num_nodes} nodes; use comm.backend=gloo or mpi, or one node"
+            f"{config.num_nodes} nodes; use comm.backend=gloo or mpi, or one node"
         )
         yield Finding("error", "comm.backend", text)
     yield from _without_effect(config, backend)
@@ -157,7 +157,7 @@ def check_hardware(config: RunConfig) -> Iterator[Finding]:
 
 def _uncompiled(config: RunConfig, device: str) -> Iterator[Finding]:
     # What ranks on this machine lack; one without GPUs prepares runs for another that has some.
-    is_here = config.launcher.is_here and not config.launcher.mpi_options
+    is_here = config.is_here and not config.launcher.mpi_options
     if config.measure.tensorboard and is_here and find_spec("tensorboard") is None:
         yield Finding("error", "measure.tensorboard", NO_TENSORBOARD)
     if config.engine.compile == "off" or not is_here:

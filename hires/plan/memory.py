@@ -196,7 +196,7 @@ class NodeNeed(NamedTuple):
 
 def room_of(config: RunConfig) -> Room:
     """Returns how much memory the ranks of a run may need."""
-    own, nodes = parse_size(config.memory.limit), config.launcher.num_nodes
+    own, nodes = parse_size(config.memory.limit), config.num_nodes
     if device_of(config) == CUDA:
         own_gpu, gpus = parse_size(config.cluster.gpu_memory), gpus_of_node(config)
         key = None if own_gpu is None else "cluster.gpu_memory"
@@ -216,8 +216,8 @@ def rooms_of(config: RunConfig) -> list[Room]:
 
 
 def _node_room(config: RunConfig) -> Room:
-    of_site, nodes = config.cluster.memory_bytes, config.launcher.num_nodes
-    here = machine_bytes() if config.launcher.is_here else None
+    of_site, nodes = config.cluster.memory_bytes, config.num_nodes
+    here = machine_bytes() if config.is_here else None
     if of_site is not None and (here is None or of_site <= here):
         return Room(None, of_site, nodes, "cluster.memory")
     # This machine's memory says nothing about another's.

@@ -199,8 +199,8 @@ def _read(path: Path, base: str, mtime_ns: int, size: int) -> TuningTable:
 
 
 def _has_memory(config: RunConfig) -> bool:
-    is_supported = not config.launcher.is_here or memory_files.is_supported()
-    return config.comm.shared_memory and config.launcher.num_nodes == 1 and is_supported
+    is_supported = not config.is_here or memory_files.is_supported()
+    return config.comm.shared_memory and config.num_nodes == 1 and is_supported
 
 
 def _own_form(route: Route, operation: str, place: str) -> Route:

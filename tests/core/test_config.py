@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from hires.cli.compose.choices import config_keys
-from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.library_options import LIBRARIES, OPTIONS, libraries, variables
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
@@ -233,7 +232,11 @@ def test_launcher_goes_before_the_cluster():
     assert (made.mpi, made.srun_mpi, made.interface) == ("openmpi", "pmi2", "eth0")
     assert config(launcher__name="slurm").mpi == "srun"
     assert config(launcher__name="mpirun").mpi == "openmpi"
-    assert LauncherConfig(name="mpirun", hosts=["n1", "10.0.0.2"]).num_nodes == 2
+    assert config(launcher={"name": "mpirun", "hosts": ["n1", "10.0.0.2"]}).num_nodes == 2
+    # srun starts ranks on the nodes of the job around it, whichever key names it.
+    inside = config(cluster__mpi="srun", launcher={"name": "mpirun", "nodes": 2})
+    assert (inside.is_here, inside.num_nodes) == (False, 2)
+    assert config(launcher={"name": "mpirun", "nodes": 2}).num_nodes == 1
 
 
 def test_each_library_gets_its_own_variables():

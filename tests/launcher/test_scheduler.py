@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,10 @@ def test_nodes_that_do_not_reach_each_other_are_named(monkeypatch):
     monkeypatch.setattr(allocation, "current", lambda: Allocation("42", None, HERE))
     config = RunConfig(launcher=LauncherConfig(name="mpirun", mpi="srun"))
     with pytest.raises(RunError, match=r"rank 0 would run on node n1, .* or use launcher=slurm"):
+        launcher_of(config).rank_places(config, 5)
+    here = (HERE[0]._replace(host=socket.gethostname()), HERE[1])
+    monkeypatch.setattr(allocation, "current", lambda: Allocation("42", None, here))
+    with pytest.raises(RunError, match=r"job 42 has 2 nodes, and .* with launcher.nodes=2"):
         launcher_of(config).rank_places(config, 5)
     monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "127.0.1.1")
     with pytest.raises(RunError, match=r"n1 finds no address .* n2 .*launcher.interface=ib0"):

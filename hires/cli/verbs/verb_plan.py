@@ -97,7 +97,7 @@ def _on_nodes(config: RunConfig, nodes: int) -> RunConfig:
     if not config.launcher.has_jobs:
         raise ConfigError(
             f"--nodes {nodes}: launcher={config.launcher.name} starts ranks on "
-            f"{config.launcher.num_nodes}; use launcher=slurm"
+            f"{config.num_nodes}; use launcher=slurm"
         )
     launcher = dataclasses.replace(config.launcher, nodes=nodes)
     return dataclasses.replace(config, launcher=launcher)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -213,7 +212,7 @@ class LauncherConfig(Section, key="launcher", choices=LAUNCHER_NAMES):
     port: int = value(0, 0, 65535, identity=False, plan=False)
     """Rendezvous port; 0: a free one, or one that follows from the number of the Slurm job."""
     nodes: int = value(1, 1)
-    """``slurm``: nodes of the job."""
+    """``slurm``: nodes of the job; ``mpirun`` with ``mpi=srun``: those of the job around it."""
     partition: str | None = value(line=True)
     """``slurm``: partition; unset: the cluster's default."""
     account: str | None = value(line=True, identity=False)
@@ -248,20 +247,3 @@ class LauncherConfig(Section, key="launcher", choices=LAUNCHER_NAMES):
     def has_jobs(self) -> bool:
         """Whether a scheduler starts the ranks, in a job on ``nodes`` machines."""
         return self.name not in ("local", "mpirun", "torchrun")
-
-    @property
-    def num_nodes(self) -> int:
-        """Machines over which the ranks are spread."""
-        return self.nodes if self.has_jobs else max(1, len(self.hosts))
-
-    @property
-    def is_here(self) -> bool:
-        """Whether all ranks run on this machine."""
-        return self.name in ("local", "torchrun") or (
-            self.name == "mpirun" and not self.hosts and self.mpi != "srun"
-        )
-
-    @property
-    def offered_ranks(self) -> int:
-        """Most ranks that the launcher offers; what a cluster has is for Slurm to say."""
-        return self.max_ranks if self.is_here else sys.maxsize

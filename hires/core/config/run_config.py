@@ -6,6 +6,7 @@ Each value is checked as its field declares; the plan checks what only makes sen
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -314,6 +315,23 @@ class RunConfig(Section):
         """Program that starts all ranks at once: ``openmpi``, ..., or ``srun``."""
         usual = "openmpi" if self.launcher.name == "mpirun" else "srun"
         return self.launcher.mpi or self.cluster.mpi or usual
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all ranks run on this machine."""
+        launcher = self.launcher
+        alone = launcher.name == "mpirun" and not launcher.hosts and self.mpi != "srun"
+        return launcher.name in ("local", "torchrun") or alone
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines over which the ranks are spread."""
+        return 1 if self.is_here else len(self.launcher.hosts) or self.launcher.nodes
+
+    @property
+    def offered_ranks(self) -> int:
+        """Most ranks that the launcher offers; what a cluster has is for Slurm to say."""
+        return self.launcher.max_ranks if self.is_here else sys.maxsize
 
     @property
     def libraries(self) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ def bind(world: World, config: RunConfig) -> Binding:
     neighbours = sorted(
         cores, key=lambda core: (_fact(core, "physical_package_id"), _fact(core, "core_id"), core)
     )
-    least = threads + (1 if config.launcher.is_here else 0)
+    least = threads + (1 if config.is_here else 0)
     share = share_beside_gpu(neighbours, world.local_rank, gpu_cores(world, config), least)
     share = share or share_of(neighbours, world.local_rank, world.local_size)
     bound = config.launcher.bind == "auto" and least <= len(share) < len(cores)
@@ -86,7 +86,7 @@ def gpu_cores(
     names = gpus.visible_gpus(count, environ)
     of_all = min(config.cluster.gpus or world.local_size, world.local_size)
     # Ranks that hires itself starts here have one environment, so they see the same GPUs.
-    if not names or (len(names) < of_all and not config.launcher.is_here):
+    if not names or (len(names) < of_all and not config.is_here):
         return []
     near = [gpus.near_cores(name, environ) for name in names]
     return [near[rank % len(near)] for rank in range(world.local_size)]

@@ -53,7 +53,7 @@ class OneCommandLauncher(LocalLauncher):
     ) -> RankPlaces:
         """Returns the places and the command, or the nodes of the Slurm job that begins here."""
         if dialect_of(config) != "srun":
-            if config.launcher.is_here and not config.launcher.mpi_options:
+            if config.is_here and not config.launcher.mpi_options:
                 require_gpus(config)  # ranks on other hosts look for themselves
                 require_compilers(config)
             return on_hosts(num_ranks, config, words)
@@ -69,5 +69,10 @@ class OneCommandLauncher(LocalLauncher):
             raise RunError(
                 f"rank 0 would run on node {first.name}, which is not this machine ({here}): start "
                 f"the run there, or use launcher=slurm"
+            )
+        if len(job.nodes) != config.num_nodes:
+            raise RunError(
+                f"job {job.name} has {len(job.nodes)} nodes, and the run was planned for launcher."
+                f"nodes={config.num_nodes}: start it with launcher.nodes={len(job.nodes)}"
             )
         return job.places(num_ranks, config)

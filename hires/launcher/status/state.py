@@ -133,8 +133,8 @@ def _judge(state: RunState, attempt: Attempt, answer: JobStatus) -> RunState:
         again = f"queued again after {end['reason']}{why}"
         return replace(state, cause=again, expected=answer.expected, job=attempt.job_name)
     if end and answer == JobStatus(ENDED, "CANCELLED") and may_restart(attempt):
-        cause = f"job {attempt.job_name} was cancelled while it waited to go on"
-        return replace(state, state=CANCELLED, cause=cause)
+        waited = f"job {attempt.job_name} was cancelled while it waited to go on"
+        return replace(state, state=CANCELLED, cause=waited)
     if end and end["state"] != DONE:  # an earlier attempt may have been complete
         record = reading.read_json(attempt.run / file_names.RECORD, [])
         if record.get("state") == DONE and type(record.get("attempt")) is int:

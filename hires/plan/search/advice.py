@@ -14,13 +14,13 @@ def offered(config: RunConfig) -> list[Finding]:
 
     Machines without a rank, and nodes with fewer cores than their ranks need, are errors too.
     """
-    most = config.launcher.offered_ranks
+    most = config.offered_ranks
     return ranks_offered(config, config.parallel.num_ranks, f"use parallel=auto ranks={most}")
 
 
 def ranks_offered(config: RunConfig, ranks: int, remedy: str = "") -> list[Finding]:
     """Returns the same for any layout of so many ranks; ``remedy`` is against too many of them."""
-    most, nodes = config.launcher.offered_ranks, config.launcher.num_nodes
+    most, nodes = config.offered_ranks, config.num_nodes
     if nodes > ranks:
         key = "launcher.nodes" if config.launcher.has_jobs else "launcher.hosts"
         given = f"{key}={nodes}" if key == "launcher.nodes" else f"{key} names {nodes}, which"
@@ -48,7 +48,7 @@ def other_layouts(config: RunConfig) -> str:
 
 def fewer_on_a_node(config: RunConfig) -> str:
     """Returns what lowers the need for a node's own memory beside its GPUs, in words."""
-    nodes, ranks = config.launcher.num_nodes, config.parallel.num_ranks
+    nodes, ranks = config.num_nodes, config.parallel.num_ranks
     if config.launcher.has_jobs and nodes < ranks:
         return f"use launcher.nodes={nodes + 1} or more, a smaller image or a smaller batch"
     return "use a smaller image, a smaller batch or fewer ranks"

@@ -158,7 +158,7 @@ class Chooser:
 
     def _estimator(self, ranks: int) -> Estimator:
         config, graph = self.config, self._graph
-        of_node = min(-(-ranks // config.launcher.num_nodes), ranks)
+        of_node = min(-(-ranks // config.num_nodes), ranks)
         device = self.machine.speed(of_node)
 
         def seconds(node: Node, share: float, back: bool) -> float:

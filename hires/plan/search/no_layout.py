@@ -24,7 +24,7 @@ MOST_TIMES = 16
 
 def none_of(config: RunConfig, layers: int, ranks: int, given: Given) -> str:
     """Returns why no layout has so many ranks, and which numbers of them have one."""
-    near = nearest_counts(config, ranks, layers, config.launcher.offered_ranks, given)
+    near = nearest_counts(config, ranks, layers, config.offered_ranks, given)
     others = " or ".join(f"ranks={count}" for count in near)
     kept = " ".join(f"{key}={value}" for key, value in sorted(given.items()))
     return (
@@ -73,7 +73,7 @@ def nothing_fits(estimator: Estimator, choice: Choice, given: Given, rehearsal: 
     given_limit = f"memory.limit={config.memory.limit}"
     if room.rank_bytes is None or limit < room.rank_bytes:
         given_limit = f"{size(limit)} for each rank of {size(room.machine_bytes or 0)}"
-    most = min(config.launcher.offered_ranks, MOST_TIMES * ranks)
+    most = min(config.offered_ranks, MOST_TIMES * ranks)
     counts = [ranks << n for n in itertools.takewhile(lambda n: ranks << n <= most, range(1, 10))]
     if limit != room.rank_bytes:  # where ranks share a memory, fewer may fit, too
         counts += [ranks >> n for n in range(1, ranks.bit_length())]

@@ -154,7 +154,7 @@ def machine_of(config: RunConfig, calibration: Calibration) -> MachineModel:
     if table.points:
         network = MeasuredNetwork(**vars(network), measured=MeasuredSeconds(table), device=device)
     source = calibration.source
-    if not config.launcher.is_here:
+    if not config.is_here:
         source += "; nodes are taken to be like this machine"
     source += _one_thread(config)
     cores = cores_of(calibration) / config.launcher.threads
@@ -172,7 +172,7 @@ def _one_thread(config: RunConfig) -> str:
 
 
 def _of_cluster(config: RunConfig, device: str) -> MachineModel:
-    cluster, several = config.cluster, config.launcher.num_nodes > 1
+    cluster, several = config.cluster, config.num_nodes > 1
     network_gb = cluster.network_gb_per_s if several else cluster.link_gb_per_s
     needed = {
         "tflop_per_s": bool(cluster.tflop_per_s),
