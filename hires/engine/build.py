@@ -23,7 +23,7 @@ from hires.data.start_check import require_readable
 from hires.engine import quantized_tensors  # noqa: F401, it registers recipes
 from hires.engine.derived_tensors import DerivedTensors, Place
 from hires.engine.device import HOST, RankDevice
-from hires.engine.finite_tensors import Look, look_of, no_look
+from hires.engine.finite_tensors import require_finite
 from hires.engine.loader import Loader, image_dtype, slot_loader
 from hires.engine.optimizer import Optimizer, make_optimizer
 from hires.engine.weight_sharing import reader_of, share_weights
@@ -72,8 +72,6 @@ class RankEngine:
     """Weights in the order of their kernels."""
     empties_weights: bool = False
     """Whether nothing but these kernels reads them: no gradient, and no calibration."""
-    look: Look = no_look
-    """Refuses tensors that an inference cannot compute with."""
 
     @property
     def context(self) -> Context:
@@ -90,10 +88,7 @@ class RankEngine:
         """Lets nodes keep what follows from their parameters' values, and returns it.
 
         In inference a weight is released once all nodes that read it keep it in another order.
-        RunError: a tensor is not finite (:mod:`hires.engine.finite_tensors`).
         """
-        for name, tensor in self.tensors.items():
-            self.look(name, tensor)
         self.derived.release()
         readers = collections.Counter(
             name
@@ -159,9 +154,7 @@ def build_rank(
             max_all(0, patient=True)  # a disk may need longer than a message
     share_weights(contexts[0], {s: [tensors[n].data for n in sorted(chosen[s])] for s in chosen})
     if weights is not None:
-        look = look_of(config, plan.graph, begins=True)
-        for name in sorted(tensors):
-            look(name, tensors[name])
+        require_finite(config, plan.graph, tensors, begins=True)
     loaders = [slot_loader(config, context, source, steps, device) for context in contexts]
     engine = assemble(config, contexts, tensors, loaders, device, releases=True)
     engine.weights = None if weights is None else weights.place
@@ -245,8 +238,9 @@ def assemble(
         context.seed = config.seed
     low = None if config.autocast_type is None else getattr(torch, config.autocast_type)
     place = placement(image_dtype(config), contexts[0].plan.graph)
-    look = look_of(config, contexts[0].plan.graph)
-    derived = DerivedTensors(contexts, tensors, place, releases, look)
+    require_finite(config, contexts[0].plan.graph, tensors)
+    derived = DerivedTensors(contexts, tensors, place, releases)
+    require_finite(config, contexts[0].plan.graph, derived.tensors)
     every = {**tensors, **derived.tensors}
     modules = [StageModule(context, every, _regions(config, context)) for context in contexts]
     slots = [SlotPass(*pair, config.objective, low) for pair in zip(contexts, modules, strict=True)]
@@ -265,7 +259,6 @@ def assemble(
     executor = Executor(slots, sync, optimizer, recorder, scale, published, clip)
     done = executor, loaders, optimizer, recorder
     engine = RankEngine(device, contexts, tensors, derived, modules, parameters, *done)
-    engine.look = look
     engine.empties_weights = config.task.name in INFERENCE
     return engine
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from hires.core.registry import Registry
 from hires.engine.device import HOST
-from hires.engine.finite_tensors import Look, no_look
 from hires.nets.build_network import constant_tensor
 from hires.parallel.compile_node import local_operator
 from hires.parallel.context import Context
@@ -40,8 +39,7 @@ class DerivedTensors:
 
     Each recipe runs once, small layers first, and its result is kept until the last recipe that
     takes it has run. ``releases``: so are those of the network's own tensors that no node reads,
-    which leave ``own``; at most one layer is there in float64. ``look`` gets each tensor that is
-    taken or made.
+    which leave ``own``; at most one layer is there in float64.
     """
 
     def __init__(
@@ -50,11 +48,10 @@ class DerivedTensors:
         own: dict[str, Tensor],
         place: Place = lambda name, tensor: None,
         releases: bool = False,
-        look: Look = no_look,
     ) -> None:
         plan, stages = contexts[0].plan, {context.stage.index for context in contexts}
         self._facts, self._own, self._device = plan.graph.params, own, contexts[0].device
-        self._place, self._look = place, look
+        self._place = place
         self._read = {
             name for stage in stages for node in plan.nodes(stage) for name in node.params
         }
@@ -87,7 +84,6 @@ class DerivedTensors:
         # No other name for what was made: in float64 it goes as soon as it is rounded.
         held = nn.Parameter(make(name).to(self._device), requires_grad=False)
         self._place(name, held)
-        self._look(name, held)
         return held
 
     def _maker(
@@ -105,7 +101,6 @@ class DerivedTensors:
                 return constant_tensor(fact).to(self._device)
             if fact.recipe is None:
                 tensor = own[name].detach()
-                self._look(name, tensor)
                 if releases and left[name] == 1 and name not in self._read:
                     del own[name]
             elif name in held:
@@ -114,7 +109,6 @@ class DerivedTensors:
                 sources = map(take, fact.recipe["params"])
                 with torch.no_grad():
                     tensor = RECIPES[fact.recipe["make"]](fact.recipe, [*sources])
-                self._look(name, tensor)
                 held[name] = tensor
             left[name] -= 1
             if not left[name]:

@@ -4,14 +4,14 @@ Kernels that activate hide them: oneDNN's ReLU of NaN is 0, and so is the 8-bit 
 scale of infinity leaves. A damaged network would then be evaluated like a healthy one, so the
 tensors are looked at when they are read or made, and the kernels need not look at all.
 
-    own tensor   weights=FILE  --look-->  recipe  --look-->  made tensor, cast  --look-->  kernels
+    own tensor of weights=FILE  --looked at-->  recipe -->  tensor of a kernel  --looked at-->
 
 A training is checked where it begins with ``weights``: later its loss shows such a tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from math import isfinite, isnan
 
 import torch
@@ -25,25 +25,21 @@ from hires.plan.operators.operator_facts import facts_of
 from hires.quant.affine import FACTOR_LIMIT
 from hires.quant.emptied_weights import is_emptied
 
-Look = Callable[[str, Tensor], None]
-"""Looks at a tensor of a name; RunError: it cannot be computed with."""
 _QUANTISE = "the file is damaged: make it again with `hires quantize`"
 _VARIANCE = "running_var"
 _STATISTICS = ("running_mean", _VARIANCE)
 
 
-def no_look(name: str, tensor: Tensor) -> None:
-    """Looks at nothing, as in a training."""
-
-
-def look_of(config: RunConfig, graph: Graph, begins: bool = False) -> Look:
-    """Returns what refuses NaN, infinity and negative variances among tensors of an inference.
+def require_finite(
+    config: RunConfig, graph: Graph, tensors: Mapping[str, Tensor], begins: bool = False
+) -> None:
+    """Raises RunError for NaN, infinity and negative variances among tensors of an inference.
 
     Those of a training only where it ``begins``, and what its precision cannot hold.
     A tensor of the network's own code that no layer multiplies by may hold infinity, as a mask.
     """
     if config.task.name == "train" and not begins:
-        return no_look
+        return
     low_type = config.autocast_type or config.image_type
     most = torch.finfo(getattr(torch, low_type)).max
     source = _source(config)
@@ -58,9 +54,9 @@ def look_of(config: RunConfig, graph: Graph, begins: bool = False) -> Look:
         if isinstance(node.args.get(part), dict) and "param" in node.args[part]
     }
 
-    def look(name: str, tensor: Tensor) -> None:
+    for name, tensor in sorted(tensors.items()):
         if isinstance(tensor, FakeTensor) or tensor.is_meta or is_emptied(tensor):
-            return
+            continue
         fact, end = graph.params.get(name), name.rpartition(".")[2]
         recipe = (fact.recipe if fact else None) or {}
         low, high = _ends(tensor)
@@ -83,8 +79,6 @@ def look_of(config: RunConfig, graph: Graph, begins: bool = False) -> Look:
             made = f", made of {' and '.join(recipe['params'])}," if recipe else ""
             remedy = _QUANTISE if name in parts and not recipe else _remedy(tensor)
             raise RunError(f"{name}{made} of {source} {wrong}: {_where(tensor)}; {remedy}")
-
-    return look
 
 
 def _unusable(part: str, low: float, high: float) -> str:

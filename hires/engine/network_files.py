@@ -35,7 +35,7 @@ from hires.engine.build import filled_tensors, named_tensors, placement, whole_m
 from hires.engine.calibration_values import decibels
 from hires.engine.derived_tensors import DerivedTensors
 from hires.engine.device import HOST
-from hires.engine.finite_tensors import look_of
+from hires.engine.finite_tensors import require_finite
 from hires.engine.loader import image_dtype
 from hires.engine.quantized_tensors import WEIGHT_RECIPE, rounded_weight
 from hires.engine.weights_file import open_weights
@@ -58,22 +58,26 @@ _BATCH = 2  # of the example: a size of 1 would be taken for a constant
 def whole_file(path: Path, option: str, num_bytes: int = 0) -> Iterator[Path]:
     """Yields a hidden path, whose file of at least ``num_bytes`` takes the place of ``path``.
 
+    So do files that are written beside it, as the weights of an ONNX graph above 1.5 GB are.
+
     ConfigError, which names ``option``: it cannot be written. After any error ``path`` is as
     before.
     """
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    folder = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         # torch's own writer ends the process, or names no cause, where a disk is full.
         if shutil.disk_usage(path.parent).free < num_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        yield hidden
-        os.replace(hidden, path)  # noqa: PTH105, as it is atomic
+        folder.mkdir()
+        yield folder / path.name
+        for file in sorted(folder.iterdir(), reverse=True):  # NAME.data before NAME, which needs it
+            os.replace(file, path.with_name(file.name))  # noqa: PTH105, as it is atomic
     except OSError as error:
         raise cannot_write(path, error, option) from None
     except RuntimeError as error:
         raise cannot_write(path, OSError(error_line(error)), option) from None
     finally:
-        hidden.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_weights(
@@ -114,7 +118,8 @@ def write_network(config: RunConfig, form: str, path: Path) -> dict[str, Any]:
     num_bytes = sum(tensor.nbytes for tensor in module.state_dict().values())
     with whole_file(path, OPTION, num_bytes) as hidden:
         outputs, by = _WRITERS[form](module, images, hidden)
-    facts: dict[str, Any] = {"bytes": path.stat().st_size, "checked_with": by}
+        written = sum(file.stat().st_size for file in hidden.parent.iterdir())
+    facts: dict[str, Any] = {"bytes": written, "checked_with": by}
     facts["largest_error"] = None if outputs is None else _error(outputs, expected)
     return facts
 
@@ -193,13 +198,12 @@ def write_quantised(config: RunConfig, plan: Plan, path: Path, mark: str) -> dic
     tensors = filled_tensors(config, [context])
     before = sum(tensor.nbytes for tensor in tensors.values())
     place = placement(image_dtype(config), plan.graph)
-    look = look_of(config, plan.graph)
-    derived = DerivedTensors([context], tensors, place, look=look)
+    require_finite(config, plan.graph, tensors)
+    derived = DerivedTensors([context], tensors, place)
     every = {**tensors, **derived.tensors}
     names = sorted(stored_params(plan.graph))
     held = {name: every[name] if name in every else derived.made(name) for name in names}
-    for name, tensor in held.items():
-        look(name, tensor)
+    require_finite(config, plan.graph, held)
     with whole_file(path, "out=FILE") as hidden:
         tensorfile.write(hidden, held, {MARK: mark})
     after = sum(tensor.nbytes for tensor in held.values())

@@ -201,3 +201,26 @@ def test_verbs_name_the_damage_and_take_the_checkpoint_before(stopped, tmp_path,
     assert answer.code == 0, answer.err
     assert "step000004 is damaged" in caplog.text
     assert "step000002 is used" in caplog.text
+
+
+def test_a_crash_between_two_checkpoints_of_a_step_loses_neither(tmp_path, monkeypatch):
+    run = make(tmp_path, **{**KEYS, "steps": 3})
+    assert attempt(run) == [0]
+    path = checkpoints.place(run, 2)
+    building = checkpoints.hidden(path, "tmp")
+    shutil.copytree(path, building)
+    rename = Path.rename
+
+    def crash(self: Path, target: Path) -> Path:
+        if self == building:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", crash)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.publish(building, path)
+    assert not path.exists()
+    checkpoints.tidy(run)
+    assert [one.path for one in checkpoints.whole_checkpoints(run)[0]] == [path]
+    assert [*path.parent.glob(".*")] == []

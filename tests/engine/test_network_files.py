@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from types import SimpleNamespace
 
@@ -86,11 +87,20 @@ def test_exported_program_computes_the_network_for_any_batch(tmp_path, trained):
     torch.testing.assert_close(outputs, expected)
 
 
-def test_onnx_computes_the_network_for_any_batch(tmp_path, trained):
+def test_onnx_computes_the_network_for_any_batch(tmp_path, trained, monkeypatch):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    facts = write_network(trained, "onnx", tmp_path / "net.onnx")
+    program = torch.onnx.ONNXProgram
+    beside = functools.partialmethod(program.save, external_data=True)  # as above 1.5 GB
+    with monkeypatch.context() as patch:
+        patch.setattr(program, "save", beside)
+        facts = write_network(trained, "onnx", tmp_path / "net.onnx")
+    assert {one.name for one in tmp_path.iterdir()} == {
+        "w.safetensors",
+        "net.onnx",
+        "net.onnx.data",
+    }
     # Sums of a few hundred products in fp32, in another order.
     assert facts["largest_error"] < 1e-4
     session = runtime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])

@@ -36,6 +36,8 @@ FOLDER = file_names.CHECKPOINTS
 MANIFEST = file_names.CHECKPOINT
 SCHEMA = 3
 Shape = list[int]
+_REPLACED = "replaced"
+"""Ending of a hidden checkpoint while another one takes its name."""
 _DIGEST = "digest"
 """Key of a file's digest of its other values."""
 _ROWS = re.compile(r"(.*)\[(\d+):\d+\]", re.DOTALL)
@@ -251,6 +253,8 @@ def candidates(
     if config.checkpoint.resume == "never":
         return [], []
     done = done_attempt(run_dir)
+    with contextlib.suppress(OSError):  # of a run that is only read
+        _put_back(run_dir)
     there, damaged = whole_checkpoints(run_dir)
     own = [checkpoint for checkpoint in there if done is None or checkpoint.attempt > done]
     try:
@@ -316,6 +320,7 @@ def tidy(run_dir: StrPath, keep: int | None = None, damaged: Collection[Path] = 
 
     Those that are known as ``damaged`` do not count, and stay. OSError: it cannot.
     """
+    _put_back(run_dir)
     for path in (Path(run_dir) / FOLDER).glob(".step*"):
         shutil.rmtree(path)
     best = read_best(run_dir)
@@ -332,10 +337,20 @@ def remove(path: Path) -> None:
 
 def publish(building: Path, path: Path) -> None:
     """Gives a hidden folder its name; one that has it is removed after that. OSError: it cannot."""
-    old = _hide(path) if path.exists() else None  # of an attempt that this one repeats
+    old = hidden(path, _REPLACED) if path.exists() else None  # of an attempt that this one repeats
+    if old is not None:
+        path.rename(old)
     building.rename(path)
     if old is not None:
         shutil.rmtree(old)
+
+
+def _put_back(run_dir: StrPath) -> None:
+    # A crash of :func:`publish` may leave a checkpoint, whole, without its name.
+    for path in (Path(run_dir) / FOLDER).glob(f".step*.{_REPLACED}"):
+        named = path.with_name(path.stem.removeprefix("."))
+        if not named.exists():
+            path.rename(named)
 
 
 def _hide(path: Path) -> Path:
