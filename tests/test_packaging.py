@@ -26,18 +26,17 @@ def output(*command: str, **options) -> str:
     return done.stdout
 
 
-def test_every_package_and_data_file_is_shipped():
-    found = {path.parent for path in (ROOT / "hires").rglob("*.py")}
-    packages = {".".join(path.relative_to(ROOT).parts) for path in found}
-    tools = PROJECT["tool"]["setuptools"]
-    assert {*tools["packages"]} == packages | {"hires.conf", "hires.launch"}
+def test_every_data_file_is_shipped():
     shipped = set()
-    for package, patterns in tools["package-data"].items():
-        folder = ROOT / package.replace(".", "/")
-        folder = folder if folder.is_dir() else ROOT / package.removeprefix("hires.")
+    for package, patterns in PROJECT["tool"]["setuptools"]["package-data"].items():
+        folder = (
+            ROOT / package.replace(".", "/")
+        ).resolve()
         shipped |= {path for pattern in patterns for path in folder.glob(pattern)}
     files = {p for one in ("hires", "conf", "launch") for p in (ROOT / one).rglob("*")}
     assert {p for p in files if p.is_file() and p.suffix not in (".py", ".pyc")} <= shipped
+    folders = {path.parent for path in files if path.suffix == ".py"}
+    assert all((folder / "__init__.py").is_file() for folder in folders)
 
 
 def test_pins_are_allowed_by_the_project():
