@@ -29,9 +29,7 @@ def output(*command: str, **options) -> str:
 def test_every_data_file_is_shipped():
     shipped = set()
     for package, patterns in PROJECT["tool"]["setuptools"]["package-data"].items():
-        folder = (
-            ROOT / package.replace(".", "/")
-        ).resolve()
+        folder = (ROOT / package.replace(".", "/")).resolve()
         shipped |= {path for pattern in patterns for path in folder.glob(pattern)}
     files = {p for one in ("hires", "conf", "launch") for p in (ROOT / one).rglob("*")}
     assert {p for p in files if p.is_file() and p.suffix not in (".py", ".pyc")} <= shipped

@@ -54,9 +54,8 @@ def print_record(values: Values, run: Path) -> None:
         print(f"microbatches without a label that counts, which added nothing: {without}")
     if (held := record.prediction) is not None:
         maps = f", {held.kind} in {run / held.folder}" if held.folder else ""
-        print(
-            f"predictions of {plural(held.images or 0, 'image')}: {run / (held.table or '')}{maps}\n"
-        )
+        images = plural(held.images or 0, "image")
+        print(f"predictions of {images}: {run / (held.table or '')}{maps}\n")
     scales = attempt_dir(run, record.attempt or 0) / SCALES
     if is_calibration := record.attempt is not None and scales.is_file():
         print(f"scales: {scales}\n")
