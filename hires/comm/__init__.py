@@ -3,16 +3,18 @@
 from hires.comm.agreements import PATIENCE_S, broadcast_text, gather_texts, max_all, sum_all
 from hires.comm.handles import Handle
 from hires.comm.membership import (
+    destroy_group,
     get_backends,
     get_process_group_ranks,
     get_rank,
     get_world_size,
     init,
     is_initialized,
+    make_groups,
+    new_group,
     shutdown,
 )
 from hires.comm.message_log import MessageLog
-from hires.comm.new_groups import destroy_group, make_groups, new_group
 from hires.comm.operations import (
     all_gather,
     all_gather_into_tensor,

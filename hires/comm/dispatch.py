@@ -9,28 +9,41 @@ What decides is the same for all tensors of one type and size in a group, so it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hires.comm import message_log as logs
 from hires.comm.argument_checks import wrong_argument
-from hires.comm.backends.backend import Alone, Members, Messages
+from hires.comm.backends.backend import BACKENDS, Alone, Backend, Members, Messages, Work
+from hires.comm.backends.fifo import JoinedWork
 from hires.comm.backends.null import NullBackend
-from hires.comm.operation_routes import Choice, route_of
 from hires.comm.plain_reductions import REDUCED
-from hires.comm.segments import in_segments
 from hires.comm.staging import Staging
 from hires.comm.transport import NOT_JOINED, Group, transport
 from hires.core.errors import CommError
 from hires.core.ranks.call_records import CallChannel, CallFacts
-from hires.plan.routes import DIRECT, MESSAGE, OWN, SEGMENTED, Route
-from hires.plan.table_rules import CARRIES
+from hires.plan.routes import (
+    DIRECT,
+    MESSAGE,
+    OWN,
+    PLAN_ONLY,
+    SEGMENTED,
+    Route,
+    is_possible,
+    parse_route,
+)
+from hires.plan.table_rules import CARRIES, dtype_class
 from hires.plan.traffic import CALLED
 
+Choice = str | Route | None
+"""A backend, or a whole route, also as text; None: the tuning table chooses."""
+DIRECT_BYTES = 2**16
+"""Up to this size a gather goes point to point: a third of the latency of gloo's collective."""
 _METHODS = {
     **dict(enumerate(CALLED)),
     logs.SEND: "isend",
@@ -206,3 +219,101 @@ def _require_peer(group: Group, peer: Any) -> None:
             raise CommError(f"rank {peer} is not among ranks {group.ranks}; name one of these")
         if peer == transport.rank:
             raise CommError(f"rank {peer} is this rank; copy the tensor instead")
+
+
+def route_of(
+    operation: int,
+    group: Group,
+    choice: Choice,
+    dtype: torch.dtype,
+    num_bytes: int,
+    device: str,
+    peer: int = -1,
+) -> Route:
+    """Returns the route of an operation; CommError: it names a backend that is not in use.
+
+    A pure function of what all ranks of the group share, or both ends of a message.
+    """
+    name = CALLED[operation]
+    if isinstance(choice, Route):
+        route = choice
+    elif choice is not None:
+        route = parse_route(choice) if ":" in choice else Route(choice)
+    elif transport.table is not None and group.size > 1:
+        kind = dtype_class(name, str(dtype))
+        place = (group.size, ranks_per_node(group)) if peer < 0 else _pair(peer)
+        table = "send" if name == "recv" else name
+        route = transport.table.route(table, *place, device, kind, num_bytes, is_possible)
+        if route.algorithm in PLAN_ONLY:
+            route = Route(route.backend)
+    else:
+        small = operation == logs.ALL_GATHER and num_bytes <= DIRECT_BYTES
+        direct = small and not BACKENDS[transport.default].gathers_quickly
+        route = Route(transport.default, DIRECT if direct else OWN)
+    if route.backend not in transport.backends:
+        in_use = ", ".join(transport.backends)
+        raise CommError(
+            f"backend {route.backend!r} was not passed to init(); pass it, or use {in_use}"
+        )
+    if not is_possible(route):
+        raise CommError(
+            f"route {route}: its messages are posted one by one, and on streams each would wait "
+            f"for the one before; use {route.backend}"
+        )
+    return route
+
+
+def _pair(peer: int) -> tuple[int, int]:
+    # As in a plan, a message lies between two ranks, of which one or both are on a node.
+    nodes = transport.nodes
+    return 2, 1 + (nodes[peer] == nodes[transport.rank])
+
+
+def ranks_per_node(group: Group) -> int:
+    """Returns the most ranks of a group that share a machine."""
+    nodes = [transport.nodes[rank] for rank in group.ranks]
+    return max(map(nodes.count, {*nodes}))
+
+
+_IN_PLACE = ("all_reduce", "reduce", "broadcast")
+
+
+def in_segments(backend: Backend, operation: str, segment_bytes: int) -> Callable[..., Work | None]:
+    """Returns what takes the arguments of a backend's method, and calls it for each segment."""
+
+    def in_place(handle: Any, tensor: Tensor, *args: Any) -> list[Work]:
+        flat, method = tensor.view(-1), getattr(backend, operation)
+        ends = segments(flat.numel(), flat.element_size(), segment_bytes)
+        return [method(flat[a:b], *args, handle, async_op=True) for a, b in ends]
+
+    def gather(handle: Any, outputs: Sequence[Tensor], tensor: Tensor) -> list[Work]:
+        rows, own = [output.view(-1) for output in outputs], tensor.view(-1)
+        # Every rank has all sizes, and so the same segments; the last ones may be empty.
+        longest = max(row.numel() for row in rows)
+        ends = segments(longest, own.element_size(), segment_bytes)
+        return [
+            backend.all_gather([row[a:b] for row in rows], own[a:b], handle, async_op=True)
+            for a, b in ends
+        ]
+
+    begin: Callable[..., list[Work]] = in_place if operation in _IN_PLACE else gather
+
+    def carry_out(*args: Any, group: Any = None, async_op: bool = False) -> Work | None:
+        work = JoinedWork(begin(group, *args))
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    return carry_out
+
+
+def segments(num_elements: int, element_bytes: int, segment_bytes: int) -> list[tuple[int, int]]:
+    """Returns where each segment of a tensor begins and ends; at least one, of any size.
+
+    >>> segments(10, 4, 16)
+    [(0, 4), (4, 8), (8, 10)]
+    """
+    length = max(1, segment_bytes // element_bytes)
+    begins = range(0, max(1, num_elements), length)
+    return [(begin, min(num_elements, begin + length)) for begin in begins]

@@ -40,9 +40,8 @@ from hires.comm.carriers import (
     needs_none,
     require_own_memory,
 )
-from hires.comm.dispatch import call_of
+from hires.comm.dispatch import Choice, call_of
 from hires.comm.handles import Handle
-from hires.comm.operation_routes import Choice
 from hires.comm.plain_reductions import SUM, is_plain, plain, words_of
 from hires.comm.transport import Group, transport
 from hires.core.errors import CommError

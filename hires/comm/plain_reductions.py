@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hires.comm.backends.local_sums import HALVES
+from hires.comm.backends.backend import HALVES
 from hires.core.errors import CommError
 
 ReduceOp = dist.ReduceOp

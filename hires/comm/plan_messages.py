@@ -22,10 +22,9 @@ from torch import Tensor
 
 from hires.comm import message_log as logs
 from hires.comm.backends.group_calls import Channels, StreamWaits
-from hires.comm.dispatch import plan_message
+from hires.comm.dispatch import Choice, plan_message
 from hires.comm.guarded_waits import guard, waiting
 from hires.comm.handles import Handle
-from hires.comm.operation_routes import Choice
 from hires.comm.operations import all_gather_into_tensor, all_reduce, reduce_scatter_tensor
 from hires.comm.point_to_point import irecv, isend
 from hires.comm.transport import Group, has_streams, transport, unlogged

@@ -19,9 +19,8 @@ from hires.comm import message_log as logs
 from hires.comm.argument_checks import bytes_of, message_bytes, require_tag
 from hires.comm.calls import carry_message, start_batch, start_message
 from hires.comm.carriers import in_normal_mode
-from hires.comm.dispatch import Dispatch, call_of
+from hires.comm.dispatch import Choice, Dispatch, call_of
 from hires.comm.handles import Handle
-from hires.comm.operation_routes import Choice
 from hires.comm.transport import Group, transport
 
 

@@ -1,7 +1,7 @@
 """Finds out why a rank waits too long: compares the calls of all ranks beside the backends.
 
 Every call of an operation is kept (:mod:`hires.core.ranks.call_records`). A thread looks at what
-the rank waits in, and ranks exchange their records through a board (:mod:`.call_board`):
+the rank waits in, and ranks exchange their records through a board in the store at which they met:
 
     rank 0    all_reduce ....... a third of the timeout: requests and compares records ... timeout
     rank 1    broadcast .............................. writes its record at a request
@@ -23,14 +23,14 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from hires.comm.backends import rendezvous
-from hires.comm.call_board import FAILURES, CallBoard
 from hires.core.errors import CommError
 from hires.core.ranks.call_differences import (
     CIRCLE,
@@ -69,6 +69,13 @@ LOST = "answers come through rank 0, which gives none"
 
 INSIDE = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 """Code that passes calls on: hires.comm and torch."""
+
+
+FAILURES = (OSError, RuntimeError, CommError)
+"""The store has ended, or holds what carries no proof of the ranks' secret."""
+KEPT_FIRSTS = 4096
+"""Calls of one rank that others compare theirs with."""
+_END = "rank 0 leaves"
 
 
 class _Reason(NamedTuple):
@@ -251,6 +258,72 @@ class SequenceCheck:
             why = f"the ranks do not call the same operation: {text}"
             self.ring.break_channel(number, why)
             raise CommError(why)
+
+
+class CallBoard:
+    """The board as one rank has it; ``store``: a connection of its own, which no other call uses.
+
+    It needs none of the backends, so it works while these are stuck. Its texts:
+
+        calls of RANK      requests that the rank has answered, and its record
+        request N          the records of all ranks were requested for the N-th time
+        first PLACE        what the first rank that came to a place of a communicator calls there
+        rank 0 leaves      so the store ends soon, and each rank keeps the records that are there
+
+    Each method raises one of ``FAILURES`` where the store fails, but :meth:`get`.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store, self._requests = store, 0
+        self._own = deque[str]()  # places that this rank was the first at
+        self._kept: dict[int, tuple[int, str]] = {}
+
+    def put(self, rank: int, asked: int, record: str) -> None:
+        """Leaves the record of a rank, which answers so many requests."""
+        self._store.set(f"calls of {rank}", json.dumps([asked, record]))
+
+    def get(self, ranks: Iterable[int]) -> dict[int, tuple[int, str]]:
+        """Returns rank -> (requests that it has answered, record), of those that left one."""
+        found = {}
+        for rank in ranks:
+            try:
+                if self._store.check([f"calls of {rank}"]):
+                    asked, record = json.loads(self._store.get(f"calls of {rank}"))
+                    found[rank] = int(asked), str(record)
+            except FAILURES:  # the store has ended
+                if rank in self._kept:
+                    found[rank] = self._kept[rank]
+        return found
+
+    def ask(self) -> int:
+        """Requests the records of all ranks; returns the number of requests so far."""
+        number = self.look() + 1
+        self._store.set(f"request {number}", "")
+        return number
+
+    def look(self) -> int:
+        """Returns the number of requests so far."""
+        while self._store.check([f"request {self._requests + 1}"]):
+            self._requests += 1
+        return self._requests
+
+    def first(self, place: str, text: str) -> str:
+        """Returns the text of the first rank that came to a place; it is this one's, if it did."""
+        kept = bytes(self._store.compare_set(f"first {place}", "", text)).decode()
+        if kept == text:
+            self._own.append(place)
+            if len(self._own) > KEPT_FIRSTS:
+                self._store.delete_key(f"first {self._own.popleft()}")
+        return kept
+
+    def end(self) -> None:
+        """Announces that the store ends soon, on rank 0."""
+        self._store.set(_END, "")
+
+    def keep(self, ranks: Iterable[int]) -> None:
+        """Keeps all records if the store ends soon."""
+        if not self._kept and self._store.check([_END]):
+            self._kept = self.get(ranks)
 
 
 def join_check(

@@ -25,7 +25,7 @@ from hires.parallel.fused_convolution import FusedConvolution, fused_norm
 from hires.parallel.fused_linear import FusedLinear
 from hires.parallel.halo import Exchange, Frame, exchange_at, gather_window, part
 from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values, share
-from hires.parallel.quantized_kernels import NODE_KERNELS, PACKERS, whole_convolution
+from hires.parallel.quantized_kernels import NODE_KERNELS, PACKERS
 from hires.parallel.reductions import sum_over_tiles
 from hires.parallel.substitutes import SUBSTITUTES
 from hires.parallel.window import Window
@@ -65,7 +65,7 @@ def compile_node(
         if pack is not None:
             _packed_later(node, context, tensors, pack, _input_shape(node, context))
         bind = bind_arguments(node, context.device, tensors)
-        return fused.bound(node, fixed_arguments(node, tensors), bind)
+        return lambda values: fused(*bind(values).values())
     if rule.fit is not None and rule.fit.dims is not None:
         shards = stage.shards > 1
         rect = (*context.samples, 0, 1) if shards else context.extent(node.name)
@@ -350,8 +350,6 @@ def _quantized(
     if kernel is not None:
         return lambda values: kernel(bind(values))
     assert window is not None
-    if node.kind == "q_conv2d":
-        return whole_convolution(node, window, fixed_arguments(node, tensors), bind)
     return lambda values: window(values[source], None, bind(values))
 
 

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hires.parallel.convolution import convolve, is_safe
-from hires.parallel.image_kernels import Bind, Operator, Values
 from hires.parallel.substitutes import SUBSTITUTES
 from hires.parallel.wide_convolution import (
     Size,
@@ -24,7 +23,6 @@ from hires.parallel.wide_convolution import (
     numeric_padding,
     product_type,
 )
-from hires.plan.graph import Node
 from hires.plan.operators.activations import POST_OPERATIONS
 from hires.plan.operators.windows import pair
 from hires.quant.emptied_weights import is_emptied
@@ -38,8 +36,6 @@ class _Packed(NamedTuple):
     """Padding, stride, dilation and groups."""
     shape: torch.Size
     dtype: torch.dtype
-    is_padded: bool
-    """The shape is that of a map with a row or column of zeros more: ``padding="same"``."""
 
     def fits(self, x: Tensor, other: Tensor | None) -> bool:
         """Whether its kernel computes with these operands; with gradients torch's own do."""
@@ -51,16 +47,6 @@ class _Packed(NamedTuple):
             and product_type(x) == dtype
             and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
         )
-
-    def run(
-        self,
-        x: Tensor,
-        bias: Tensor | None,
-        other: Tensor | None,
-        activation: list[Any] | None,
-        overwrites: bool,
-    ) -> Tensor:
-        return _by_onednn(x, self.weight, bias, self.how, other, activation, overwrites)
 
 
 class FusedConvolution:
@@ -93,7 +79,9 @@ class FusedConvolution:
         if isinstance(padding, str):
             x, padding = numeric_padding(x, weight, padding, dilation)
         if packed is not None and packed.fits(x, other):
-            return packed.run(x, bias, other, activation, self.overwrites)
+            return _by_onednn(
+                x, packed.weight, bias, packed.how, other, activation, self.overwrites
+            )
         operands = [tensor for tensor in (x, weight, bias, other) if tensor is not None]
         assert not is_emptied(weight), f"packed for {packed and packed.shape}, used for {x.shape}"
         if by_fused_kernel(operands, activation) and is_safe(x, weight, stride, padding, dilation):
@@ -101,25 +89,6 @@ class FusedConvolution:
             return _by_onednn(x, weight, bias, how, other, activation, self.overwrites)
         y = convolve(x, weight, bias, stride, padding, dilation, groups)
         return with_sum_and_activation(y, other, activation)
-
-    def bound(self, node: Node, args: dict[str, Any], bind: Bind) -> Operator:
-        """Returns what computes a node from values; ``args`` are its fixed arguments."""
-        source, other = node.inputs[0], node.args.get("other")
-        beside = None if other is None else other["value"]
-        activation = args.get("activation")
-        # A bias, or weight, may be computed: then it is not among the fixed ones.
-        bias, is_fixed = args["bias"], (args["bias"] is None) == (node.args["bias"] is None)
-
-        def run(values: Values) -> Tensor:
-            x, packed = values[source], self._packed
-            added = None if beside is None else values[beside]
-            # A map that is yet to be padded may have the shape of one that has been.
-            is_ready = packed is not None and is_fixed and not packed.is_padded
-            if packed is not None and is_ready and packed.fits(x, added):
-                return packed.run(x, bias, added, activation, self.overwrites)
-            return self(*bind(values).values())
-
-        return run
 
     def pack(self, shape: Sequence[int], args: dict[str, Any], dtype: torch.dtype) -> Tensor | None:
         """Returns what it keeps: its weight in the order in which oneDNN reads it; None: nothing.
@@ -136,10 +105,9 @@ class FusedConvolution:
         if not x.numel() or not is_safe(x, weight, args["stride"], padding, dilation):
             return None
         x, pads = numeric_padding(x, weight, padding, dilation)
-        is_padded = tuple(x.shape) != tuple(shape)
         how = pads, pair(args["stride"]), pair(dilation), args["groups"]
         packed = torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *how, [*x.shape])
-        self._packed = _Packed(packed, how, x.shape, dtype, is_padded)
+        self._packed = _Packed(packed, how, x.shape, dtype)
         return packed  # type: ignore[no-any-return]
 
 

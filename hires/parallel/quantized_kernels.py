@@ -18,7 +18,6 @@ from torch import Tensor
 
 from hires.core.registry import Registry
 from hires.parallel.context import Context
-from hires.parallel.image_kernels import Bind, Operator, Values
 from hires.parallel.reductions import Reduced, declare
 from hires.parallel.window import WINDOW_KERNELS, Window, pool_divisors, resampled
 from hires.plan.graph import Node
@@ -147,25 +146,6 @@ def _convolution(w: Window, x: Tensor, args: Args) -> Tensor:
         return w.product(x, _rescale(args), added)
     how = _geometry(w, args)
     return convolve_int8(x, args["weight"], how, _rescale(args), args["zero_point"], added)
-
-
-def whole_convolution(node: Node, w: Window, args: Args, bind: Bind) -> Operator:
-    """Returns what computes a convolution of whole maps; ``args`` are its fixed arguments.
-
-    It goes straight to the product that is packed, without what a window on a tile looks at.
-    """
-    source, other = node.inputs[0], node.args["other"]
-    beside, factor = None if other is None else other["value"], args["other_factor"]
-    rescale, overwrites = _rescale(args), w.overwrites
-
-    def run(values: Values) -> Tensor:
-        x, product = values[source], w.product
-        if product is None or product.shape != x.shape:
-            return w(x, None, bind(values))
-        added = None if beside is None else Added(values[beside], factor, overwrites)
-        return product(x, rescale, added)
-
-    return run
 
 
 @PACKERS.register("q_conv2d")

@@ -12,8 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from hires.comm.backends.stores import FolderStore, signed
-from hires.comm.call_board import CallBoard
-from hires.comm.sequence_check import SequenceCheck
+from hires.comm.sequence_check import CallBoard, SequenceCheck
 from hires.core.errors import CommError
 from hires.core.ranks.call_records import CallFacts
 from hires.core.ranks.heartbeat import Activity

@@ -15,9 +15,8 @@ import torch
 
 from hires.comm.backends import fifo
 from hires.comm.backends.backend import RESERVED_TAGS, TAGS
-from hires.comm.backends.fifo import Fifo
+from hires.comm.backends.fifo import Fifo, JoinedWork
 from hires.comm.backends.gloo_backend import slot_of
-from hires.comm.backends.joined_work import JoinedWork
 from hires.comm.backends.mpi_progress import poll
 from hires.comm.dispatch import Dispatch
 from hires.comm.handles import Handle

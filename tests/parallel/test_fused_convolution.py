@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +15,7 @@ from hires.parallel.fused_convolution import FusedConvolution
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("kernel", [(4, 2), (2, 3), (3, 4), (3, 3)])
 @pytest.mark.parametrize("adds", [False, True])
-def test_bound_convolution_pads_each_map_once(kernel, adds):
+def test_packed_convolution_pads_each_map_once(kernel, adds):
     # Of an odd total, the packed shape has a row or column more: a map of that shape came unpadded.
     rows, cols = 9, 12
     weight = nn.Parameter(torch.randn(8, 8, *kernel))
@@ -29,21 +27,16 @@ def test_bound_convolution_pads_each_map_once(kernel, adds):
         "dilation": [1, 1],
         "groups": 1,
     }
-    node = SimpleNamespace(inputs=["x"], args={**args, "other": {"value": "y"} if adds else None})
-
-    def bind(values):
-        return {"x": values["x"], **args, "other": values.get("y")}
-
     with torch.no_grad():
         fused = FusedConvolution()
         assert fused.pack((2, 8, rows, cols), args, torch.float32) is not None
-        run = fused.bound(node, args, bind)
         for more in ((0, 0), tuple((size + 1) % 2 for size in kernel)):
             x = torch.randn(2, 8, rows + more[0], cols + more[1])
             values = {"x": x, "y": torch.randn_like(x)} if adds else {"x": x}
             expected = F.conv2d(x, weight, args["bias"], padding="same")
             expected = expected + values["y"] if adds else expected
-            torch.testing.assert_close(run(values), expected, rtol=1e-4, atol=1e-4)
+            computed = fused(x, **args, other=values.get("y"))
+            torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("groups", [1, 8])

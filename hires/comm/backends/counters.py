@@ -32,7 +32,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hires.core.errors import EndedError, PeerError
@@ -60,13 +60,28 @@ def process_space() -> int:
     return 0
 
 
+_SHORT_BYTES = 2**15
+"""A shorter copy takes less time than to let another thread run meanwhile."""
+
+
+def _memcpy(library: ctypes.CDLL) -> Callable[[int, int, int], None]:
+    function = library.memcpy
+    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), None
+    return function
+
+
+copy_short = _memcpy(ctypes.PyDLL(None))
+"""Copies bytes (to, from, how many), and keeps the interpreter meanwhile."""
+_copy_long = _memcpy(ctypes.CDLL(None))
+
+
+def copy(target: int, source: int, num_bytes: int) -> None:
+    """Copies bytes from one address of this process to another."""
+    (copy_short if num_bytes <= _SHORT_BYTES else _copy_long)(target, source, num_bytes)
+
+
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-def spins_for(core_each: bool) -> int:
-    """Returns how often a rank offers its core before it sleeps, if the ranks have a core each."""
-    return SPINS if core_each else CROWDED_SPINS
 
 
 def num_bytes(num_words: int, num_counters: int) -> int:
@@ -162,69 +177,50 @@ class Counters:
         for word in range(self._num_words):
             self.ring(word)
 
-    def meet(self, row: Sequence[int], value: int, what: str) -> None:
+    def meet(self, row: Sequence[int], value: int) -> None:
         """Returns once all counters of a row, one for each rank, have reached a value.
 
-        Errors are those of :meth:`wait`.
-        """
-        values = self.values
-        try:
-            for counter in row:
-                self.wait(counter, value, what, row=row)
-        except EndedError:
-            ended = [
-                self._ranks[i]
-                for i, counter in enumerate(row)
-                if values[counter] < value and self.has_ended(i)
-            ]
-            names = " and ".join(f"rank {rank}" for rank in ended)
-            verb = "have" if len(ended) > 1 else "has"
-            raise EndedError(f"waiting for {what}: {names} {verb} ended", ended) from None
-        except PeerError as error:
-            late = [self._ranks[i] for i, counter in enumerate(row) if values[counter] < value]
-            raise PeerError(f"{error}; ranks {late} are behind") from None
-
-    def wait(
-        self, counter: int, value: int, what: str, member: int = -1, row: Sequence[int] = ()
-    ) -> None:
-        """Returns once a counter has reached a value.
-
-        ``what`` names it, with the rank of the ``member`` that changes it in place of ``%d``; or it
-        is one of a ``row``, all of which must reach the value.
-
         Raises:
-            EndedError: a rank that must change one of them has ended.
-            PeerError: the counter did not reach the value in time.
+            EndedError: ranks that have not come have ended.
+            PeerError: they have not come in time.
         """
         values = self.values
-        if values[counter] >= value:
-            return
+        for counter in row:
+            if values[counter] < value and not self._spin(counter, value):
+                self._sleep(row, value)
+                return
+
+    def _spin(self, counter: int, value: int) -> bool:
+        values = self.values
         for _ in range(self.spins()):
             for _ in range(LOOKS):
                 if values[counter] >= value:
-                    return
+                    return True
             os.sched_yield()
-        limit_s = time.monotonic() + self.timeout_s
-        look_s = time.monotonic() + SLICE_S
+        return False
+
+    def _sleep(self, row: Sequence[int], value: int) -> None:
+        values, began_s = self.values, time.monotonic()
+        limit_s, look_s = began_s + self.timeout_s, began_s + SLICE_S
         while True:
             self.words[self._index] = 1
             self.fence()
-            if values[counter] >= value:
+            late = [member for member, counter in enumerate(row) if values[counter] < value]
+            if not late:
                 return
             now_s = time.monotonic()
-            left_s = limit_s - now_s
             if now_s > look_s:
                 look_s = now_s + SLICE_S
-                for place, other in enumerate(row) if row else [(member, counter)]:
-                    if place < 0 or values[other] >= value or not self.has_ended(place):
-                        continue
-                    if values[other] < value:  # it may have come before it ended
-                        text = f"waiting for {self._named(what, place)}: it has ended"
-                        raise EndedError(text, [self._ranks[place]])
-            if left_s <= 0:
-                limit = f"took over {self.timeout_s:g} s"
-                raise PeerError(f"waiting for {self._named(what, member)} {limit}")
-            self.doze(self._index, min(left_s, SLICE_S))
+                ended = [member for member in late if self.has_ended(member)]
+                # One may have come before it ended.
+                self._require_alive([one for one in ended if values[row[one]] < value])
+            if now_s >= limit_s:
+                ranks = [self._ranks[member] for member in late]
+                raise PeerError(f"it took over {self.timeout_s:g} s; ranks {ranks} are behind")
+            self.doze(self._index, min(limit_s - now_s, SLICE_S))
 
-    def _named(self, what: str, member: int) -> str:
-        return what % self._ranks[member] if "%d" in what else what
+    def _require_alive(self, ended: Sequence[int]) -> None:
+        if ended:
+            ranks = [self._ranks[member] for member in ended]
+            names = " and ".join(f"rank {rank}" for rank in ranks)
+            raise EndedError(f"{names} {'have' if len(ranks) > 1 else 'has'} ended", ranks)

@@ -1,4 +1,4 @@
-"""Makes blocking operations asynchronous: one queue for each communicator, in program order.
+"""Works of several operations, and of blocking ones: a queue for each communicator.
 
     caller    begin a . begin b . compute ..... run c (waits for its turn)      run d (inline)
     thread            a ........ b ............ c                               sleeps
@@ -10,16 +10,21 @@ costs no change of threads.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from hires.core.errors import CommError, PeerError
+
+if TYPE_CHECKING:
+    from hires.comm.backends.backend import Work
 
 CLOSE_S = 2.0
 """How long the end of a queue waits for an operation that is under way."""
@@ -169,3 +174,61 @@ class Fifo:
                 if error is not None and not isinstance(error, ValueError | TypeError):
                     self._broken = self._broken or error
                 self._open.popleft()
+
+
+class JoinedWork:
+    """Several works that are one operation; ``then`` runs once, when all are complete.
+
+    It fails with the first of them that does, and keeps them: a library may still use their memory.
+    """
+
+    def __init__(self, works: Sequence[Work], then: Callable[[], Any] | None = None) -> None:
+        self._works, self._then = [*works], then
+        self._error: Exception | None = None
+
+    def is_completed(self) -> bool:
+        """Whether all are complete, or one has failed, which the next wait raises."""
+        while self._works and self._error is None:
+            try:
+                if not self._works[-1].is_completed():
+                    return False
+                self._take()
+            except Exception as error:
+                self._error = error
+        with contextlib.suppress(Exception):
+            self._finish()
+        return True
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Returns when all are complete."""
+        end_s = None if timeout is None else time.monotonic() + timeout.total_seconds()
+        while self._works and self._error is None:
+            if end_s is None:
+                self._take()
+            else:
+                left_s = max(1e-3, end_s - time.monotonic())
+                self._take(datetime.timedelta(seconds=left_s))
+        self._finish()
+        return True
+
+    def _take(self, *limit: datetime.timedelta) -> None:
+        # Waits for the last work; one that is only late stays under way.
+        last = self._works[-1]
+        try:
+            last.wait(*limit)
+        except Exception as error:
+            if not limit or last.is_completed():
+                self._error = error
+            raise
+        self._works.pop()
+
+    def _finish(self) -> None:
+        if self._error is not None:
+            raise self._error
+        then, self._then = self._then, None
+        if then is not None:
+            try:
+                then()
+            except Exception as error:
+                self._error = error
+                raise

@@ -32,8 +32,7 @@ from hires.comm.backends.backend import (
     finished,
     row_of,
 )
-from hires.comm.backends.fifo import busy_threads, run_in_thread
-from hires.comm.backends.joined_work import JoinedWork
+from hires.comm.backends.fifo import JoinedWork, busy_threads, run_in_thread
 from hires.core.errors import PeerError
 from hires.core.ranks.world import World
 

@@ -21,9 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hires.comm.backends.backend import BACKENDS, SUM, finished, row_of
-from hires.comm.backends.joined_work import JoinedWork
-from hires.comm.backends.local_sums import BITS, COMBINE, HALVES
+from hires.comm.backends.backend import BACKENDS, BITS, COMBINE, HALVES, SUM, finished, row_of
+from hires.comm.backends.fifo import JoinedWork
 from hires.comm.backends.mpi_progress import EAGER_BYTES, LOOK_BYTES, MpiWork
 from hires.comm.backends.mpi_world import SMALL, MpiGroup, MpiWorld
 

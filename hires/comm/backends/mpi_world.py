@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hires.comm.backends import rendezvous
-from hires.comm.backends.backend import RESERVED_TAGS, TAGS, Backend, Members
-from hires.comm.backends.local_sums import HALVES
+from hires.comm.backends.backend import HALVES, RESERVED_TAGS, TAGS, Backend, Members
 from hires.comm.backends.mpi_progress import Progress
 from hires.core.errors import CommError
 from hires.core.ranks import mpi_library

@@ -25,7 +25,7 @@ from hires.comm.backends.backend import (
     finished,
     row_of,
 )
-from hires.comm.backends.joined_work import JoinedWork
+from hires.comm.backends.fifo import JoinedWork
 from hires.core.errors import CommError
 from hires.core.ranks.world import World
 

@@ -25,8 +25,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from hires.comm.backends.counters import SLICE_S
-from hires.comm.backends.host_memory import copy
+from hires.comm.backends.counters import SLICE_S, copy
 from hires.comm.backends.rings import ASLEEP, LOOKING, NONE, Record, Rings
 from hires.core.errors import CommError, EndedError, PeerError
 

@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from hires.comm.backends import counters
-from hires.comm.backends.counters import LINE, Counters
-from hires.comm.backends.host_memory import copy
-from hires.comm.backends.local_sums import reduce_in_order
+from hires.comm.backends.backend import reduce_in_order
+from hires.comm.backends.counters import LINE, Counters, copy
 from hires.core.errors import PeerError
 
 SLOT_BYTES = 2**19
@@ -213,7 +212,7 @@ class Rounds:
     def _meet(self, number: int) -> None:
         self._number = number
         self._counters.arrive(self._members, number)
-        self._counters.meet(self._members, number, "the others")
+        self._counters.meet(self._members, number)
 
     def _most(self, number: int, wanted: Sequence[tuple[int, int]]) -> int:
         # What the rank that gives most gives in all, when all have met.

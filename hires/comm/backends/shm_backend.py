@@ -7,8 +7,12 @@ has rings for messages (:mod:`~hires.comm.backends.peer_messages`). A collective
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
+import mmap
+import os
+import platform
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,12 +20,15 @@ from typing import Any
 
 from torch import Tensor
 
-from hires.comm.backends import counters, host_memory, rank_cores, rendezvous, rings, rounds
+from hires.comm.backends import rendezvous, rings, rounds
 from hires.comm.backends.backend import BACKENDS, SUM, Backend, Inputs, Members
+from hires.comm.backends.counters import CROWDED_SPINS, SPINS
 from hires.comm.backends.fifo import Fifo, FifoWork
 from hires.comm.backends.peer_messages import PeerMessage, PeerMessages
 from hires.comm.backends.rings import Rings
 from hires.comm.backends.rounds import Rounds
+from hires.core.errors import CommError, RunError
+from hires.core.ranks import memory_files
 from hires.core.ranks.world import World
 
 _Reduction = type(SUM)
@@ -55,11 +62,12 @@ class ShmBackend(Backend):
 
     def join(self, world: World, timeout_s: float) -> None:
         """Joins the world; CommError: its ranks share no memory; RuntimeError: one is late."""
-        host_memory.require_one_machine(world, self.name)
+        _require_one_machine(world)
         self._store = rendezvous.store(world, timeout_s, self.name)
         meeting = rendezvous.part(self._store, "cores")
-        cores = rank_cores.of_ranks(rendezvous.texts(meeting, world.size, world.rank))
-        self.rank, self._spins = world.rank, counters.spins_for(cores)
+        cores = rendezvous.texts(meeting, world.size, world.rank)(f"{_cores():x}")
+        has_cores = has_core_each([int(text, 16) for text in cores])
+        self.rank, self._spins = world.rank, SPINS if has_cores else CROWDED_SPINS
         self._all = self._group([*range(world.size)], timeout_s)
         memory = self._share(self._all, "messages", rings.num_bytes(world.size))
         places = Rings(memory, world.size, world.rank, timeout_s, self._spins)
@@ -209,7 +217,7 @@ class ShmBackend(Backend):
         store = rendezvous.part(self._store, f"{group.number} {kind}")
         exchange = rendezvous.texts(store, len(group.ranks), group.index)
         what = f"the memory for {kind} of ranks {group.ranks[0]} to {group.ranks[-1]}"
-        return host_memory.share(
+        return _shared(
             exchange,
             group.index,
             num_bytes,
@@ -227,3 +235,83 @@ def _run(among: ShmGroup, kind: int, call: Callable[..., None], args: Sequence[A
     memory = among.require_rounds()
     memory.kind = kind
     call(memory, *args)
+
+
+def _require_one_machine(world: World) -> None:
+    if world.local_size < world.size:
+        raise CommError(
+            f"backend shm exchanges in the memory of one machine, and this one has "
+            f"{world.local_size} of the {world.size} ranks; use gloo or mpi"
+        )
+    if not memory_files.is_supported():
+        raise CommError(
+            f"backend shm needs a processor that keeps the order of writes (x86_64), and "
+            f"this is {platform.machine()}; use gloo or mpi"
+        )
+
+
+def _shared(
+    exchange: Callable[[str], list[str]], index: int, num_bytes: int, what: str, name: str
+) -> memoryview:
+    """Returns memory of zeros that some ranks share; ``exchange`` returns the texts of all of them.
+
+    The first makes a file, all map it, then its name goes: nothing is left behind even if a rank is
+    killed later. ``name`` is the same on all of them, and follows from their secret alone
+    (``rendezvous.memory_name``): no path is ever taken from another process.
+
+    Raises:
+        CommError: there is no room, or a rank does not see the file; all ranks raise the same one.
+    """
+    memory, problem = memoryview(b""), ""
+    with contextlib.ExitStack() as stack:
+        if index == 0:
+            try:
+                handle = stack.enter_context(memory_files.memory_file(name, num_bytes, what))
+                memory = _map(handle, num_bytes)
+            except (RunError, OSError) as error:
+                problem = str(error)
+        if not (problem := exchange(problem)[0]) and index > 0:
+            try:
+                handle = memory_files.open_file(name)
+                stack.callback(os.close, handle)
+                memory = _map(handle, num_bytes)
+            except (OSError, ValueError) as error:
+                problem = (
+                    f"{what}: its file in {memory_files.folder()} is not visible to all ranks "
+                    f"({error}); ranks in containers must share /dev/shm (--ipc), or use gloo or "
+                    f"mpi"
+                )
+        if problems := [*filter(None, exchange(problem))]:
+            raise CommError(problems[0])
+    return memory
+
+
+def _map(handle: int, num_bytes: int) -> memoryview:
+    return memoryview(mmap.mmap(handle, num_bytes))
+
+
+def has_core_each(masks: Sequence[int]) -> bool:
+    """Whether each rank can have a core of its own, by the bits of those that it may use.
+
+    Launchers bind ranks in many ways, and a rank sees its own cores alone, so the ranks of a
+    machine show each other theirs:
+
+        rank 0 {0}, rank 1 {1}                  a core each
+        rank 0 {0, 1}, rank 1 {0, 1}            a core each
+        rank 0 {0}, rank 1 {0}, rank 2 {1, 2}   none: of three cores, two ranks share one
+
+    Exact where the sets of two ranks are apart or one holds the other, as launchers bind them.
+    """
+    union = 0
+    for mask in masks:
+        union |= mask
+    return all(
+        sum(other & ~one == 0 for other in masks) <= one.bit_count() for one in {*masks, union}
+    )
+
+
+def _cores() -> int:
+    # Systems without affinity, as macOS, let a process use all cores.
+    if hasattr(os, "sched_getaffinity"):
+        return sum(1 << core for core in os.sched_getaffinity(0))
+    return (1 << (os.cpu_count() or 1)) - 1
