@@ -222,5 +222,5 @@ def test_a_crash_between_two_checkpoints_of_a_step_loses_neither(tmp_path, monke
             checkpoints.publish(building, path)
     assert not path.exists()
     checkpoints.tidy(run)
-    assert [one.path for one in checkpoints.whole_checkpoints(run)[0]] == [path]
+    assert path in [one.path for one in checkpoints.whole_checkpoints(run)[0]]
     assert [*path.parent.glob(".*")] == []
