@@ -123,7 +123,7 @@ def test_tables_are_sorted_by_click_and_keyboard_and_filtered(opened):
 
 
 def test_boxes_of_runs_are_filtered_and_opened_by_keyboard_and_by_links(opened):
-    assert "infeasible" in opened.one("#table-points").text
+    assert "infeasible" in opened.one("#table-planned").text
     field = opened.one("#filter-boxes")
     field.send_keys("failed nan")
     [box] = [box for box in opened.all(".box") if box.is_displayed()]
