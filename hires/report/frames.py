@@ -99,22 +99,18 @@ def write_frames(frames: Frames, out: Path) -> list[Path]:
 def setting(found: Found) -> str:
     """Returns what kind of device was measured, as it stands below every figure."""
     machines = [machine for run in found.runs for machine in _machines(run)]
-    known = [(ranks, cores) for _, ranks, cores, _ in machines if cores]
-    if not known:
+    numbers = sorted({cores for _, _, cores, _ in machines if cores})
+    if not numbers:
         return "device not recorded"
-    several = len({host for host, *_ in machines})
-    numbers = sorted({cores for _, cores in known})
     sources = {rank.source for run in found.runs for rank in run.record.memory} - {None}
-    kinds = ["accelerator"] if DEVICE in sources else []
-    kinds += ["CPU"] if sources != {DEVICE} else []
-    number = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
-    where = "1 machine" if several == 1 else f"{several} machines"
-    parts = [f"{' and '.join(kinds)}, {number} cores{'' if several == 1 else ' each'}, {where}"]
-    crowded = [ranks for ranks, cores in known if ranks > cores]
+    kinds = ["accelerator"] * (DEVICE in sources) + ["CPU"] * (sources != {DEVICE})
+    cores = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
+    hosts = len({host for host, *_ in machines})
+    where = "1 machine" if hosts == 1 else f"{hosts} machines"
+    parts = [f"{' and '.join(kinds)}, {cores} cores{'' if hosts == 1 else ' each'}, {where}"]
+    crowded = max((ranks for _, ranks, cores, _ in machines if cores and ranks > cores), default=0)
     if crowded and "CPU" in kinds:
-        parts.append(f"simulated ranks: up to {max(crowded)} share the cores")
-    elif several == 1 and max(ranks for _, ranks, *_ in machines) > 1:
-        parts.append("ranks are processes of one machine")
+        parts.append(f"simulated ranks: up to {crowded} share the cores")
     sharing = max(shared for *_, shared in machines)
     if sharing > 1 and DEVICE in sources:
         parts.append(f"up to {sharing} ranks share one accelerator")

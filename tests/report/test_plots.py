@@ -51,6 +51,13 @@ def test_campaign_has_its_plots_with_numbers_and_where_they_were_measured(campai
     assert "no layout" in plots["throughput_by_ranks"].missing  # each is one point, and no line
 
 
+def test_figures_of_a_paper_are_as_wide_as_a_column(tmp_path):
+    data = PlotData(frames.load([report_run(tmp_path, name) for name in ("pp", "dp")]))
+    plots = [plot for plot in figures.draw(data, 3.4) if plot.figure]
+    assert {plot.figure.get_figwidth() for plot in plots} == {3.4}
+    assert (figures.encoded(plots[0], "pdf") or b"").startswith(b"%PDF")
+
+
 def test_what_is_not_recorded_is_not_drawn(tmp_path):
     run = report_run(tmp_path, "pp")
     for name in ("timeline.jsonl", "metrics.jsonl"):
@@ -136,6 +143,7 @@ def test_steps_are_divided_so_that_all_parts_add_up():
     spans = [Span(WAIT, "F0", 0.0, 5.0), Span(WAIT, "", 6.0, 7.0, "its sends")]
     parts = split_rank(plan, StepSpans(1, 0, "", 0.0, spans), {}, 7.0)
     assert (parts[BUBBLE], parts[PIPELINE], parts[OTHER]) == (0.0, 6.0, 1.0)
+    assert split_steps(plan, {}) == [dict.fromkeys(PARTS, 0.0)] * 2  # nothing was kept
     plan = plan_of(**LAYOUTS["sp+gems"])
     ranks = split_steps(plan, {0: [*simulate(plan, EqualCosts(plan)).ranks]})
     assert len({round(sum(one.values()), 6) for one in ranks}) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,14 @@ from hires.launcher.status.run_selection import select
 FORMATS = ("html", "csv", "md", "tex", "parquet", "svg", "pdf", "png")
 DEFAULT = ("html", "csv", "md", "svg")
 OUT = "report"
+
+
+def _inches(words: str) -> float:
+    if not words.replace(".", "", 1).isdigit() or not 2 <= float(words) <= 40:
+        raise argparse.ArgumentTypeError(f"{words!r} must be a number of inches from 2 to 40")
+    return float(words)
+
+
 PARSER = Parser(
     "report",
     (
@@ -33,6 +42,13 @@ PARSER = Parser(
         action="append",
     ),
     option("--title", "TITLE", "heading of the page"),
+    option(
+        "--width",
+        "INCHES",
+        "width of a figure, as 3.4 for a column of a paper (default: 7.6)",
+        type=_inches,
+        default=7.6,
+    ),
     JSON,
 )
 
@@ -56,6 +72,7 @@ def main(args: Namespace) -> int:
         Path(args.out),
         args.title,
         add_live_states,
+        args.width,
     )
     if args.json:
         print_json(report.to_dict())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -81,14 +80,14 @@ def timeline(data: PlotData) -> Drawing | str:
 
 def split_steps(plan: Plan, steps: dict[int, list[StepSpans]]) -> list[dict[str, float]]:
     """Returns seconds of each part for every rank, the mean of some complete steps on one clock."""
-    sums: list[dict[str, float]] = [defaultdict(float) for _ in range(plan.world)]
+    sums = [dict.fromkeys(PARTS, 0.0) for _ in range(plan.world)]
     for ranks in steps.values():
         ends = {key: span.end_s for key, span in passes_of(ranks).items()}
         whole_s = length_s(ranks)
         for rank in ranks:
             for part, seconds in split_rank(plan, rank, ends, whole_s).items():
                 sums[rank.rank][part] += seconds / len(steps)
-    return [dict(parts) for parts in sums]
+    return sums
 
 
 def split_rank(
