@@ -29,6 +29,8 @@ from tests.helpers.run_folders import end
 
 JOB = Allocation("7", None, (JobNode("n1", "a", "127.0.0.1"),))
 
+TASK = Allocation("9", ("8", 3), JOB.nodes)
+
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
@@ -130,8 +132,7 @@ def test_complete_run_is_left_alone_unless_it_is_made_again(fake_world, cluster,
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert slurm_job.main([str(run.path), "0"]) == 0
     assert not (run.path / "a1").exists()
-    job = Allocation("9", ("8", 3), JOB.nodes)
-    monkeypatch.setattr(allocation, "current", lambda: job)
+    monkeypatch.setattr(allocation, "current", lambda: TASK)
     again = attempts.next_attempt(run.path)
     folder = file_names.attempt_dir(run.path, again)
     note_job("slurm", folder, "8", 3)
@@ -154,6 +155,39 @@ def test_job_that_makes_way_is_queued_again_as_often_as_allowed(fake_world, clus
         assert exit_json(run, attempt)["reason"] == reason
     assert (cluster / "words").read_text() == "requeue 7\n" * 2
     assert "launcher.requeues=1 are used up" in str(exit_json(run, 2)["cause"])
+
+
+def test_job_makes_the_attempts_of_its_run_one_after_the_other(fake_world, cluster, monkeypatch):
+    monkeypatch.setattr(allocation, "current", lambda: TASK)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    for behaviour, states in (("ok", ["done"] * 3), ("exit 3", ["done", "failed"])):
+        run = fake_world(behaviour, campaign=behaviour)
+        note_job("slurm", run.attempt_dir, "8", 3)
+        records.event(run, 0, "launch_started")
+        end(run.attempt_dir, "done")  # it goes on where the job was ended
+        assert slurm_job.main([str(run.path), "0", "--attempts=3"]) == ("failed" in states)
+        ends = [exit_json(run, number) for number in range(len(states))]
+        assert [one["state"] for one in ends] == states
+        assert not (run.path / f"a{len(states)}").exists()
+        assert {Attempt(run, number).job_name for number in range(len(states))} == {"8_3"}
+
+
+def test_job_has_something_to_do_as_often_as_allowed_and_not_once_it_is_cancelled(fake_world):
+    run = fake_world("ok", requeues=1)
+    for number in (0, 1):
+        assert JobRun(run.path, TASK, 0).is_open
+        if number:
+            attempts.next_attempt(run.path)
+        folder = file_names.attempt_dir(run.path, number)
+        note_job("slurm", folder, "8", 3)
+        end(folder, "failed", reason="timeout")
+    assert not JobRun(run.path, TASK, 0).is_open
+    assert JobRun(run.path, JOB, 0).is_open  # by hand, again
+    for state, reason in (("failed", "preempted"), ("cancelled", None)):  # its node failed
+        end(folder, state, reason=reason)
+        assert JobRun(run.path, TASK, 0).is_open
+    (folder / "cancel").touch()  # the request lies in the attempt that is over
+    assert not JobRun(run.path, TASK, 0).is_open
 
 
 def test_failed_run_is_not_queued_again_and_a_cancelled_one_is_cancelled(fake_world, cluster):

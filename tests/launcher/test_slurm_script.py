@@ -14,9 +14,10 @@ from hires.core import python_command
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import launch_file
+from hires.core.store import launch_file, rundir
+from hires.launcher.interface import FrozenRun, SubmitOptions
 from hires.launcher.slurm import job_script
-from hires.launcher.slurm.submission import submit_run
+from hires.launcher.slurm.submission import submit_all, submit_run
 
 ODD = "it's $(touch oops) `touch oops`; touch oops\ntouch oops\r#SBATCH --x \"&"
 
@@ -256,3 +257,25 @@ def test_sbatch_that_fails_otherwise_is_quoted(tmp_path, path, monkeypatch):
     with pytest.raises(RunError, match="no sbatch here"):
         submit_run(run, 0, config(), None)
     assert not list((run / "a0").iterdir())
+
+
+def test_arrays_share_the_limit_of_their_command(tmp_path, path):
+    counts = "*.sbatch) grep array= $word;; --dep*) echo $word;;"
+    command(
+        path, "sbatch", f"for word; do case $word in {counts} esac; done >> {path}/arrays; echo 7"
+    )
+    wanted = []
+    for minutes in (10, 20):
+        launcher = LauncherConfig(name="slurm", minutes=minutes)
+        for seed in range(4):
+            config = RunConfig(seed=seed, results=str(tmp_path / "results"), launcher=launcher)
+            config.campaign = f"of-{minutes}"
+            argv = ("hires", "run")
+            wanted.append(FrozenRun(rundir.freeze(config, {"world": 1}, argv), argv, config))
+    for limit in (3, None):
+        options = SubmitOptions(["hires"], limit=limit, after="afterok:5")
+        assert all(one.job for one in submit_all(wanted, options))
+    waits, array = "--dependency=afterok:5", "#SBATCH --array=0-3"
+    lines = (path / "arrays").read_text().splitlines()
+    assert lines[:4] == [waits, f"{array}%3", f"{waits},afterany:7", f"{array}%3"]
+    assert lines[4:] == [waits, array] * 2

@@ -22,7 +22,7 @@ from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import file_names
 from hires.core.store.attempts import latest, next_attempt
 from hires.core.store.file_names import StrPath, attempt_dir
-from hires.core.store.files import cannot_write, make_folder
+from hires.core.store.files import make_folder
 from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, note_job
 from hires.launcher.local.local_launcher import leave
 from hires.launcher.slurm import scheduler
@@ -56,32 +56,20 @@ def submit_all(
 ) -> Iterator[Submitted]:
     """Submits runs and yields each, see :meth:`hires.launcher.interface.Launcher.submit_many`.
 
-    Slurm limits each array by itself, so arrays share a limit, and those beyond it wait:
-
-        limit 5, 4 arrays    array 0: 2 tasks at once, then array 3
-                             array 1: 2
-                             array 2: 1
+    Slurm limits each array by itself, so with a limit each array waits for the one before.
     """
-    most = _MAX_TASKS[0]
+    most, before = _MAX_TASKS[0], None
     with contextlib.suppress(RunError):  # if Slurm is not here at all, sbatch will say so
         most = int(scheduler.config().get("MaxArraySize", most))  # the largest index is one less
-    arrays = _split(runs, max(1, min(most, _MAX_TASKS[1])))
-    lanes = min(options.limit or len(arrays), len(arrays))
-    last: list[str | None] = [None] * lanes
-    for number, tasks in enumerate(arrays):
+    for tasks in _split(runs, max(1, min(most, _MAX_TASKS[1]))):
         if stopped():
             why = "it was cancelled before it was submitted"
             yield from (Submitted(run.path, None, why) for run in tasks)
             continue
-        lane, share, after = number % lanes, None, [options.after]
-        if options.limit is not None:
-            share = options.limit // lanes + (lane < options.limit % lanes)
-            after += [last[lane] and f"afterany:{last[lane]}"]
-        wanted = dataclasses.replace(
-            options, limit=share, after=",".join(filter(None, after)) or None
-        )
-        submitted = _submit_array(tasks, wanted)
-        last[lane] = next((one.job.partition("_")[0] for one in submitted if one.job), last[lane])
+        waits = [options.after or "", f"afterany:{before}" if options.limit and before else ""]
+        after = ",".join(filter(None, waits)) or None
+        submitted = _submit_array(tasks, dataclasses.replace(options, after=after))
+        before = next((one.job.partition("_")[0] for one in submitted if one.job), before)
         yield from submitted
 
 
@@ -115,7 +103,10 @@ def _submit_array(runs: Sequence[FrozenRun], options: SubmitOptions) -> list[Sub
         return submitted
     try:
         shape = ArrayShape(begun, options.limit, options.exclude, first.attempts)
-        folder = _new_folder(first.path.parent / ARRAYS)
+        arrays = first.path.parent / ARRAYS
+        numbers = [int(path.name) for path in arrays.glob("*") if path.name.isdecimal()]
+        folder = arrays / str(max(numbers, default=-1) + 1)  # no other command submits now
+        make_folder(folder)
         script = write_script(folder, first.config, first.ranks, options.argv, shape)
         job = _submit(script, first.config, options.after)
     except HiresError as error:
@@ -127,20 +118,6 @@ def _submit_array(runs: Sequence[FrozenRun], options: SubmitOptions) -> list[Sub
         note_job("slurm", attempt_dir(path, attempt), job, index)
         submitted.append(Submitted(path, f"{job}_{index}", None))
     return submitted
-
-
-def _new_folder(parent: Path) -> Path:
-    """Makes the folder of the next array and returns it, or raises a RunError."""
-    make_folder(parent)
-    number = sum(1 for _ in parent.iterdir())
-    while True:
-        try:
-            (parent / str(number)).mkdir()
-            return parent / str(number)
-        except FileExistsError:  # of another command
-            number += 1
-        except OSError as error:
-            raise cannot_write(parent, error) from error
 
 
 def orphan_jobs(runs: Iterable[Path]) -> dict[Path, str]:
