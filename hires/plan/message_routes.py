@@ -15,11 +15,10 @@ contributes to a collective.
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from hires.core.config.launcher_config import spread
+from hires.core.config.launcher_config import node_starts
 from hires.plan.event import BYTES
 from hires.plan.groups import AGREEMENT, NORM, groups, num_tile_groups
 from hires.plan.plan import Plan, derived
@@ -160,5 +159,5 @@ def _tells_nodes(plan: Plan) -> bool:
 
 
 @derived
-def _node_starts(plan: Plan) -> list[int]:
-    return [*itertools.accumulate(spread(plan.world, plan.num_nodes)[:-1])]
+def _node_starts(plan: Plan) -> tuple[int, ...]:
+    return node_starts(plan.world, plan.num_nodes)

@@ -12,7 +12,7 @@ from hires.core.errors import ConfigError
 from hires.core.registry import offer
 from hires.core.units import parse_size
 
-BACKENDS = ("gloo", "nccl", "mpi", "shm", "null")
+BACKENDS = ("gloo", "nccl", "mpi", "shm")
 STREAMED = ("nccl",)
 """Backends whose messages pass streams of a GPU."""
 MEMORY = ("shm",)

@@ -78,7 +78,7 @@ def test_numbers_of_a_cluster_are_those_of_its_ranks():
     machine = machine_of(of_cluster(), CALIBRATION)
     device = machine.device
     assert (device.flops_per_s, device.bytes_per_s, device.launch_s) == (10e12, 1e12, LAUNCH_S)
-    network = dataclasses.replace(machine.network, ranks_per_node=4)
+    network = dataclasses.replace(machine.network, node_starts=(4,))
     near, far = (network.link([0, rank]) for rank in (3, 4))
     assert (near.latency_s, near.bytes_per_s) == (NEAR_LATENCY_S, 200e9)
     assert (far.latency_s, far.bytes_per_s) == pytest.approx((5e-6, 20e9))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
 from torch import nn
 
+from hires.core.config.launcher_config import node_starts
 from hires.core.config.run_config import from_dict
 from hires.core.ranks.timeline import COLLECTIVE, GRADIENTS, HALO, OPTIMISER, WAIT
 from hires.plan.event import Event
+from hires.plan.message_routes import near_pair
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.point_times import MeasuredSeconds
@@ -102,7 +105,17 @@ def test_halo_comes_before_its_convolution_or_hides_behind_its_interior():
     assert found.waiting_s[0] == spent
 
 
-NETWORK = Network(near=Link(1.0, 10.0), far=Link(5.0, 2.0), ranks_per_node=2)
+NETWORK = Network(near=Link(1.0, 10.0), far=Link(5.0, 2.0), node_starts=(2,))
+
+
+def test_ranks_are_on_the_nodes_of_their_routes():
+    """Ten ranks on three nodes were 4, 4 and 2 for step times, and 4, 3 and 3 for routes."""
+    plan = make_plan(config_of(batch=20, replicas=10), forked(2, True))
+    plan = dataclasses.replace(plan, num_nodes=3)
+    network = Network(node_starts=node_starts(plan.world, 3))
+    for one, other in itertools.combinations(range(plan.world), 2):
+        is_near = network.node_of(one) == network.node_of(other)
+        assert is_near == (near_pair(plan, one, other) == 2)
 
 
 def test_collectives_are_rounds_of_latency_and_bytes():

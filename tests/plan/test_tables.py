@@ -101,6 +101,7 @@ def test_what_cannot_be_meant_is_named(tmp_path):
         ({"points": ["send 2 2 cpu bytes 8 gloo nan"]}, "point 1: .*positive"),
         ({"points": ["send 2 2 cpu bytes 8 gloo"]}, "is no point"),
         ({"points": ["send 2 2 cpu bytes 8 glo 1"]}, "unknown backend"),
+        ({"points": ["send 2 2 cpu bytes 8 null 1"]}, "unknown backend"),
     ):
         with pytest.raises(ConfigError, match=error):
             TuningTable.from_dict(EMPTY | values)

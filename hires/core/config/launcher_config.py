@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -148,6 +149,15 @@ def spread(num_ranks: int, num_nodes: int) -> list[int]:
     """
     least, more = divmod(num_ranks, num_nodes)
     return [least + (node < more) for node in range(num_nodes) if least or node < more]
+
+
+def node_starts(num_ranks: int, num_nodes: int) -> tuple[int, ...]:
+    """Returns the first rank of each node but the first one.
+
+    >>> node_starts(10, 3)
+    (4, 7)
+    """
+    return tuple(itertools.accumulate(spread(num_ranks, num_nodes)[:-1]))
 
 
 def _wrong_option(name: str, setting: Any) -> Iterator[str]:

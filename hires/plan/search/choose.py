@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from hires.core.config.launcher_config import node_starts
 from hires.core.config.parallel_config import OBJECTIVES, ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, PlanError
@@ -165,7 +166,8 @@ class Chooser:
             work = self._work(node, share, back)
             return device.seconds(work) if work is not None else 0.0
 
-        network = dataclasses.replace(self.machine.network, ranks_per_node=of_node)
+        starts = node_starts(ranks, config.num_nodes)
+        network = dataclasses.replace(self.machine.network, node_starts=starts)
         rate = 1 / max(device.update_s(1e9) / 1e9, 1e-15)
         return Estimator(config, graph, seconds, network, rate, self.machine.cores)
 

@@ -206,7 +206,7 @@ class Estimator:
         pipeline, ranks = _pipeline(shape, candidate, self.training), sum(shape.ranks_of_stages)
         program = self._program(candidate, pipeline)
         step_s, busy_s = self._walk(program, pipeline, passes, bounds, shares, ranks)
-        node = min(self.network.ranks_per_node, ranks * shape.replicas)
+        node = min((*self.network.node_starts[:1], ranks * shape.replicas))
         if self.cores < node:
             # In one direction a rank of the pipeline stands for all ranks of its stage.
             alike = [1] * ranks if shape.directions > 1 else shape.ranks_of_stages

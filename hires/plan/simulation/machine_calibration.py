@@ -67,7 +67,7 @@ class Links:
     def network(self) -> Network:
         """Returns them as the network of a simulation."""
         link = Link(self.latency_s, self.bytes_per_s)
-        return Network(link, link, 2**31, self.gather_s, self.reduce_bytes_per_s)
+        return Network(link, link, (), self.gather_s, self.reduce_bytes_per_s)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from hires.core.config.launcher_config import HERE
+from hires.core.config.launcher_config import HERE, node_starts
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.plan.event import Event
@@ -116,7 +116,8 @@ class MachineModel:
     def _simulated(self, plan: Plan) -> tuple[Simulation, float]:
         """Returns a step, and how many replicas share a node."""
         of_node = -(-plan.world // plan.num_nodes)
-        network = dataclasses.replace(self.network, ranks_per_node=of_node)
+        starts = node_starts(plan.world, plan.num_nodes)
+        network = dataclasses.replace(self.network, node_starts=starts)
         # Ranks that wait for each other leave cores and memory to those that compute.
         copies = min(plan.num_replicas, max(1, of_node // plan.ranks_per_replica))
         nodes = -(-plan.ranks_per_replica // of_node)  # of a replica, whose cores it has

@@ -11,6 +11,7 @@ where a link chose whom to serve next.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -57,7 +58,8 @@ class Network:
     """Between ranks of one node."""
     far: Link = Link()
     """Between nodes."""
-    ranks_per_node: int = 2**31
+    node_starts: tuple[int, ...] = ()
+    """First rank of each node but the first one."""
     small_latency_s: float | None = None
     """Of a message of a small collective within a node; unset: that of the link."""
     reduce_bytes_per_s: float | None = None
@@ -67,7 +69,7 @@ class Network:
 
     def node_of(self, rank: int) -> int:
         """Returns the node that a rank is on."""
-        return rank // self.ranks_per_node
+        return bisect.bisect(self.node_starts, rank)
 
     def link(self, ranks: list[int]) -> Link:
         """Returns the slowest link among some ranks."""
