@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -37,6 +37,27 @@ DEVICES: Registry[Callable[[int], RankDevice]] = Registry("device")
 def open_device(name: str, local_rank: int) -> RankDevice:
     """Returns the device of a rank; ConfigError: this machine does not have it."""
     return DEVICES[name](local_rank)
+
+
+_SETTINGS = (
+    (torch.backends.cudnn, "deterministic"),
+    (torch.backends.cudnn, "allow_tf32"),
+    (torch.backends.cuda.matmul, "allow_tf32"),
+    (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+    (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+)
+"""What :meth:`RankDevice.set_arithmetic` may change for all of a process."""
+
+
+@contextlib.contextmanager
+def arithmetic_restored() -> Iterator[None]:
+    """Leaves the settings of a process that is not hires' own as they were."""
+    before = [getattr(*setting) for setting in _SETTINGS]
+    try:
+        yield
+    finally:
+        for setting, value in zip(_SETTINGS, before, strict=True):
+            setattr(*setting, value)
 
 
 def to_host(tensor: Tensor) -> Tensor:
@@ -73,6 +94,9 @@ class RankDevice:
     def autocast(self, dtype: Dtype | None) -> contextlib.AbstractContextManager[Any]:
         """Returns a context that lowers matrix products to a type, if it is one."""
         return torch.autocast(self.torch.type, dtype=dtype, enabled=dtype is not None)
+
+    def set_arithmetic(self) -> None:
+        """Sets for this process how products and sums are computed on the device."""
 
     def set_tf32(self, allowed: bool) -> None:
         """Allows float32 products in TF32, or forbids them, as it is at first."""
@@ -142,8 +166,10 @@ class Cuda(Accelerator):
         torch.cuda.set_device(self.torch)
         self.has_tf32 = torch.cuda.get_device_capability(self.torch) >= (8, 0)
         self.lacks_for_int8 = compilers.missing("cuda")
-        # fp32 is fp32, and a run that is repeated or resumed computes the same bits, as far as
-        # cuDNN has a choice.
+        self.set_arithmetic()
+
+    def set_arithmetic(self) -> None:
+        """Lets fp32 be fp32, and repeated runs compute the same bits, as far as cuDNN chooses."""
         self.set_tf32(False)
         torch.backends.cudnn.deterministic = True
         # Parts of a product are added in fp32, as the bounds of `hires verify` say.

@@ -32,7 +32,7 @@ from hires.engine.build import (
     names_of,
     place_tensors,
 )
-from hires.engine.device import HOST, open_device
+from hires.engine.device import HOST, arithmetic_restored, open_device
 from hires.engine.finite_loss import FiniteLoss
 from hires.engine.library_inputs import plain_tensor, require_target
 from hires.engine.loader import image_dtype, needs_of
@@ -71,7 +71,9 @@ class Engine:
                 f"{self.plan.world}, as `torchrun --nproc-per-node {self.plan.world} SCRIPT`, or "
                 f"change parallel"
             )
-        device = open_device(self.plan.device, _join(self.plan, rank, size).local_rank)
+        local_rank = _join(self.plan, rank, size).local_rank
+        with arithmetic_restored():
+            device = open_device(self.plan.device, local_rank)
         contexts = contexts_of(self.plan, rank, device.torch)
         tensors = named_tensors(model)
         tensors = {name: tensors[name] for name in sorted(names_of(contexts, tensors))}
@@ -112,7 +114,9 @@ class Engine:
         output = self.plan.graph.shape(self.plan.graph.output)
         require_target(self.config.objective, target, [self.config.batch, *output[1:]])
         feeds = [self._feed(context, images, target) for context in self._engine.contexts]
-        result = self._engine.executor.step(feeds, number=self.steps)
+        with arithmetic_restored():
+            self._engine.device.set_arithmetic()
+            result = self._engine.executor.step(feeds, number=self.steps)
         known = result.loss is not None
         loss = comm.sum_all(result.loss or 0.0) / comm.sum_all(float(known))
         if not result.skipped:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from hires import comm
 from hires.core.config.model_config import ModelConfig
 from hires.core.errors import ConfigError
 from hires.core.ranks.world import World
+from hires.engine.device import RankDevice
 from hires.nets.build_network import build_model, materialise
 from tests.helpers.library_page import example
 
@@ -357,6 +359,11 @@ def steps_on_images(world: World) -> Any:
     plain = copy.deepcopy(model)
     images, target = torch.randn(2, 2, 3, 8, 6, dtype=torch.float64)
     keys = {"image": [8, 6], "batch": 2, "parallel": {"tiles": [2, 1]}, "loss": {"name": "l1"}}
-    with torch_world(world):
+
+    def set_arithmetic(device: RankDevice) -> None:  # as of a GPU, for all of the user's process
+        torch.backends.cudnn.deterministic = True
+
+    with torch_world(world), patch.object(RankDevice, "set_arithmetic", set_arithmetic):
         loss = hires.Engine(model, keys).step(images, target)
+        assert not torch.backends.cudnn.deterministic
     return loss, float(functional.l1_loss(plain(images), target).detach())
