@@ -24,11 +24,10 @@ from hires.core.store import edits, file_names, frozen, records, trust
 from hires.core.store.files import append_line
 from hires.core.store.network_weights import weights_of
 from hires.data.opening import open_data
-from hires.engine import arithmetic
 from hires.engine.build import build_rank
 from hires.engine.calibrate import Calibrator, write_calibration
 from hires.engine.checkpoint import Saver
-from hires.engine.device import RankDevice, open_device
+from hires.engine.device import RankDevice, open_device, prepare_arithmetic
 from hires.engine.epochs import Epochs, Scalars
 from hires.engine.evaluate import Evaluator, write_evaluation
 from hires.engine.memory_meter import PeakMeter
@@ -98,7 +97,7 @@ def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = 
             raise RunError(f"the plan is for {plan.world} ranks, but WORLD_SIZE={world.size}")
         torch.set_num_threads(config.launcher.threads)
         device = open_device(plan.device, world.local_rank)
-        arithmetic.prepare(config, device, world.rank)
+        prepare_arithmetic(config, device, world.rank)
         meter = PeakMeter(config, device)
         wait_s = config.comm.timeout_s + TRANSPORT_GRACE_S
         comm.init(

@@ -30,8 +30,7 @@ from hires.comm.backends import rendezvous
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError, HiresError
 from hires.core.ranks.world import World
-from hires.engine import arithmetic
-from hires.engine.device import RankDevice, open_device
+from hires.engine.device import RankDevice, open_device, prepare_arithmetic
 from hires.plan.hardware import require_gpus
 from hires.plan.route_choice import backends_of
 from hires.plan.search.candidates import candidate_of
@@ -110,7 +109,7 @@ def run_race(
     rendezvous.torch_world(world, timeout_s)
     group = make_groups([[*range(world.size)]])[0]
     device = open_device(largest.device, world.local_rank)
-    arithmetic.prepare(rows[0].config, device, world.rank)
+    prepare_arithmetic(rows[0].config, device, world.rank)
     check = FirstStepCheck(world.rank, device)
     runners: dict[str, Runner | None] = {}
     facts: dict[str, Measured] = {}

@@ -13,6 +13,7 @@ All other modules take the device from their operands, or from ``Context.device`
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -20,7 +21,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
+from hires.core.precisions import INT8
 from hires.core.ranks import compilers
 from hires.core.ranks.timeline import HostClock
 from hires.core.registry import Registry
@@ -30,6 +33,8 @@ T = TypeVar("T", bound=Tensor)
 Dtype = torch.dtype
 
 HOST = torch.device("cpu")
+
+log = logging.getLogger(__name__)
 DEVICES: Registry[Callable[[int], RankDevice]] = Registry("device")
 """``device`` -> opens it for the rank of a number among those of its machine."""
 
@@ -58,6 +63,22 @@ def arithmetic_restored() -> Iterator[None]:
     finally:
         for setting, value in zip(_SETTINGS, before, strict=True):
             setattr(*setting, value)
+
+
+def prepare_arithmetic(config: RunConfig, device: RankDevice, rank: int) -> None:
+    """Lets a device use TF32 or forbids it; ConfigError: it has none.
+
+    Rank 0 logs a warning if its GPU has no int8 kernels.
+    """
+    name = config.precision.name
+    if name == "tf32" and not device.has_tf32:
+        raise ConfigError(
+            f"precision=tf32 needs NVIDIA GPUs of compute capability 8 or above, and rank {rank} "
+            f"has none; use precision=fp32"
+        )
+    device.set_tf32(name == "tf32")
+    if rank == 0 and name == INT8 and device.lacks_for_int8 is not None:
+        log.warning("precision=int8 computes in fp64, which is slow: %s", device.lacks_for_int8)
 
 
 def to_host(tensor: Tensor) -> Tensor:

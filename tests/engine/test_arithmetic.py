@@ -7,8 +7,7 @@ import pytest
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
 from hires.core.precisions import CPU_FLAGS
-from hires.engine import arithmetic
-from hires.engine.device import RankDevice
+from hires.engine.device import RankDevice, prepare_arithmetic
 from hires.plan import checks
 
 
@@ -32,13 +31,13 @@ def test_tf32_is_refused_before_a_run_and_by_a_rank():
     assert "compute capability 8" in found.text
     assert not [*checks.check_precision(config_of("tf32", device="cuda"))]
     with pytest.raises(ConfigError, match="rank 3 has none; use precision=fp32"):
-        arithmetic.prepare(config_of("tf32"), RankDevice(), 3)
+        prepare_arithmetic(config_of("tf32"), RankDevice(), 3)
 
 
 @pytest.mark.parametrize(("name", "allowed"), [("tf32", True), ("fp32", False)])
 def test_tf32_is_used_for_that_precision_only(name, allowed):
     device = Ampere()
-    arithmetic.prepare(config_of(name), device, 1)
+    prepare_arithmetic(config_of(name), device, 1)
     assert device.allowed is allowed
 
 
