@@ -74,7 +74,6 @@ def precision_error(data: PlotData) -> Drawing | str:
         style.log_axis(axis, "y")
         axis.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names])
         axis.set(xlim=(-0.5, len(names) - 0.5), title=title, ylabel="relative error of the loss")
-        axis.label_outer()
         style.no_grid(axis, "x")
     style.legend(fig, axes)
     return Drawing(fig, "The loss beside that in the most exact precision that was run.")

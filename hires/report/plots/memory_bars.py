@@ -39,7 +39,6 @@ def per_rank(data: PlotData) -> Drawing | str:
         _stack(axis, ranks)
         style.title(axis, drawn.label)
         axis.set(xlabel="rank", ylabel="MiB")
-        axis.label_outer()
     style.legend(fig, axes)
     return Drawing(fig, "Measured peak of each rank; a dash is the prediction.")
 
