@@ -16,12 +16,12 @@ import torch
 from hires import comm
 from hires.core import log as logs
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import PREEMPTED, HiresError, RunError
+from hires.core.errors import PREEMPTED, CommError, HiresError, RunError
 from hires.core.ranks import heartbeat, meeting, rank_process
 from hires.core.ranks.binding import bind
 from hires.core.ranks.world import World, from_environment
 from hires.core.store import edits, file_names, frozen, records, trust
-from hires.core.store.files import append_line
+from hires.core.store.files import append_metric
 from hires.core.store.network_weights import weights_of
 from hires.data.opening import open_data
 from hires.engine.build import build_rank
@@ -69,11 +69,14 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if world is not None:
             # Every failure is recorded: the launcher separates the cause from its consequences.
-            fields = {"rank": world.rank, "type": type(error).__name__, "text": str(error)}
+            # Of all that tell of other ranks the launcher knows that they are no first causes.
+            kind = CommError if isinstance(error, CommError) else type(error)
+            fields = {"type": kind.__name__, "text": str(error)}
             try:
-                records.event(options.run_dir, world.attempt, "rank_failed", **fields)
+                run, attempt = options.run_dir, world.attempt
+                records.rank_event(run, attempt, "rank_failed", world.rank, **fields)
             except HiresError:
-                log.error("the failure could not be recorded in events.jsonl")
+                log.error("the failure could not be recorded as an event")
         if isinstance(error, HiresError):
             log.error("%s", error)
             return error.exit_code
@@ -88,7 +91,7 @@ def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = 
     edits.require_unchanged(run_dir, by_time=True)  # the launcher has read the files
     config = records.read_config(run_dir)
     binding = bind(world, config)  # before the first thread starts: it is inherited
-    records.event(run_dir, world.attempt, "rank_bound", rank=world.rank, **asdict(binding))
+    records.rank_event(run_dir, world.attempt, "rank_bound", world.rank, **asdict(binding))
     world = meeting.with_secret(world, file_names.attempt_dir(run_dir, world.attempt))
     timeout_s = VERIFY_TIMEOUT_S if verify else config.comm.timeout_s
     with heartbeat.beat(run_dir, world.attempt, world.rank, comm.activity, timeout_s):
@@ -112,8 +115,7 @@ def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = 
         if verify:
             weights = agreed_weights(config, run_dir)
             engine = build_rank(config, plan, world.rank, 1, device, weights)
-            metrics = file_names.attempt_dir(run_dir, world.attempt) / file_names.METRICS
-            _note_compiled(metrics, world, compile_regions(engine, config))
+            _note_compiled(run_dir, world, compile_regions(engine, config))
             other = open_device(reference, world.local_rank) if reference else device
             verify_rank(engine, config, file_names.attempt_dir(run_dir, world.attempt), other)
             comm.max_all(0, patient=True)  # rank 0 may compute once more to judge
@@ -132,7 +134,7 @@ def run_attempt(
     device: RankDevice | None = None,
 ) -> int:
     """Runs the attempt's steps, from the last checkpoint on; returns the exit code."""
-    metrics = file_names.attempt_dir(run_dir, world.attempt) / file_names.METRICS
+    folder = file_names.attempt_dir(run_dir, world.attempt)
     begin = resume_point(run_dir, config, plan, world)
     steps = range(begin.step, config.steps)
     # A resumed run reads its own checkpoint, since its first weights may be gone.
@@ -141,14 +143,14 @@ def run_attempt(
         weights = WeightsFile(weights_of(begin.checkpoint, "checkpoint.resume"))
     engine = build_rank(config, plan, world.rank, steps, device, weights)
     saver = Saver(run_dir, world.attempt, config, engine, begin)
-    saver.restore(metrics)
-    _note_compiled(metrics, world, compile_regions(engine, config))
+    saver.restore()
+    _note_compiled(run_dir, world, compile_regions(engine, config))
     source = open_data(config)
     observer: Observer | None = None
     if config.task.name == "evaluate":
         observer = Evaluator(config, source, plan.graph)
     elif config.task.name == "predict":
-        observer = Predictor(config, source, plan.graph, metrics.parent)
+        observer = Predictor(config, source, plan.graph, folder)
     calibrates = config.task.name == "calibrate"
     calibrator = Calibrator(config, engine) if calibrates else None
     validation = epochs = scalars = None
@@ -158,12 +160,12 @@ def run_attempt(
             scalars = Scalars(config, run_dir, begin.step, world.rank)
     if plan.validation is not None:
         validation = Validation(config, plan, engine, saver, world)
-    done = run_steps(engine, config, metrics, meter, saver, observer, validation, epochs, scalars)
+    done = run_steps(engine, config, folder, meter, saver, observer, validation, epochs, scalars)
     comm.barrier()
     if done < config.steps and not (validation is not None and validation.ends):
         log.info("preempted after %d of %d steps", done, config.steps)
         if world.rank == 0:
-            records.event(run_dir, world.attempt, "preempted", step=done)
+            records.rank_event(run_dir, world.attempt, "preempted", 0, step=done)
         return PREEMPTED
     if calibrator is not None:
         write_calibration(calibrator, config, source, run_dir, world.attempt)
@@ -172,14 +174,15 @@ def run_attempt(
             write_evaluation(run_dir, world.attempt, config, source, plan.graph)
         elif isinstance(observer, Predictor):
             write_prediction(run_dir, world.attempt, config, source, plan.graph)
-        append_line(metrics, {"kind": "done", "rank": 0})
+        append_metric(folder, 0, "done")
         records.finish(run_dir, world.attempt, "done")
     return 0
 
 
-def _note_compiled(metrics: Path, world: World, compiled: Compilation | None) -> None:
+def _note_compiled(run_dir: Path, world: World, compiled: Compilation | None) -> None:
     if compiled is not None:
-        append_line(metrics, {"kind": "compiled", "rank": world.rank, **asdict(compiled)})
+        folder = file_names.attempt_dir(run_dir, world.attempt)
+        append_metric(folder, world.rank, "compiled", **asdict(compiled))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hires.core.store.attempts import Attempt
 from hires.data.make_data import make_data
 from hires.report import load
 from hires.report.logged_messages import message_sums
@@ -29,7 +30,7 @@ def run(folder: Path, *words: str) -> tuple[dict[str, Any], list[float]]:
     folder.mkdir(exist_ok=True)
     hires(folder, "run", *TINY, *words, "--json")
     [record] = folder.glob("results/*/*/record.json")
-    lines = [json.loads(t) for t in (record.parent / "a0/metrics.jsonl").read_text().splitlines()]
+    lines = Attempt(record.parent, 0).metrics
     by_step: dict[int, list[float]] = {}
     for line in lines:
         if line["kind"] == "step" and line["loss"] is not None:
@@ -86,8 +87,8 @@ def test_bf16_inference_holds_two_bytes_a_parameter(tmp_path: Path):
 def test_run_that_is_preempted_goes_on_by_the_script_of_its_folder(tmp_path: Path):
     def preempt() -> None:
         def under_way() -> bool:
-            files = tmp_path.glob("results/*/*/a0/metrics.jsonl")
-            return any(path.read_text().count('"kind": "step"') >= 8 for path in files)
+            files = tmp_path.glob("results/*/*/a0/logs/rank*.metrics.jsonl")
+            return sum(path.read_text().count('"kind": "step"') for path in files) >= 8
 
         until(under_way, "some steps", pause_s=0.02)
         os.kill(os.getpid(), signal.SIGUSR2)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import HiresError
-from hires.core.store import file_names, records, rundir
+from hires.core.store import file_names, records, run_names
 from hires.core.store.file_names import StrPath
 from hires.core.store.network_weights import BEST, EMA, PICKLES, SAFETENSORS
 from hires.plan.search.candidates import written
@@ -27,7 +27,7 @@ def path_of_weights(source: str, results: StrPath) -> str:
     run, _, last = source.rstrip("/").rpartition("/")
     if run and last in (BEST, EMA):
         return f"{path_of_weights(run, results)}/{last}"
-    return str(rundir.locate(source, results))
+    return str(run_names.locate(source, results))
 
 
 def run_of_weights(weights: str) -> Path | None:

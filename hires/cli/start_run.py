@@ -13,7 +13,7 @@ from hires.cli.screens.progress import StepProgress
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store import campaign, file_names
-from hires.core.store.reading import read_lines
+from hires.core.store.attempts import Attempt
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import FrozenRun, Outcome, SubmitOptions, Submitted, launcher_of
 from hires.launcher.status import running_elsewhere
@@ -79,7 +79,7 @@ def explain(outcome: Outcome, run: RunDir, keep: bool = True, *, head: bool = Tr
     Without ``head`` the cause itself is left to an error of the caller's.
     """
     lines = []
-    for event in read_lines(run.attempt_dir / file_names.EVENTS) if keep else ():
+    for event in Attempt(run, run.attempt).events if keep else ():
         if event.get("event") == "checkpoint_failed":
             lines.append(f"warning: no checkpoint of step {event['step']}: {event['text']}")
         elif event.get("event") in ("checkpoint_damaged", "resume_differs"):

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hires.core.store import message_entries
-from hires.core.store.files import append_line
+from hires.core.store.files import append_metric
 from hires.core.store.message_entries import ENTRY
 from hires.core.store.provenance import clock_name
 from hires.plan.event import POSTS, Event
@@ -174,12 +174,12 @@ class MessageLog:
         entries = np.frombuffer(b"".join(self._entries), DTYPE)
         return entries[np.argsort(entries["ended"], kind="stable")]
 
-    def write(self, metrics: Path, rank: int, events: Sequence[Event], groups: Groups) -> None:
+    def write(self, folder: Path, rank: int, events: Sequence[Event], groups: Groups) -> None:
         """Appends the summary to the lines of an attempt, and writes the entries if it keeps all.
 
         ``events`` and ``groups`` are those of the plan. RunError: it cannot.
         """
-        append_line(metrics, {"kind": "comm", "rank": rank, **self.summary()})
+        append_metric(folder, rank, "comm", **self.summary())
         if not self._keeps_all:
             return
         entries = self.entries()
@@ -191,7 +191,7 @@ class MessageLog:
             "ways": {way: _ways[way] for way in sorted({*entries["way"].tolist()})},
             "events": {at: self._named(events[at], at, groups) for at in numbers},
         }
-        message_entries.write(metrics.parent, rank, header, entries.tobytes())
+        message_entries.write(folder, rank, header, entries.tobytes())
 
     def calls_between(self, begin_s: float, end_s: float) -> tuple[int, int, str] | None:
         """Returns calls that ended in a time, their bytes and routes; None if none is kept."""

@@ -13,7 +13,7 @@ EPOCH_LINE = "epoch"
 
 
 def line_text(line: Mapping[str, Any]) -> str | None:
-    """Returns what a line of ``metrics.jsonl`` says of an epoch, evaluation or end; or None."""
+    """Returns what a line of the ranks says of an epoch, evaluation or end; or None."""
     texts = {EPOCH_LINE: epoch_text, VALIDATED_LINE: evaluation_text, ENDED_LINE: _once}
     text = texts.get(str(line.get("kind")))
     return None if text is None else text(line)

@@ -48,7 +48,8 @@ from hires.core.errors import RunError
 from hires.core.store import checkpoints, records
 from hires.core.store.checkpoints import Checkpoint, StoredFile
 from hires.core.store.edits import overrides
-from hires.core.store.files import append_line, cannot_write, write_atomically
+from hires.core.store.file_names import attempt_dir
+from hires.core.store.files import append_metric, cannot_write, write_atomically
 from hires.core.store.naming import plain
 from hires.core.store.network_weights import misfit
 from hires.core.units import size
@@ -184,12 +185,12 @@ class Saver:
 
     def _note(self, event: str, **fields: str | float) -> None:
         with contextlib.suppress(RunError):  # the disk may be full
-            records.event(self.run_dir, self.attempt, event, rank=self._rank, **fields)
+            records.rank_event(self.run_dir, self.attempt, event, self._rank, **fields)
 
-    def restore(self, metrics: Path) -> None:
+    def restore(self) -> None:
         """Fills the rank, just built, from the checkpoint, if any; RunError: of another network.
 
-        An inference was built with the checkpoint's weights. Rank 0 notes it in ``metrics``:
+        An inference was built with the checkpoint's weights. Rank 0 records it:
         ``attempt`` is None for a checkpoint of another run, and ``differs`` says what that run had
         otherwise.
         """
@@ -198,8 +199,7 @@ class Saver:
         if checkpoint is None:
             if step and self._rank == 0:
                 log.info("goes on at step %d of attempt a%s", step, self.begin.attempt)
-                line = {"kind": "begin", "rank": 0, "step": step, "checkpoint": None}
-                append_line(metrics, {**line, "attempt": self.begin.attempt})
+                self._record(step=step, checkpoint=None, attempt=self.begin.attempt)
             return
         trains = engine.optimizer is not None
         lost = self._restore_tensors(checkpoint, engine.optimizer) if trains else []
@@ -211,14 +211,18 @@ class Saver:
         log.info("goes on at step %d from %s", step, checkpoint.path)
         if self._rank == 0:
             ours = checkpoint.path.parent == self.run_dir / checkpoints.FOLDER
-            line = {"kind": "begin", "rank": 0, "step": step}
+            line: dict[str, object] = {"step": step}
             line["checkpoint"] = checkpoint.name if ours else str(checkpoint.path)
             line["attempt"] = checkpoint.attempt if ours else self.begin.attempt
             if scale is not None:
                 line["skipped_steps"] = scale.skipped
             if not ours:
                 line["differs"] = self._say_differences(checkpoint, lost)
-            append_line(metrics, line)
+            self._record(**line)
+
+    def _record(self, **line: object) -> None:
+        folder = attempt_dir(self.run_dir, self.attempt)
+        append_metric(folder, self._rank, "begin", **line)
 
     def _say_differences(self, checkpoint: Checkpoint, lost: list[str]) -> list[str]:
         # What the run of a checkpoint had otherwise than this one, its words as of a command line.

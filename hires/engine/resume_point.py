@@ -117,7 +117,7 @@ def _candidates(
 
 def _warn(run_dir: Path, world: World, problem: str) -> None:
     log.warning("%s", problem)
-    records.event(run_dir, world.attempt, "checkpoint_damaged", rank=world.rank, text=problem)
+    records.rank_event(run_dir, world.attempt, "checkpoint_damaged", world.rank, text=problem)
 
 
 def _files_read(checkpoint: Checkpoint, plan: Plan, rank: int) -> list[str]:

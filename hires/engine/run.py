@@ -25,7 +25,7 @@ from hires.core.epoch_lines import EPOCH_LINE
 from hires.core.errors import HiresError
 from hires.core.learning_rate import learning_rate
 from hires.core.store import records
-from hires.core.store.files import append_line
+from hires.core.store.files import append_metric
 from hires.core.store.step_lines import ENDED_LINE, VALIDATED_LINE
 from hires.engine.build import RankEngine
 from hires.engine.checkpoint import Saver
@@ -73,7 +73,7 @@ def is_preempted(clear: bool = False) -> bool:
 def run_steps(
     engine: RankEngine,
     config: RunConfig,
-    metrics: Path,
+    folder: Path,
     meter: PeakMeter,
     saver: Saver,
     observer: Observer | None = None,
@@ -81,7 +81,7 @@ def run_steps(
     epochs: Epochs | None = None,
     scalars: Scalars | None = None,
 ) -> int:
-    """Runs the attempt's steps; every step is one line in ``metrics``, beside the timeline.
+    """Runs the attempt's steps; every step is a line in its ``folder``, beside the timeline.
 
     What an ``observer`` finds in it is another line. Returns how many steps of the run are done:
     fewer than all after a preemption, or where ``validation`` ends. LossError: the loss is not
@@ -92,7 +92,7 @@ def run_steps(
     hold_preemption()
 
     def note(kind: str, **values: object) -> None:
-        append_line(metrics, {"kind": kind, "rank": rank, **values})
+        append_metric(folder, rank, kind, **values)
 
     sizes = {"rss_import_bytes": meter.rss_import, "start_bytes": meter.end_start()}
     note("ready", **sizes, **engine.byte_counts())
@@ -100,7 +100,7 @@ def run_steps(
     late, see = LateGraphs(config), None if observer is None else observer.see
     samples = functools.partial(sample_names, config, engine.context.replica)
     finite = FiniteLoss(config, engine.context, samples)
-    with _recorded(engine, log, metrics), comm.logged(log):
+    with _recorded(engine, log, folder), comm.logged(log):
         for step in range(saver.first, config.steps):
             if validation is not None and validation.ends:
                 done = step
@@ -187,13 +187,13 @@ def _ends_before(step: int, saver: Saver) -> bool:
 
 
 @contextlib.contextmanager
-def _recorded(engine: RankEngine, log: comm.MessageLog | None, metrics: Path) -> Iterator[None]:
+def _recorded(engine: RankEngine, log: comm.MessageLog | None, folder: Path) -> Iterator[None]:
     # Also of a run that fails, as far as the disk allows it.
     def write() -> None:
         plan, rank = engine.context.plan, engine.context.rank
-        engine.recorder.write(metrics.parent, rank, log.calls_between if log else None)
+        engine.recorder.write(folder, rank, log.calls_between if log else None)
         if log is not None:
-            log.write(metrics, rank, engine.executor.cursor.events, groups(plan))
+            log.write(folder, rank, engine.executor.cursor.events, groups(plan))
 
     try:
         yield

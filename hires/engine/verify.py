@@ -30,7 +30,7 @@ from hires.core.errors import ParityError
 from hires.core.precisions import INT8
 from hires.core.store import file_names
 from hires.core.store.files import append_line, write_atomically
-from hires.core.store.reading import read_lines
+from hires.core.store.reading import read_rank_lines
 from hires.data.opening import open_data
 from hires.engine.build import RankEngine, whole_model
 from hires.engine.device import HOST, RankDevice, to_host
@@ -99,7 +99,7 @@ def verify_rank(
     sums = float_sums(engine.context.plan) if quantised else None
     bounds = bounds_of(config, graph) if sums is None else sums.bounds
     compared = {"rank": rank, "errors": _compare(held, reference, engine, bounds)}
-    append_line(attempt / file_names.VERIFY_LINES, compared)
+    append_line(file_names.rank_lines(attempt, file_names.VERIFY_LINES, rank), compared)
     max_all(0, patient=True)
     if rank == 0:
         reference_file.unlink()
@@ -107,7 +107,7 @@ def verify_rank(
         params = {name for node in graph.nodes for name in node.params}
         kinds = ("output/", "loss/")
         wanted = [n for n in reference if n.startswith(kinds) or n.partition("/")[2] in params]
-        lines = read_lines(attempt / file_names.VERIFY_LINES)
+        lines = read_rank_lines(attempt, file_names.VERIFY_LINES)
         answer = summary(lines, wanted, None, bounds)
         undecided = not answer["ok"] and math.isfinite(answer["max_rel_err"])
         if undecided and sums is None:

@@ -31,7 +31,7 @@ from hires.launcher.local.local_launcher import leave
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.rank_group import last_lines
 from hires.launcher.status import running_elsewhere
-from hires.launcher.status.run_progress import MetricsTail
+from hires.launcher.status.run_progress import LinesTail
 from hires.launcher.supervision.interrupts import Interrupts
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class LocalQueue:
         self._gpus = gpus or LocalGpus([])
         self._module = [module] if module else []
         self._done = {task.path: task.done for task in tasks}  # complete attempts, as known here
-        self._tails: dict[Path, MetricsTail] = {}
+        self._tails: dict[Path, LinesTail] = {}
 
     def work(self) -> None:
         """Runs all unless something stops it; no process is left then.
@@ -219,7 +219,7 @@ class LocalQueue:
         except RunError as error:
             self._end(Ended(task, None, "failed", str(error)))
         else:
-            self._tails[task.path] = MetricsTail(run.attempt_dir / file_names.METRICS)
+            self._tails[task.path] = LinesTail(run.attempt_dir, file_names.METRICS)
             self._watcher.started(task, run.attempt)
 
     def _fits(self, task: FrozenRun) -> bool:

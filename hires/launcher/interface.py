@@ -38,7 +38,7 @@ Job = dict[str, Any]
 PENDING, RUNNING, ENDED, GONE, UNKNOWN = "pending", "running", "ended", "gone", "unknown"
 
 OnLine = Callable[[dict[str, Any]], None]
-"""Called with every new line of ``metrics.jsonl``."""
+"""Called with every new line of the ranks."""
 
 
 @dataclass(frozen=True)

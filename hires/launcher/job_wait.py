@@ -16,7 +16,7 @@ from hires.core.store.rundir import RunDir
 from hires.launcher.end_reasons import JOB_ENDS, restarts
 from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus, Launcher, OnLine, Outcome
 from hires.launcher.local.local_launcher import leave
-from hires.launcher.status.run_progress import MetricsTail
+from hires.launcher.status.run_progress import LinesTail
 
 FILES_S = 0.5
 """How often the run folder is read."""
@@ -39,7 +39,7 @@ class JobWait:
         number, _, index = job.partition("_")
         named = {"job": number, "index": int(index) if index.isdecimal() else None}
         self._submitted = Attempt(run, run.attempt).job or named  # its file may be damaged
-        self._tail = MetricsTail(run.attempt_dir / file_names.METRICS)
+        self._tail = LinesTail(run.attempt_dir, file_names.METRICS)
         self._queried_s = 0.0
         self._ends: list[str] = []  # the scheduler's last answers, if all say that the job ended
 
@@ -80,7 +80,7 @@ class JobWait:
             attempt = Attempt(self.run, number)
             if number > self.attempt and attempt.job_name == self.job:
                 self.attempt, self._ends = number, []
-                self._tail = MetricsTail(attempt.folder / file_names.METRICS)
+                self._tail = LinesTail(attempt.folder, file_names.METRICS)
 
     def _without_exit(self, word: str) -> Outcome:
         """Returns the end of a job that left no ``exit.json``; a certain one is written."""

@@ -138,7 +138,8 @@ def test_full_log_names_kind_action_and_ranks_of_its_entries(tmp_path):
     for number in (4, 0, 1, 2, 3):
         place.at = number
         log.note_blocking(ALL_GATHER, BY_MPI, number, clock())
-    log.write(tmp_path / "metrics.jsonl", 2, events, [[0, 1], [1, 2]])
+    (tmp_path / "logs").mkdir()
+    log.write(tmp_path, 2, events, [[0, 1], [1, 2]])
     [ranks] = message_entries.read(tmp_path)
     assert [(m.kind, m.action, m.ranks, m.num_bytes) for m in ranks.messages] == [
         ("gradient", "B0", [1, 2], 4), ("", "", [], 0), ("barrier", "", [], 1),

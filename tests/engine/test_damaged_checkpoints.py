@@ -15,7 +15,7 @@ from hires import comm
 from hires.core.errors import PREEMPTED
 from hires.core.ranks.world import World
 from hires.core.store import checkpoints, file_names, records
-from hires.core.store.reading import read_lines
+from hires.core.store.attempts import Attempt
 from hires.engine.resume_point import resume_point
 from hires.plan.plan import Plan
 from tests.helpers.file_faults import STRUCTURAL
@@ -134,7 +134,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def damage(run: Path) -> list[str]:
-    events = read_lines(file_names.attempt_dir(run, 1) / "events.jsonl")
+    events = Attempt(run, 1).events
     return [event["text"] for event in events if event["event"] == "checkpoint_damaged"]
 
 

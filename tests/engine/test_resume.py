@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from hires.core.errors import PREEMPTED, ConfigError
 from hires.core.ranks.world import World
-from hires.core.store import checkpoints, file_names, records
-from hires.core.store.reading import read_lines
+from hires.core.store import checkpoints, records
+from hires.core.store.attempts import Attempt
 from hires.engine import checkpoint, tensorfile, validate
 from tests.helpers.custom_nets import Steep
 from tests.helpers.ranks import run_ranks
@@ -287,7 +287,7 @@ def test_what_a_resume_does_not_take_along_is_said_and_recorded(tmp_path):
     assert [attempt(run, stop_at=5), attempt(run)] == [[PREEMPTED], [0]]
     # The other optimiser begins anew, and counts its own steps alone.
     assert checkpoints.read(checkpoints.place(run, 6)).numbers["optimizer.step"] == [3]
-    events = read_lines(file_names.attempt_dir(run, 0) / "events.jsonl")
+    events = Attempt(run, 0).events
     [text] = [event["text"] for event in events if event["event"] == "resume_differs"]
     there = ["seed=0", f"batch={config_at(first).batch}", "optimizer.name=sgd"]
     for word in [*there, "seed=1", "batch=4", "optimizer.name=adam", "exp_avg_sq", first.name]:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError, LossError
 from hires.core.optimizers import OPTIMIZERS, REFUSED
-from hires.core.store import checkpoints, file_names, records
+from hires.core.store import checkpoints, records
+from hires.core.store.attempts import Attempt
 from hires.core.store.network_weights import find_weights
-from hires.core.store.reading import read_lines
 from hires.engine.footprint import footprint
 from hires.engine.optimizer import make_optimizer, optimizer_of
 from hires.engine.weights_file import open_weights
@@ -211,7 +211,7 @@ def test_training_equals_that_of_torch(tmp_path: Path):
             assert float((found[key] - tensor).abs().max()) < 1e-10 * largest, key
     # The state is predicted as what is measured; a divided one is a part of the whole.
     measured = [0] * plan_of(config).world
-    for line in read_lines(file_names.attempt_dir(run, 0) / "metrics.jsonl"):
+    for line in Attempt(run, 0).metrics:
         measured[line["rank"]] = max(measured[line["rank"]], line.get("optimizer_bytes", 0))
     memory = footprint(config, plan_of(config))
     assert [one.optimizer_bytes for one in memory] == measured

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hires.core.ranks import heartbeat, rank_process, world
 from hires.core.store import file_names, records
-from hires.core.store.files import append_line
+from hires.core.store.files import append_metric
 
 connections: list = []
 
@@ -34,17 +34,16 @@ def main() -> None:
 
 
 def ok(here, run_dir, argument="", steps=None):
-    metrics = file_names.attempt_dir(run_dir, here.attempt) / "metrics.jsonl"
+    folder = file_names.attempt_dir(run_dir, here.attempt)
     sizes = {"params_bytes": 100 << 20, "grads_bytes": 90 << 20, "optimizer_bytes": 80 << 20}
-    append_line(metrics, {"kind": "ready", "rank": here.rank, "rss_import_bytes": 1, **sizes})
+    append_metric(folder, here.rank, "ready", rss_import_bytes=1, **sizes)
     for step in range(records.read_config(run_dir).steps if steps is None else steps):
-        line = {"kind": "step", "rank": here.rank, "step": step, "data_s": 0.0}
+        line = {"step": step, "data_s": 0.0}
         line |= {"step_s": 0.5 + here.rank / 4, "loss": 2.0 - step if here.rank else None}
-        append_line(metrics, line)
-    line = {"kind": "memory", "rank": here.rank, "peak_bytes": 1 << 30, "source": "rss", **sizes}
-    append_line(metrics, line)
+        append_metric(folder, here.rank, "step", **line)
+    append_metric(folder, here.rank, "memory", peak_bytes=1 << 30, source="rss", **sizes)
     if here.rank == 0:
-        append_line(metrics, {"kind": "done", "rank": 0})
+        append_metric(folder, 0, "done")
         records.finish(run_dir, here.attempt, "done") if not sys.argv[2:] else None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from hires.core.store.file_names import line_files
 from tests.helpers.report_runs import change, report_run
 
 ATTACK = (
@@ -65,7 +66,8 @@ def _poison(run: Path, value: Any) -> None:
     config["data"]["path"] = ascii(value) if isinstance(value, str) else value
     config[ATTACK] = 1
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    for file in (run / "a0" / "timeline.jsonl", run / "a0" / "metrics.jsonl"):
+    for name in ("timeline.jsonl", "metrics.jsonl"):
+        file = next(path for path in line_files(run / "a0", name) if path.exists())
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         for line in lines:
             line |= {"loss": value, "clock": value}

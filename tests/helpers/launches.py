@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hires.core.store.reading import read_lines
+from hires.core.store.attempts import Attempt
 from hires.core.store.rundir import RunDir
 from tests.helpers.patience import until
 
@@ -31,8 +31,7 @@ exit $code
 
 def events(run: RunDir, name: str) -> list[dict[str, Any]]:
     """Returns the events of one kind."""
-    lines = read_lines(run.attempt_dir / "events.jsonl")
-    return [line for line in lines if line["event"] == name]
+    return [line for line in Attempt(run, run.attempt).events if line["event"] == name]
 
 
 def rank_pids(run: RunDir) -> list[int]:

@@ -15,8 +15,7 @@ from torch import Tensor
 from hires import comm, worker
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks.world import World
-from hires.core.store import attempts, checkpoints, file_names, records, rundir
-from hires.core.store.reading import read_lines
+from hires.core.store import attempts, checkpoints, records, rundir
 from hires.engine import run
 from hires.engine.device import open_device
 from hires.engine.memory_meter import PeakMeter
@@ -80,7 +79,7 @@ def run_folder(results: Path, config: RunConfig, **facts: Any) -> Path:
 def next_number(path: Path) -> int:
     """Returns the latest attempt of a run folder, or another one if that was run."""
     number = rundir.open_run(path).attempt
-    was_run = (file_names.attempt_dir(path, number) / "metrics.jsonl").exists()
+    was_run = bool(attempts.Attempt(path, number).metrics)
     return attempts.next_attempt(path) if was_run else number
 
 
@@ -99,8 +98,7 @@ def killed_attempt(path: Path, step: int, rank: int | None = None) -> None:
 
 def lines_of(path: Path, number: int, kind: str) -> list[dict[str, Any]]:
     """Returns the lines of a kind that an attempt noted."""
-    lines = read_lines(file_names.attempt_dir(path, number) / "metrics.jsonl")
-    return [line for line in lines if line["kind"] == kind]
+    return [line for line in attempts.Attempt(path, number).metrics if line["kind"] == kind]
 
 
 def losses(path: Path, *attempts: int) -> dict[tuple[int, int], float | None]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from hires.core.store.reading import read_rank_lines
 from hires.launcher.slurm.job_script import read_tasks
 from tests.helpers.patience import until
 
@@ -68,10 +69,7 @@ class Run:
 
     def lines(self, name: str, attempt: int) -> list[dict[str, Any]]:
         """Returns the lines of one of an attempt's files."""
-        path = self.path / f"a{attempt}" / name
-        text = path.read_text() if path.exists() else ""
-        lines = text.rpartition("\n")[0].splitlines()  # a rank may just write one more
-        return [dict(json.loads(line)) for line in lines]
+        return read_rank_lines(self.path / f"a{attempt}", name, [])  # one may be half written
 
     def events(self, name: str, attempt: int = 0) -> list[dict[str, Any]]:
         """Returns the events of one kind."""
@@ -84,11 +82,9 @@ class Run:
 
     def wait_for_step(self, step: int, attempt: int = 0) -> None:
         """Returns when rank 0 has recorded a step, or a later one."""
-        path, words = self.path / f"a{attempt}" / "metrics.jsonl", '"rank": 0, "step": '
 
         def is_there() -> bool:
-            text = path.read_text().rpartition("\n")[0] if path.exists() else ""
-            return words in text and int(text.rpartition(words)[2].partition(",")[0]) >= step
+            return max(self.steps(attempt), default=-1) >= step
 
         until(is_there, f"step {step} of {self.path.name}", pause_s=0.1)
 

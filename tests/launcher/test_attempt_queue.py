@@ -14,7 +14,7 @@ from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import MeasureConfig, RunConfig
 from hires.core.store import attempts, records, rundir
-from hires.core.store.reading import read_lines
+from hires.core.store.reading import read_rank_lines
 from hires.launcher import attempt_queue
 from hires.launcher.attempt_queue import LocalQueue
 from hires.launcher.interface import FrozenRun, Share
@@ -81,7 +81,7 @@ def run(tasks, watcher=None, **rooms):
         event
         for task in tasks
         for folder in task.path.glob("a*")
-        for event in read_lines(folder / "events.jsonl")
+        for event in read_rank_lines(folder, "events.jsonl")
     ]
     pids = [
         event["pid"] for event in events if event["event"] in ("rank_started", "launch_started")

@@ -16,7 +16,7 @@ import pytest
 
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.store import records, rundir
-from hires.core.store.reading import read_lines
+from hires.core.store.reading import read_rank_lines
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import Outcome
 from hires.launcher.local import local_launcher
@@ -59,8 +59,9 @@ def launch(run: RunDir, signalled: int | None = None, number: int = 0, **options
     """Runs it; after its third step a rank, or -1 the launcher, gets a signal."""
 
     def act() -> None:
-        metrics = run.attempt_dir / "metrics.jsonl"
-        until(lambda: any(line.get("step", 0) > 2 for line in read_lines(metrics)))
+        folder = run.attempt_dir
+        lines = lambda: read_rank_lines(folder, "metrics.jsonl")  # noqa: E731
+        until(lambda: any(line.get("step", 0) > 2 for line in lines()))
         pids = {line["rank"]: line["pid"] for line in events(run, "rank_started")}
         os.kill(pids.get(signalled, os.getpid()), number)
 

@@ -12,8 +12,8 @@ import pytest
 from safetensors.torch import load_file
 
 from hires.core.errors import PREEMPTED
-from hires.core.store import checkpoints, file_names
-from hires.core.store.reading import read_lines
+from hires.core.store import checkpoints
+from hires.core.store.attempts import Attempt
 from tests.helpers.parity_rows import Row, rows
 from tests.helpers.plain_training import plain_training, torch_rates
 from tests.helpers.saved import attempt, config_at, losses, make, mean_losses
@@ -41,7 +41,7 @@ def test_training_equals_that_of_torch_and_resumes(row: Row, tmp_path: Path):
         return
     plain = plain_training(config_at(run))
     assert mean_losses(run, 0) == pytest.approx(plain.losses, rel=1e-10)
-    lines = read_lines(file_names.attempt_dir(run, 0) / "metrics.jsonl")
+    lines = Attempt(run, 0).metrics
     steps = [line for line in lines if line["kind"] == "step" and line["rank"] == 0]
     assert [step["lr"] for step in steps] == pytest.approx(torch_rates(config_at(run)))
     expected = {f"stage/{name}": tensor for name, tensor in plain.parameters.items()}

@@ -63,7 +63,7 @@ class Bars(contextlib.AbstractContextManager[Any]):
 
 
 class StepProgress(Bars):
-    """Shows the steps of one run; call it with every line of ``metrics.jsonl``."""
+    """Shows the steps of one run; call it with every line of the ranks."""
 
     def __init__(self, world: int, batch: int, steps: int, stream: TextIO | None = None) -> None:
         super().__init__(stream, remaining=True)
@@ -73,7 +73,7 @@ class StepProgress(Bars):
         self._printed_at = 0.0
 
     def __call__(self, line: dict[str, Any]) -> None:
-        """Takes one line of ``metrics.jsonl`` into account; epochs and evaluations have a line."""
+        """Takes one line of the ranks into account; epochs and evaluations have a line."""
         step = self.progress.feed(line)
         if step is None:
             text = line_text(line)

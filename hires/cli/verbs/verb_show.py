@@ -19,7 +19,8 @@ from hires.core.store import checkpoints, edits, file_names, frozen, provenance
 from hires.core.store.file_names import attempt_dir
 from hires.core.store.reading import Values, text
 from hires.core.store.records import read_plan, read_record
-from hires.core.store.rundir import RunDir, locate, open_run
+from hires.core.store.run_names import locate
+from hires.core.store.rundir import RunDir, open_run
 from hires.core.units import size
 from hires.plan.plan import Plan
 from hires.report.columns import Column
@@ -203,8 +204,8 @@ def _reproduce(path: Path, as_json: bool) -> None:
     elif then:
         print("commit, versions and machine are as they were")
     commit = then.get("commit") or ""
-    if commit.endswith(_DIRTY):
-        print(f"the code was edited then: commit {commit.removesuffix(_DIRTY)} is not all of it")
+    if _DIRTY in commit:
+        print(f"the code was edited then: commit {commit.partition(_DIRTY)[0]} is not all of it")
     elif any(change.what == "commit" for change in changed) and commit:
         print(f"git checkout {shlex.quote(commit)} brings the code back")
 

@@ -4,7 +4,7 @@
           heartbeat thread  |    |    |    |    |    |    |    |
                             touch every 5 s                look: no move for comm.timeout_s
                             v                              v
-    a<k>/alive/rank0000     mtime is the heartbeat         "rank_stuck" in events.jsonl
+    a<k>/alive/rank0000     mtime is the heartbeat         an event "rank_stuck"
     a<k>/alive/asked        a launcher requests the status of every rank
     a<k>/preempt            a launcher requests that every rank saves its state and ends (SIGUSR2)
     a<k>/alive/rank0000.json     the status
@@ -46,6 +46,8 @@ BEAT_S = 5.0
 """How often a rank touches its file."""
 LOOK_S = 1.0
 """The longest time between two looks for a lack of progress or a request."""
+PREPARES = 15
+"""A rank that prepares its steps, as by opening data, may be idle for so many ``timeout_s``."""
 IDLE_SHARE = 0.05
 """A rank that used less of a core than this since the last look does not compute."""
 
@@ -323,7 +325,8 @@ class HeartbeatThread(threading.Thread):
         """Reports once that the rank is stuck.
 
         A wait in a communication counts from the last move, however much the process computes. A
-        rank outside communication is stuck only if it neither moves nor computes:
+        rank outside communication is stuck only if it neither moves nor computes, before its first
+        step for much longer:
 
             move            compute...........  sleep...........  -> stuck
             ^ _moved_s                        ^ _idle_s         ^ _idle_s + timeout_s
@@ -341,12 +344,12 @@ class HeartbeatThread(threading.Thread):
         still_s = now_s - (self._moved_s if waits else self._idle_s)
         most_s = max(self.timeout_s, self.activity.still_s)
         in_step = recorder is not None and bool(recorder.steps)
-        if self._is_reported or still_s < most_s or not (waits or in_step):
+        if self._is_reported or still_s < most_s * (1 if waits or in_step else PREPARES):
             return
         self._is_reported, status = True, self._status()
         facts = {"step": status.step, "action": status.action, "what": status.what}
         facts["since_s"] = round(status.since_s, 3)
-        records.event(self.run_dir, self.attempt, "rank_stuck", rank=self.rank, **facts)
+        records.rank_event(self.run_dir, self.attempt, "rank_stuck", self.rank, **facts)
 
     def _status(self) -> RankStatus:
         return self.activity.status(self.rank, time.perf_counter() - self._moved_s)

@@ -2,7 +2,7 @@
 
 A rank that a launcher starts itself has its log and its number already, and its exit code is seen.
 One command (mpirun, srun, torchrun) that starts all ranks keeps their exit codes to itself: such a
-rank opens its log, says in ``events.jsonl`` where it runs, and how it ends:
+rank opens its log, says in an event where it runs, and how it ends:
 
     rank_started    pid, host
     rank_ended      code
@@ -47,8 +47,7 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         stream.flush()
     if world is not None:
         with contextlib.suppress(RunError):  # the end of the command says that it is gone
-            fields = {"rank": world.rank, "code": code}
-            records.event(sys.argv[1], world.attempt, "rank_ended", **fields)
+            records.rank_event(sys.argv[1], world.attempt, "rank_ended", world.rank, code=code)
         code = 0 if code == PREEMPTED else code
     os._exit(code)  # threads of a broken transport must not keep a failed rank alive
 
@@ -78,5 +77,5 @@ def _join(run_dir: Path) -> World:
     for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:
         del os.environ[name]
     os.environ |= world.to_environment()
-    records.event(run_dir, world.attempt, "rank_started", rank=world.rank, **provenance.myself())
+    records.rank_event(run_dir, world.attempt, "rank_started", world.rank, **provenance.myself())
     return world

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from hires.core.config.fields import build
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names
-from hires.core.store.file_names import StrPath
+from hires.core.store.file_names import StrPath, rank_lines
 from hires.core.store.files import append_line
 from hires.core.store.provenance import clock_name
-from hires.core.store.reading import Notes, Values, note, read_lines, text
+from hires.core.store.reading import Notes, Values, note, read_rank_lines, text
 
 FILE = file_names.TIMELINE
 KEPT_STEPS = 3
@@ -180,7 +180,7 @@ class Recorder:
             spans.sort(key=lambda span: span[2])
             line = {"rank": rank, "step": step.step, "clock": clock_name(), "begin_s": step.begin_s}
             line |= {"dropped": step.dropped, "spans": spans}
-            append_line(Path(folder) / FILE, line)
+            append_line(rank_lines(folder, FILE, rank), line)
 
 
 def read(folder: StrPath, notes: Notes = None) -> list[StepSpans]:
@@ -190,7 +190,7 @@ def read(folder: StrPath, notes: Notes = None) -> list[StepSpans]:
     """
     path = Path(folder) / FILE
     steps = []
-    for line in read_lines(path, notes):
+    for line in read_rank_lines(folder, FILE, notes):
         try:
             steps.append(_step_of(line))
         except (ConfigError, KeyError, TypeError, ValueError):

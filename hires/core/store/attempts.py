@@ -92,13 +92,14 @@ class Attempt:
 
     @property
     def events(self) -> list[Values]:
-        """The lines of ``events.jsonl`` up to now."""
-        return reading.read_lines(self.folder / file_names.EVENTS, self.notes)
+        """The events of launcher and ranks up to now, in the order of their times."""
+        lines = reading.read_rank_lines(self.folder, file_names.EVENTS, self.notes)
+        return sorted(lines, key=lambda line: str(line.get("time")))
 
     @property
     def metrics(self) -> list[Values]:
-        """The lines of ``metrics.jsonl`` up to now."""
-        return reading.read_lines(self.folder / file_names.METRICS, self.notes)
+        """What the ranks have measured up to now."""
+        return reading.read_rank_lines(self.folder, file_names.METRICS, self.notes)
 
     @property
     def has_ended(self) -> bool:

@@ -5,11 +5,11 @@
         <slug>-<hash8>/            config.yaml plan.json launch.sh planned.json record.json
                                    frozen.json choice.json job.sbatch job.log (Slurm)
           checkpoints/step000012/  checkpoint.json stage00.safetensors ...
-          a<attempt>/              env.json job.json events.jsonl metrics.jsonl timeline.jsonl
-                                   exit.json record.json cancel
+          a<attempt>/              env.json job.json events.jsonl exit.json record.json cancel
             alive/rank0000         heartbeat of a rank
             messages/              rank0000.messages (comm.log=full)
             logs/                  rank0000.log stacks-rank0000.txt launcher.log
+                                   rank0000.events.jsonl .metrics.jsonl .timeline.jsonl
 
 No other module spells one of these names; ``tests/test_names.py`` checks it.
 """
@@ -126,6 +126,20 @@ def rank_log(attempt: StrPath, rank: int) -> Path:
 def rank_logs(attempt: StrPath) -> dict[int, Path]:
     """Returns the logs that are there, by rank; ``attempt`` is the folder of an attempt."""
     return dict(sorted(_numbered(Path(attempt) / LOGS, r"rank(\d{4,9})\.log").items()))
+
+
+def rank_lines(attempt: StrPath, name: str, rank: int) -> Path:
+    """Returns the file of JSON lines to which a rank alone appends, as its ``METRICS``.
+
+    Appends from several machines to one file of a network file system would lose lines.
+    """
+    return Path(attempt) / LOGS / f"rank{rank:04d}.{name}"
+
+
+def line_files(attempt: StrPath, name: str) -> list[Path]:
+    """Returns the files of an attempt with lines of one kind: the launcher's, then each rank's."""
+    ranks = _numbered(Path(attempt) / LOGS, rf"rank(\d{{4,9}})\.{re.escape(name)}")
+    return [Path(attempt) / name, *(path for _, path in sorted(ranks.items()))]
 
 
 def rank_messages(attempt: StrPath, rank: int) -> Path:

@@ -28,10 +28,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import provenance, trust
-from hires.core.store.file_names import StrPath
+from hires.core.store.file_names import METRICS, StrPath, rank_lines
 from hires.core.store.reading import Note, Values, read_json
 
 OPTION = "results=FOLDER"
@@ -82,28 +83,30 @@ def write_atomically(
         raise cannot_write(path, error, option) from error
 
 
-def append_line(path: StrPath, values: Values, *, locked: bool = False) -> None:
-    """Appends one JSON object as a line, many processes at once; raises RunError if it cannot.
-
-    With ``locked`` no other process appends meanwhile, so that an unfinished last line is ended.
-    """
-    # A loss may be NaN: these files are read by Python. One write, so that lines never mix.
+def append_line(path: StrPath, values: Values) -> None:
+    """Appends one JSON object as a line to a file of this process; raises RunError if it cannot."""
+    # A loss may be NaN: these files are read by Python. One write, for threads write, too.
     data = json.dumps(values).encode() + b"\n"
     try:
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            # A writer that died in the middle of a line, or a full disk, left no line break.
-            # Without the lock it may be half of a line that another process writes now.
-            size = os.fstat(fd).st_size if locked else 0
+            # A full disk has left half a line, without a line break.
+            size = os.fstat(fd).st_size
             if size > 0 and os.pread(fd, 1, size - 1) != b"\n":
                 data = b"\n" + data
             written = os.write(fd, data)
         finally:
             os.close(fd)
-        if written < len(data):  # a second write could land behind another process's line
+        if written < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise cannot_write(path, error) from error
+
+
+def append_metric(attempt: StrPath, rank: int, kind: str, /, **values: Any) -> None:
+    """Appends what a rank has measured, ``kind`` says of what, to the rank's file of an attempt."""
+    path = rank_lines(attempt, METRICS, rank)
+    append_line(path, {"kind": kind, "rank": rank, **values})
 
 
 def make_folder(path: StrPath, option: str = OPTION) -> None:

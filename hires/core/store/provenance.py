@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import platform
 import signal
@@ -28,8 +29,8 @@ CPU_MODEL = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 def collect() -> dict[str, Any]:
     """Returns what later readers need to judge or repeat a measurement made now, here.
 
-    ``git`` is the commit of this code (``-dirty`` if edited), or None where it is no checkout;
-    ``memory`` is in bytes; ``cores`` are those this process may use.
+    ``git`` is the commit of this code (if edited with ``-dirty-`` and a digest of the edits), or
+    None where it is no checkout; ``memory`` is in bytes; ``cores`` are those this process may use.
     """
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
@@ -139,8 +140,9 @@ def _git_commit(package: Path) -> str | None:
     if _git(package, "rev-parse", "--show-toplevel") != str(package.parent):
         return None
     commit = _git(package, "rev-parse", "HEAD")
-    edited = commit and _git(package, "status", "--porcelain", "--untracked-files=no")
-    return f"{commit}-dirty" if edited else commit
+    edits = commit and _git(package, "diff", "HEAD")
+    digest = hashlib.sha256((edits or "").encode()).hexdigest()[:8]
+    return f"{commit}-dirty-{digest}" if edits else commit
 
 
 def _git(folder: Path, *args: str) -> str | None:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from unicodedata import category
 
 from hires.core.errors import ConfigError, RunError
-from hires.core.store.file_names import MAX_BYTES, MIB, StrPath
+from hires.core.store.file_names import MAX_BYTES, MIB, StrPath, line_files
 
 try:
     import yaml
@@ -94,6 +94,12 @@ def read_lines(path: StrPath, notes: Notes = None) -> list[Values]:
         else:
             notes.append(left_out)
     return lines
+
+
+def read_rank_lines(attempt: StrPath, name: str, notes: Notes = None) -> list[Values]:
+    """Returns the lines of one kind of an attempt, those of each rank together, as `read_lines`."""
+    files = line_files(attempt, name)
+    return [line for path in files for line in read_lines(path, notes)]
 
 
 def parse_lines(data: bytes, torn: list[int] | None = None) -> list[Values]:
@@ -190,7 +196,9 @@ def read_named_values(path: StrPath) -> Values:
 
 
 def _most_bytes(path: Path) -> int:
-    return MAX_BYTES.get(path.name) or MAX_BYTES.get(path.suffix, MIB)
+    of_rank = path.name.partition(".")[2]
+    names = (path.name, of_rank, path.suffix)
+    return next((MAX_BYTES[name] for name in names if name in MAX_BYTES), MIB)
 
 
 def text(value: Any, limit: int = MAX_TEXT) -> str | None:

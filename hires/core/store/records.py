@@ -1,7 +1,7 @@
 """Appends what happens in an attempt, reads the frozen files of a run, and computes its record.
 
-    ranks, launcher --append--> metrics.jsonl, events.jsonl --finish--> a<k>/record.json
-                                                                        record.json of the run
+    ranks, launcher --append--> files of JSON lines, one of each --finish--> a<k>/record.json
+                                                                             record.json of the run
 
 Pure Python: rank 0 calls :func:`finish` when all went well, the launcher when ranks died. The
 slowest rank is the sample, warm-up is left out, and a run is done only if no rank lacks a step.
@@ -50,13 +50,19 @@ def require_seen(run_dir: StrPath) -> None:
 
 
 def event(run_dir: StrPath, attempt: int, name: str, **fields: Any) -> None:
-    """Appends an event with its time to the attempt's ``events.jsonl``.
-
-    A rank that fails records ``event(..., "rank_failed", rank=r, type="CommError", text="...")``
-    before it ends: the launcher separates causes from consequences by it.
-    """
+    """Appends an event of the launcher, with its time, to the attempt's ``events.jsonl``."""
     line = {"time": provenance.now(), "event": name, **fields}
     append_line(attempt_dir(run_dir, attempt) / file_names.EVENTS, line)
+
+
+def rank_event(run_dir: StrPath, attempt: int, name: str, rank: int, /, **fields: Any) -> None:
+    """Appends an event of a rank, with its time, to a file of this rank.
+
+    A rank that fails records ``rank_failed`` with ``type`` and ``text`` before it ends: the
+    launcher separates causes from consequences by it.
+    """
+    line = {"time": provenance.now(), "event": name, "rank": rank, **fields}
+    append_line(file_names.rank_lines(attempt_dir(run_dir, attempt), file_names.EVENTS, rank), line)
 
 
 def read_config(run_dir: StrPath) -> RunConfig:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from hires.core.errors import ConfigError
 from hires.core.store import file_names
 from hires.core.store.file_names import StrPath, entries_of, exists, is_dir
-from hires.core.store.rundir import locate
 
 
 class NamedRuns(NamedTuple):
@@ -39,18 +38,52 @@ def named(name: str, results: StrPath = "results") -> NamedRuns:
     for folder in (Path(results) / name, Path(name)):
         if name and _is_campaign(folder):
             return _together([folder])
-    try:
-        return NamedRuns([locate(name, results)], [])
-    except ConfigError as error:
-        if "may be any of" in str(error):
-            raise
-        others = ", ".join(folder.name for folder in campaigns(results))
-        there = f"the campaigns under {results}/ are {others}"
-        there = there if others else f"there is no campaign under {results}/ at all"
-        raise ConfigError(
-            f"{name!r} is no campaign and no run: {there}; a run is named by its folder, its name "
-            f"or the beginning of its hash"
-        ) from None
+    if run := _run_named(name, results):
+        return NamedRuns([run], [])
+    others = ", ".join(folder.name for folder in campaigns(results))
+    there = f"the campaigns under {results}/ are {others}"
+    there = there if others else f"there is no campaign under {results}/ at all"
+    raise ConfigError(
+        f"{name!r} is no campaign and no run: {there}; a run is named by its folder, its name or "
+        f"the beginning of its hash"
+    )
+
+
+def locate(name: str, results: StrPath = "results") -> Path:
+    """Returns the one run folder that a name means, as for :func:`named`.
+
+    A name of no run, or of several, as of a campaign, is a ConfigError.
+    """
+    for folder in (Path(results) / name, Path(name)) if name else ():
+        if runs := of_campaign(folder) if folder != Path(results) else []:
+            raise ConfigError(
+                f"{name!r} is a campaign of {len(runs)} run{'s' if len(runs) > 1 else ''}; name "
+                f"one of them, as {folder.name}/{runs[0].name}; `hires list runs --campaign "
+                f"{folder.name}` lists them, `hires report {folder.name}` shows them all"
+            )
+    if run := _run_named(name, results):
+        return run
+    raise ConfigError(
+        f"there is no run {name!r}: give the path of a run folder, or its name or hash if it is "
+        f"under {results}/"
+    )
+
+
+def _run_named(name: str, results: StrPath) -> Path | None:
+    """Returns the run of a path, name or beginning of a hash; a ConfigError: there are several."""
+    if os.path.lexists(Path(name) / file_names.CONFIG):  # what is wrong with it is said later
+        return Path(name).absolute()
+    folders = [run for folder in campaigns(results) for run in of_campaign(folder)]
+    matches = (
+        [f for f in folders if name in (f.name, f"{f.parent.name}/{f.name}")],
+        [f for f in folders if name and f.name.rpartition("-")[2].startswith(name)],
+        [f for f in folders if name and f.name.startswith(name)],
+    )
+    match = next(filter(None, matches), [])
+    if len(match) > 1:
+        several = ", ".join(map(str, match[:5]))
+        raise ConfigError(f"{name!r} may be any of {len(match)} runs: give one path of {several}")
+    return match[0] if match else None
 
 
 def matching(values: Any, results: StrPath = "results") -> NamedRuns:

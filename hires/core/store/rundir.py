@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError, RunError
+from hires.core.errors import RunError
 from hires.core.store import edits, file_names, frozen, launch_file, reading, trust
 from hires.core.store.attempts import Attempt, environment, next_attempt
 from hires.core.store.file_names import StrPath, attempt_dir, attempt_numbers, last_number
@@ -141,43 +141,6 @@ def open_run(path: StrPath) -> RunDir:
             f"with {path / file_names.LAUNCH_SCRIPT}"
         )
     return RunDir(path, last if done is None else done)
-
-
-def locate(name: str, results: StrPath = "results") -> Path:
-    """Returns the run folder that a user names by path, folder name or the beginning of a hash.
-
-    Raises:
-        ConfigError: no run, or more than one, goes by this name.
-    """
-    results = Path(results)
-    if os.path.lexists(Path(name) / file_names.CONFIG):  # what is wrong with it is said later
-        return Path(name).absolute()
-    runs = sorted(results.glob(f"*/*/{file_names.CONFIG}"))
-    folders = [file.parent for file in runs if not file.parent.name.startswith(".")]
-    matches = (
-        [f for f in folders if name in (f.name, f"{f.parent.name}/{f.name}")],
-        [f for f in folders if name and f.name.rpartition("-")[2].startswith(name)],
-        [f for f in folders if name and f.name.startswith(name)],
-    )
-    match = next(filter(None, matches), [])
-    if len(match) == 1:
-        return match[0].absolute()
-    for folder in (results / name, Path(name)) if name else ():
-        runs = sorted(folder.glob(f"*/{file_names.CONFIG}")) if folder != results else []
-        if runs:
-            runs_here = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
-            raise ConfigError(
-                f"{name!r} is a campaign of {runs_here}; name one of them, as "
-                f"{folder.name}/{runs[0].parent.name}; `hires list runs --campaign {folder.name}` "
-                f"lists them, `hires report {folder.name}` shows them all"
-            )
-    if match:
-        several = ", ".join(str(f) for f in match[:5])
-        raise ConfigError(f"{name!r} may be any of {len(match)} runs: give one path of {several}")
-    raise ConfigError(
-        f"there is no run {name!r}: give the path of a run folder, or its name or hash if it is "
-        f"under {results}/"
-    )
 
 
 def _config_text(config: RunConfig) -> str:

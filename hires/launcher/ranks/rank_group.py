@@ -36,7 +36,7 @@ from hires.core.store.reading import open_regular
 from hires.launcher.interface import OnLine
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.places import RankPlaces
-from hires.launcher.status.run_progress import MetricsTail
+from hires.launcher.status.run_progress import LinesTail
 from hires.plan.channels import CONNECTIONS, MOST_QUEUES
 from hires.plan.hardware import CUDA, MPI
 from hires.plan.routes import STREAMED
@@ -232,7 +232,7 @@ class CommandRanks(RankGroup):
         self.ranks = [Rank(rank, job.log(rank)) for rank in range(job.places.num_ranks)]
         self._starter = starter
         self._log = job.folder / file_names.LOGS / file_names.LAUNCHER_LOG
-        self._events = MetricsTail(job.folder / file_names.EVENTS)
+        self._events = LinesTail(job.folder, file_names.EVENTS)
         self._process: spawn.Child | None = None
         self._latest_s = max(START_S, job.config.comm.timeout_s)
         self._began_s = time.monotonic()

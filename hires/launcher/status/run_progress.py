@@ -1,12 +1,13 @@
-"""Reads the progress of a run from what its ranks append to ``metrics.jsonl``.
+"""Reads the progress of a run from the lines that its ranks append.
 
-A step is over when every rank has reported it, and took as long as its slowest rank. The file of a
-long run holds millions of lines, so :func:`read_ends` reads only its two ends: the latest steps
-stand at its end, the memory of the ranks, written after the warm-up, near its beginning.
+A step is over when every rank has reported it, and took as long as its slowest rank. The files of a
+long run hold millions of lines, so :func:`read_ends` reads only their two ends: the latest steps
+stand at the end, the memory of a rank, written after the warm-up, near the beginning.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -18,12 +19,11 @@ from typing import Any
 
 from hires.core import units
 from hires.core.errors import RunError
+from hires.core.store.file_names import METRICS, line_files
 from hires.core.store.reading import open_regular, parse_lines
 
-END_BYTES = 2**14
-"""So much of both ends is read."""
-RANK_BYTES = 1024
-"""More of both ends for every rank."""
+END_BYTES = 2**13
+"""So much of both ends of a file is read."""
 MAX_LINE = 2**20
 """Bytes of a line that are read."""
 RECENT_STEPS = 5
@@ -68,12 +68,25 @@ class FileTail:
                 raise RunError(f"cannot read {self.path}: {error.strerror}") from error
 
 
-class MetricsTail(FileTail):
-    """Follows a growing file of JSON lines."""
+class LinesTail:
+    """Follows the growing files of one kind of JSON lines of an attempt, as its ``METRICS``."""
+
+    def __init__(self, attempt: Path, name: str) -> None:
+        self._attempt, self._name = attempt, name
+        self._tails: dict[Path, FileTail] = {}
+
+    @property
+    def seen(self) -> bool:
+        """Whether there was any line yet."""
+        return any(tail.seen for tail in self._tails.values())
 
     def read(self) -> list[_Line]:
         """Returns what the lines hold that were completed since the last call."""
-        return list(parse_lines(b"".join(self.lines())))
+        lines: list[_Line] = []
+        for path in line_files(self._attempt, self._name):
+            tail = self._tails.setdefault(path, FileTail(path))
+            lines += parse_lines(b"".join(tail.lines()))
+        return lines
 
 
 @dataclass(frozen=True)
@@ -107,7 +120,7 @@ class RunProgress:
         self._open: dict[int, dict[int, _Line]] = {}
 
     def feed(self, line: _Line) -> FinishedStep | None:
-        """Returns the step that this line of ``metrics.jsonl`` completes, or None."""
+        """Returns the step that this line of a rank completes, or None."""
         if line.get("kind") != "step":
             return None
         ranks = self._open.setdefault(line["step"], {})
@@ -127,7 +140,7 @@ class RunProgress:
         return f"step {step.index + 1}/{self.steps}  {facts}"
 
     def printer(self, say: Callable[[str], None]) -> Callable[[_Line], None]:
-        """Returns what takes every line of ``metrics.jsonl`` and says when a step is over."""
+        """Returns what takes every line of the ranks and says when a step is over."""
 
         def on_line(line: _Line) -> None:
             if (step := self.feed(line)) is not None:
@@ -138,7 +151,7 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class ProgressEnds:
-    """Numbers from both ends of the file."""
+    """Numbers from both ends of the files."""
 
     steps: int = 0
     """Steps that every rank has finished."""
@@ -150,22 +163,20 @@ class ProgressEnds:
     """Whether some step lacks what every step says."""
 
 
-def read_ends(path: Path, num_ranks: int) -> ProgressEnds:
-    """Returns the numbers, without reading the middle of the file, which need not exist.
+def read_ends(attempt: Path, num_ranks: int) -> ProgressEnds:
+    """Returns the numbers of an attempt, without reading the middle of files.
 
     ``num_ranks`` is an estimate of the number of ranks; a wrong one costs precision only.
     """
-    end_bytes = END_BYTES + RANK_BYTES * num_ranks
-    try:
-        with open_regular(path) as file:
+    lines: list[_Line] = []
+    for path in line_files(attempt, METRICS):
+        with contextlib.suppress(OSError), open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            data = file.read(end_bytes)
+            data = file.read(END_BYTES)
             if size > len(data):
-                file.seek(max(len(data), size - end_bytes))
+                file.seek(max(len(data), size - END_BYTES))
                 data += b"\n" + file.read()
-    except OSError:
-        return ProgressEnds()
-    lines = list(parse_lines(data))
+            lines += parse_lines(data)
     peaks = [line["peak_bytes"] for line in lines if isinstance(line.get("peak_bytes"), int)]
     steps = [line for line in lines if line.get("kind") == "step"]
     whole = [

@@ -13,7 +13,6 @@ and heartbeats are compared with the file system's own clock.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
@@ -23,11 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hires.core.errors import RunError
 from hires.core.ranks.heartbeat import clock_ahead_s, heartbeats, last_sign
 from hires.core.store import campaign, checkpoints, file_names, provenance, reading, rundir
 from hires.core.store.attempts import Attempt, latest
-from hires.core.store.ends import write_cancelled
 from hires.core.store.naming import SCHEMA
 from hires.core.store.records import other_schema
 from hires.launcher import interface
@@ -44,10 +41,7 @@ _NUMBER = re.compile(r'^(?:  ")?(steps|batch)"?: (\d+),?$', re.MULTILINE)  # of 
 
 
 def states(paths: Sequence[Path]) -> list[RunState]:
-    """Returns the states of runs, given by their folders, in the same order.
-
-    The end of a job that was cancelled without an exit.json is written: Slurm soon forgets it.
-    """
+    """Returns the states of runs, given by their folders, in the same order."""
     judged = _look(paths)
     doubtful = [index for index, state in enumerate(judged) if _is_doubtful(state)]
     if doubtful:
@@ -55,9 +49,6 @@ def states(paths: Sequence[Path]) -> list[RunState]:
     again = _look([paths[index] for index in doubtful])
     for index, state in zip(doubtful, again, strict=True):
         judged[index] = state
-        if state.state == CANCELLED and _is_doubtful(state):
-            with contextlib.suppress(RunError):  # the run of another user is only shown
-                write_cancelled(paths[index], state.attempt or 0, str(state.cause))
     return judged
 
 
@@ -206,7 +197,7 @@ def _with_progress(state: RunState, path: Path, attempt: Attempt | None) -> RunS
     state = replace(state, step=saved, steps=steps)
     if attempt is None or (state.state == PENDING and not attempt.launched):
         return state
-    ends = read_ends(attempt.folder / file_names.METRICS, len(heartbeats(attempt.folder)))
+    ends = read_ends(attempt.folder, len(heartbeats(attempt.folder)))
     speed = numbers.get("batch", 0) / ends.step_s if ends.step_s else None
     if ends.damaged:
         state = _damaged(state, f"{attempt.folder.name}/{file_names.METRICS}")

@@ -35,7 +35,7 @@ from hires.launcher.interface import Outcome
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.places import Preemption
 from hires.launcher.ranks.rank_group import ChildRanks, CommandRanks, Launch, Rank, RankGroup
-from hires.launcher.status.run_progress import MetricsTail
+from hires.launcher.status.run_progress import LinesTail
 from hires.launcher.supervision import blame, watchdog
 from hires.launcher.supervision.interrupts import Interrupts
 
@@ -62,9 +62,9 @@ class Supervisor:
             ChildRanks(job, port) if starter is None else CommandRanks(job, port, starter)
         )
         self.ranks: Sequence[Rank] = self._group.ranks  # those that were started, in order
-        self._metrics = MetricsTail(job.folder / file_names.METRICS)
-        self._events = MetricsTail(job.folder / file_names.EVENTS)
-        self._watchdog = watchdog.Watchdog(job.folder, job.config.comm.timeout_s)
+        self._metrics = LinesTail(job.folder, file_names.METRICS)
+        self._events = LinesTail(job.folder, file_names.EVENTS)
+        self._watchdog = watchdog.Watchdog(job.folder, job.config.comm.timeout_s, len(self.ranks))
         self._oom = blame.OomCount(job.folder / file_names.LOGS / file_names.LAUNCHER_LOG)
         self._looks_for_exit = not (job.folder / file_names.EXIT).exists()
         self._asked_s = 0.0

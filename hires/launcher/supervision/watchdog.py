@@ -26,7 +26,7 @@ from hires.core.ranks.call_records import RankCalls, read_calls
 from hires.core.ranks.heartbeat import RankStatus
 from hires.core.store import file_names, provenance, reading, records
 from hires.core.store.files import write_atomically
-from hires.launcher.status.run_progress import MetricsTail
+from hires.launcher.status.run_progress import LinesTail
 from hires.plan.plan import Plan
 from hires.plan.proof.stalled import Stall, stall
 
@@ -50,10 +50,13 @@ _NO_STACK = ["no stack: it did not answer"]
 class Watchdog:
     """Looks at the files of an attempt for ranks that are stuck or silent."""
 
-    def __init__(self, attempt: Path, timeout_s: float) -> None:
+    def __init__(self, attempt: Path, timeout_s: float, world: int = 0) -> None:
+        """``world``: ranks that must show a first heartbeat, for which they may take longer."""
         self.attempt, self.timeout_s = attempt, timeout_s
-        self._events = MetricsTail(attempt / file_names.EVENTS)
-        self._beats: dict[int, tuple[float, float]] = {}  # last beat, and when it was seen here
+        self._events = LinesTail(attempt, file_names.EVENTS)
+        # Last beat of each rank, and when it was seen here; no beat yet counts as one to come.
+        first_s = time.monotonic() + (heartbeat.PREPARES - 1) * timeout_s
+        self._beats = dict.fromkeys(range(world), (0.0, first_s))
 
     def look(self, ended: Container[int] = ()) -> bool:
         """Returns whether some rank is stuck, or silent though it is not among ``ended``."""

@@ -17,19 +17,19 @@ from hires.core.errors import RunError
 from hires.core.ranks import heartbeat
 from hires.core.ranks.heartbeat import Activity
 from hires.core.ranks.timeline import FORWARD, Recorder
-from hires.core.store.reading import read_lines
+from hires.core.store.attempts import Attempt
 from tests.helpers.launches import ROOT
 from tests.helpers.patience import until
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    (tmp_path / "a0").mkdir()
+    (tmp_path / "a0" / "logs").mkdir(parents=True)
     return tmp_path
 
 
 def stuck(run: Path) -> list[dict]:
-    return [e for e in read_lines(run / "a0/events.jsonl") if e["event"] == "rank_stuck"]
+    return [e for e in Attempt(run, 0).events if e["event"] == "rank_stuck"]
 
 
 def test_heart_beats_while_the_block_runs(run, monkeypatch):
@@ -96,9 +96,18 @@ def test_rank_that_sleeps_in_an_action_says_so_and_one_that_computes_does_not(ru
     assert said["action"] == "F0"
 
 
-def test_rank_that_computes_while_it_waits_is_stuck_and_one_that_prepares_is_not(run, spend):
-    spend(Activity(), 600.0)
+def test_rank_that_prepares_may_be_idle_for_longer_but_not_for_ever(run, spend):
+    """A rank that opened its data on a dead file server was never stuck."""
+    activity = Activity()
+    spend(activity, 25.0)
+    spend(activity, 600.0, computing=True)
+    spend(activity, 29.0)
     assert stuck(run) == []
+    spend(activity, 3.0)
+    assert len(stuck(run)) == 1
+
+
+def test_rank_that_computes_while_it_waits_is_stuck(run, spend):
     activity = in_step()
     activity.begin("a receive from rank 1", 1, 7)
     spend(activity, 60.0, computing=True)

@@ -44,6 +44,7 @@ def test_only_the_last_steps_and_so_many_spans_stay(monkeypatch):
 
 
 def test_written_steps_are_read_back_with_what_was_logged_in_them(tmp_path):
+    (tmp_path / "logs").mkdir()
     for rank in (1, 0):
         recorder = Recorder()
         recorder.begin_step()

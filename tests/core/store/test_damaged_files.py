@@ -171,6 +171,8 @@ def run(tmp_path_factory) -> Path:
 def path_of(run: Path, name: str) -> Path:
     if name == file_names.MESSAGES:
         return file_names.rank_messages(run / "a0", 0)
+    if name == file_names.TIMELINE:
+        return file_names.rank_lines(run / "a0", name, 0)
     if name == file_names.ALIVE:
         return heartbeat.status_file(run / "a0", 0)
     return run / PATHS.get(name, "a0") / name

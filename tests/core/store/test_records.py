@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.core.config.run_config import MeasureConfig, RunConfig
-from hires.core.store import attempts, file_names, records, rundir
+from hires.core.store import attempts, file_names, files, records, rundir
 from hires.core.store.files import append_line
 
 
@@ -30,7 +30,7 @@ def run(tmp_path):
 
 def tell(run, *lines):
     for line in lines:
-        append_line(run.attempt_dir / "metrics.jsonl", line)
+        append_line(file_names.rank_lines(run.attempt_dir, "metrics.jsonl", line["rank"]), line)
 
 
 def step(rank, number, step_s, loss=None):
@@ -99,9 +99,23 @@ def test_memory_has_one_entry_per_rank_with_its_place(run):
     assert (first["peak_bytes"], first["grads_bytes"], second["peak_bytes"]) == (7, 2, None)
 
 
+def test_each_rank_appends_to_files_of_its_own_and_readers_merge_them(run):
+    """Two clients of a network file system that append to one file overwrite each other's lines."""
+    for rank in (1, 0):
+        files.append_metric(run.attempt_dir, rank, "ready", params_bytes=rank)
+        records.rank_event(run, 0, "rank_bound", rank)
+    records.event(run, 0, "stopping")
+    lines = [path.read_text().count("\n") for path in run.attempt_dir.rglob("*.jsonl")]
+    assert lines == 5 * [1]
+    own = attempts.Attempt(run, 0)
+    assert [line["rank"] for line in own.metrics] == [0, 1]
+    events = [(line["event"], line.get("rank")) for line in own.events]
+    assert events == [("rank_bound", 1), ("rank_bound", 0), ("stopping", None)]
+
+
 def test_done_without_all_steps_is_failed(run):
     whole_run(run)
-    path = run.attempt_dir / "metrics.jsonl"
+    path = file_names.rank_lines(run.attempt_dir, "metrics.jsonl", 1)
     path.write_bytes(path.read_bytes()[:-10])  # the last line is torn
     record = records.finish(run, 0, "done")
     assert (record["state"], record["cause"]) == ("failed", "rank 1 recorded 4 of 5 steps")

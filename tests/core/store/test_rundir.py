@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import attempts, campaign, ends, files, naming, records, rundir
+from hires.core.store import attempts, campaign, ends, files, naming, records, run_names, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
 from tests.helpers.launches import ROOT
@@ -109,16 +109,16 @@ def test_find_by_path_name_campaign_and_hash(config):
     run = rundir.create(config, PLAN, ARGV)
     names = (str(run.path), run.name, f"default/{run.name}", run.name[-8:], run.name[-8:-3])
     for name in names:
-        assert rundir.open_run(rundir.locate(name, config.results)) == run
+        assert rundir.open_run(run_names.locate(name, config.results)) == run
     for name in ("nothing", ""):
         with pytest.raises(ConfigError, match=f"there is no run '{name}'"):
-            rundir.locate(name, config.results)
+            run_names.locate(name, config.results)
 
 
 CREATE = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from hires.core.store import rundir
+from hires.core.store import run_names, rundir
 from hires.core.config.run_config import RunConfig
 def create(seed):
     return rundir.create(RunConfig(results=sys.argv[1], seed=seed), {"world": 1}, [])
