@@ -101,7 +101,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     plan.findings += vanishing(graph, plan.stages)
     plan.findings += far_halos(plan.stages)
     plan.findings += gather_prices(plan)
-    plan.scatters = scatters_gradients(config, choice, plan)
+    plan.scatters = scatters_gradients(config, plan)
     choose_routes(plan, choice, route_cases(plan))
     plan.findings += verify(plan)
     plan.findings += carriers(plan)

@@ -3,8 +3,8 @@
     broadcast   all-reduces of gradients, the owners broadcast what they have moved    3 (n - 1) b
     scatter     reduce-scatters of gradients, all-gathers of parameters                2 (n - 1) b
 
-The seconds that the tuning table has measured decide. Without them the fewer bytes do, unless large
-gradients are summed while the backward pass runs: a reduce-scatter begins behind it.
+The fewer bytes decide, unless large gradients are summed while the backward pass runs: a
+reduce-scatter begins behind it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ from hires.core.config.run_config import RunConfig
 from hires.core.units import size
 from hires.plan.event import BYTES
 from hires.plan.gradient_sums import EARLY, sums_of
-from hires.plan.groups import gradient_group, groups, held_stages, num_holders
-from hires.plan.message_routes import near_most
+from hires.plan.groups import held_stages, num_holders
 from hires.plan.ownership import owned_numbers, publications, shares_of_holders
 from hires.plan.plan import Finding, Plan
-from hires.plan.point_times import MeasuredSeconds
-from hires.plan.route_choice import BUCKETS, HOLDERS, RouteChoice
-from hires.plan.table_rules import Case, dtype_class
+from hires.plan.route_choice import BUCKETS, HOLDERS
 
 AUTO, BROADCAST, SCATTER = "auto", "broadcast", "scatter"
 
@@ -63,33 +60,11 @@ def exchange_bytes(plan: Plan, scatters: bool) -> int:
     )
 
 
-def scatters_gradients(config: RunConfig, choice: RouteChoice, plan: Plan) -> bool:
+def scatters_gradients(config: RunConfig, plan: Plan) -> bool:
     """Whether a plan, which is connected, scatters the gradients of a divided update."""
     wanted = config.optimizer.exchange
-    if not plan.shards_optimizer or not plan.training or wanted != AUTO:
-        return plan.shards_optimizer and plan.training and wanted == SCATTER
-    if choice.table.points:
-        seconds = [_seconds(choice, plan, way) for way in (False, True)]
-        if seconds[0] is not None and seconds[1] is not None:
-            return seconds[1] < seconds[0]
-    return plan.gradients != EARLY
-
-
-def _seconds(choice: RouteChoice, plan: Plan, scatters: bool) -> float | None:
-    # Of a step's messages, as the table has measured them; None: not all of them.
-    measured, total_s = MeasuredSeconds(choice.table), 0.0
-    for stage in (stage.index for stage in plan.stages if shares_of_holders(plan, stage.index)):
-        ranks = groups(plan)[gradient_group(plan, stage)]
-        near = near_most(plan, ranks)
-        for one in holders_messages(plan, stage, scatters):
-            facts = one.operation, one.place, len(ranks), near, one.dtype, one.num_bytes
-            kind = dtype_class(one.operation, one.dtype)
-            case = Case(one.operation, len(ranks), near, choice.device, kind, one.num_bytes)
-            one_s = measured.seconds(case, choice.route(*facts))
-            if one_s is None:
-                return None
-            total_s += one_s
-    return total_s
+    fitting = plan.gradients != EARLY if wanted == AUTO else wanted == SCATTER
+    return plan.shards_optimizer and plan.training and fitting
 
 
 def exchange_notes(plan: Plan) -> list[Finding]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +20,6 @@ from hires.plan.ownership import (
 from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.proof.explain import prove_each
-from hires.plan.route_choice import choice_of
 from hires.plan.traffic import operations
 from hires.plan.update_exchange import exchange_bytes, holders_messages, scatters_gradients
 from tests.helpers.layouts import config_of, plan_of
@@ -105,24 +102,8 @@ def test_scattering_sends_two_thirds_of_the_bytes(layout):
     assert "by reduce-scatters and all-gathers" in note.text
 
 
-def test_measured_seconds_decide_and_else_the_bytes_but_for_sums_beside_the_pass(tmp_path: Path):
+def test_fewer_bytes_decide_but_for_sums_beside_the_pass():
     auto = config("replicas", "auto")
     plan = plan_of(auto)
     assert plan.scatters
-    early = dataclasses.replace(plan, gradients=EARLY)
-    assert not scatters_gradients(auto, choice_of(auto), early)
-    path = tmp_path / "table.json"
-    for seconds, scatters in ((0.001, True), (0.1, False)):
-        points = [
-            f"{name} 3 3 cpu {kind} {size} gloo {taken}"
-            for name, kind, taken in (
-                ("all_reduce", "float", 0.002), ("all_reduce", "bytes", 0.002),
-                ("broadcast", "bytes", 0.001), ("reduce_scatter", "float", seconds),
-                ("reduce_scatter", "bytes", seconds), ("all_gather", "bytes", seconds),
-            )
-            for size in (1, 2**30)
-        ]  # fmt: skip
-        table = {"format": 1, "made": {"noise": 0.01}, "rules": [], "default": "gloo"}
-        path.write_text(json.dumps({**table, "points": points}))
-        comm = {"table": str(path), "shared_memory": False}
-        assert planned("replicas", "auto", comm=comm).scatters == scatters
+    assert not scatters_gradients(auto, dataclasses.replace(plan, gradients=EARLY))

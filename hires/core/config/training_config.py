@@ -143,8 +143,8 @@ class OptimizerConfig(
     exchange: str = value("auto", choices=("auto", "broadcast", "scatter"))
     """How they do that: every rank gets the sums of all gradients and broadcasts what it has moved
     (``broadcast``), or it gets the sums of its part alone, and one gather brings all parameters
-    together (``scatter``, two thirds of the bytes); ``auto``: what the tuning table has measured as
-    faster, or what sends less."""
+    together (``scatter``, two thirds of the bytes); ``auto``: ``scatter``, but where gradients are
+    summed while the backward pass runs."""
 
     def __post_init__(self) -> None:
         self.name = self.name.lower()
