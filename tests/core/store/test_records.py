@@ -188,7 +188,8 @@ def test_messages_of_all_ranks_are_summed(run):
     assert records.finish(run, 0, "done")["comm"] is None
     row = {"operation": "send", "kind": "halo", "backend": "shm", "algorithm": "mailbox"}
     row |= {"size": 10, "count": 3, "bytes": 3072, "issue_s": 0.5, "wait_s": 0.25}
-    planned = {"operation": "send", "kind": "halo", "size": 10, "count": 1, "bytes": 1024}
+    planned = {"operation": "send", "kind": "halo", "backend": "shm", "algorithm": "mailbox"}
+    planned |= {"size": 10, "count": 1, "bytes": 1024}
     line = {"kind": "comm", "first": 1, "steps": 3, "step_s": 2.0, "rows": [row]}
     tell(run, *({**line, "rank": rank, "planned": [planned]} for rank in (1, 0)))
     comm = records.finish(run, 0, "done")["comm"]
