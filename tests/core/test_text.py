@@ -12,7 +12,6 @@ import pytest
 from hires.core import log, units
 from hires.core.errors import ConfigError
 from hires.core.registry import Registry
-from hires.core.text_table import aligned, columns_of
 
 
 @pytest.fixture
@@ -57,23 +56,6 @@ def test_numbers_are_shown_in_the_unit_that_suits():
         assert units.seconds(value_s) == text
     for value, text in {832: "832", 25.6e6: "25.6 M", 4.1e9: "4.1 G"}.items():
         assert units.count(value) == text
-
-
-def test_table_is_set_in_columns_whatever_its_cells_hold():
-    rows = [("rank", "MiB"), ("0", "9"), ("1", "12")]
-    assert aligned(rows) == ["rank  MiB", "   0    9", "   1   12"]
-    assert aligned(rows, "lr") == ["rank  MiB", "0       9", "1      12"]
-    rows = [("point", "reason"), ("3", "too many\nranks"), ("4", "none")]
-    assert aligned(rows, "rl", " | ") == [
-        "point | reason",
-        "    3 | too many",
-        "      | ranks",
-        "    4 | none",
-    ]
-    assert aligned([]) == []
-    # Letters of two columns, and of none.
-    lines = aligned([("name", "n"), ("\u753b\u50cf", "1"), ("cafe\u0301", "2")], "ll")
-    assert [columns_of(line.rstrip("n12")) for line in lines] == [6, 6, 6]
 
 
 def test_rank_zero_speaks_and_the_others_warn():

@@ -68,9 +68,7 @@ class RunRow:
 
 
 def list_runs(args: Any) -> int:
-    """Prints runs as a table, CSV or JSON; returns 0."""
-    if args.csv and args.json:
-        raise ConfigError("--csv and --json exclude each other; choose one")
+    """Prints runs as a table or JSON; returns 0."""
     named = {group for group in groups() if f"{group}.name" in config_keys()}
     names = {*config_keys(), *named, *METRICS, *keys(TABLES["runs"].all_columns)}
     where = None
@@ -91,9 +89,6 @@ def list_runs(args: Any) -> int:
         values = [{**row.values, "path": str(row.run.path)} for row in rows]
         remarks = [{"where": note.where, "text": note.text} for note in notes]
         print_json({"runs": values, "notes": remarks})
-    elif args.csv:
-        columns = TABLES["runs"].all_columns
-        print(table_of("runs", "Runs", columns, [row.values for row in rows]).to_csv(), end="")
     elif rows:
         table = table_of("runs", "Runs", _SHOWN, [row.values for row in rows])
         # Of a time stamp day and minute fit.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 from hires.cli.named_weights import path_of_weights, run_of_weights
 from hires.cli.options import JSON, TRUST_OWNER, Parser, chosen, named_runs, option
@@ -20,11 +19,11 @@ from hires.core.store import checkpoints, records, trust
 from hires.core.store.files import make_folder
 from hires.core.store.network_weights import BEST, find_weights
 from hires.core.units import size
-from hires.launcher.status.run_selection import Selection, select
+from hires.launcher.status.run_selection import select
 
 KINDS = ("csv", "onnx", "exported")
-NETWORKS = KINDS[1:]
-"""Forms of a network."""
+_ENDINGS = {"onnx": ".onnx", "exported": ".pt2"}
+"""Of the files of a network, by its form."""
 PARSER = Parser(
     "export",
     (
@@ -48,18 +47,22 @@ PARSER = Parser(
 def main(args: Namespace) -> int:
     """Writes runs in another form; returns 0, however the runs ended."""
     [kind] = chosen("--to", args.to, KINDS)[:1]
-    if kind in NETWORKS:
+    if kind in _ENDINGS:
         return _network(args, kind)
     if not args.out:
         raise ConfigError(f"--to {kind} writes a folder; name it, as --out exported")
     selection = select(args.names, args.results)
     if not selection.paths:
         raise ConfigError(no_runs(args.results, "export"))
-    facts, line = _csv(args, selection)
+    from hires.report.frames import load, write_frames  # pandas: --help does without
+
+    frames = load(selection.paths, selection.whole_campaigns, add_live_states)
+    files = [str(file) for file in write_frames(frames, Path(args.out))]
+    print_notes(frames.all_notes())
     if args.json:
-        print_json(facts)
+        print_json({"runs": len(selection.paths), "files": files})
     else:
-        print(line)
+        print(f"{len(selection.paths)} runs, {len(files)} files in {args.out}")
     return 0
 
 
@@ -71,16 +74,6 @@ def no_runs(results: str, verb: str) -> str:
     )
 
 
-def _csv(args: Namespace, selection: Selection) -> tuple[dict[str, Any], str]:
-    from hires.report.frames import load, write_frames  # pandas: --help does without
-
-    frames = load(selection.paths, selection.whole_campaigns, add_live_states)
-    files = [str(file) for file in write_frames(frames, Path(args.out))]
-    print_notes(frames.all_notes())
-    facts = {"runs": len(selection.paths), "files": files}
-    return facts, f"{len(selection.paths)} runs, {len(files)} files in {args.out}"
-
-
 def _network(args: Namespace, form: str) -> int:
     if len(args.names) != 1:
         raise ConfigError(
@@ -88,35 +81,21 @@ def _network(args: Namespace, form: str) -> int:
         )
     weights = path_of_weights(args.names[0], args.results)
     config, run = _of_inference(weights)
-    path = _file(args.out, form, run)
+    path = Path(args.out or f"{run.name}{_ENDINGS[form]}").expanduser().absolute()
+    if path.is_dir() or path.suffix != _ENDINGS[form]:
+        raise ConfigError(f"--out {args.out} names no file of --to {form}; use net{_ENDINGS[form]}")
     make_folder(path.parent, "--out")
     with TorchProcess() as process:
         facts = process.write_network(config, form, path)
     if args.json:
         print_json({"network": str(path), **facts})
         return 0
-    print(f"{path}: {size(facts['bytes'])}, {_compared(facts)}")
+    compared = "not compared with the network: pip install onnxruntime does that"
+    if facts["checked_with"] is not None:
+        error = f"{facts['largest_error']:.1e}"
+        compared = f"its outputs in {facts['checked_with']} differ by {error} at most"
+    print(f"{path}: {size(facts['bytes'])}, {compared}")
     return 0
-
-
-_ENDINGS = {"onnx": ".onnx", "exported": ".pt2"}
-
-
-def _file(out: str | None, form: str, run: Path) -> Path:
-    """Returns the file to write, by default one named by the run in the current folder."""
-    ending = _ENDINGS[form]
-    path = Path(out or f"{run.name}{ending}").expanduser().absolute()
-    if path.is_dir():
-        raise ConfigError(
-            f"--out {out or path.name} is a folder; name a file, as --out net{ending}"
-        )
-    for other, its in _ENDINGS.items():
-        if other != form and path.suffix == its:
-            raise ConfigError(
-                f"--out {out} ends as files of --to {other} do, and this is --to {form}; use --out "
-                f"{Path(str(out)).with_suffix(ending)}, or --to {other}"
-            )
-    return path
 
 
 def _of_inference(weights: str) -> tuple[RunConfig, Path]:
@@ -156,9 +135,3 @@ def _of_inference(weights: str) -> tuple[RunConfig, Path]:
         precision=PrecisionConfig(precision),
     )
     return inference, run.resolve()
-
-
-def _compared(facts: dict[str, Any]) -> str:
-    if facts["checked_with"] is None:
-        return "not compared with the network: pip install onnxruntime does that"
-    return f"its outputs in {facts['checked_with']} differ by {facts['largest_error']:.1e} at most"

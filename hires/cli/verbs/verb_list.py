@@ -17,7 +17,7 @@ from hires.cli.compose.choices import (
     summary,
 )
 from hires.cli.main import VERBS, summary_of
-from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, flag, option
+from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, option
 from hires.cli.screens.screen import print_json, print_table
 from hires.cli.screens.screen_table import list_lines
 from hires.core.config.library_options import OPTIONS
@@ -64,7 +64,6 @@ PARSER = Parser(
     ),
     option("--campaign", "NAME", "runs: those of one campaign"),
     option("--sort", "NAME", "runs: in the order of any of these; --sort=-NAME: descending"),
-    flag("--csv", "runs: print all columns as CSV"),
     RESULTS,
     JSON,
 )
@@ -76,7 +75,7 @@ def main(args: Namespace) -> int:
         from hires.cli.verbs.list_runs import list_runs  # choices come without reading runs
 
         return list_runs(args)
-    for name in ("where", "campaign", "sort", "csv"):
+    for name in ("where", "campaign", "sort"):
         if getattr(args, name):
             raise ConfigError(f"--{name} is for runs: hires list runs --{name} ...")
     if args.what == OPERATORS:
