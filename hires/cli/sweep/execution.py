@@ -131,7 +131,8 @@ def print_points(points: Points, repeat: int) -> None:
         state = point.state + (f" ({len(point.done)} of {repeat})" if repeat > 1 else "")
         peak = point.needs.peak_bytes if point.needs else None
         ranks = str(point.ready.config.parallel.num_ranks)
-        facts = ranks, size(peak) if peak else "-", state, point.path.name
+        name = "-" if point.calibrates else point.path.name
+        facts = ranks, size(peak) if peak else "-", state, name
         rows.append([str(number), " ".join(point.swept), *facts])
     if rows:
         columns = ("point", "overrides", "ranks", "memory", "state", "run")

@@ -54,6 +54,8 @@ class SweepPoint:
     """The run whose weights it begins with."""
     needs: MemoryNeeds | None = None
     """Its predicted memory; None if it has no plan: it is complete, or cannot run."""
+    calibrates: bool = False
+    """Whether its scales, which are a part of its name, stand for those of a calibration."""
     warnings: list[str] = field(default_factory=list)
     reason: str = ""
     """Why it cannot run; nothing if it can."""
@@ -255,7 +257,7 @@ def plan_all(
         try:
             run = prepare(point.config, point.words, planner, argv, assumed)
             run.name(planner)
-            point.run = run
+            point.run, point.calibrates = run, assumed is not None and run.assumes(assumed)
             findings = list(run.findings)
             if wanted is None or len(run.done) < wanted:
                 run.begin(earlier, go_on)

@@ -144,7 +144,7 @@ def _run(sweep: Sweep) -> tuple[int, dict[str, Any]]:
     more = getattr(options, "continue"), options.config_dir
     with planner, tempfile.TemporaryDirectory(prefix="hires-sweep-") as folder:
         plan_all(points, planner, wanted, *more, folder)
-        lack_scales = [point for point in points.valid if point.ready.assumes(folder)]
+        lack_scales = [point for point in points.valid if point.calibrates]
         if options.dry_run or not lack_scales:
             drop_duplicates(points)
         if not options.json:
