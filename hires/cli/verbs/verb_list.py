@@ -23,14 +23,11 @@ from hires.cli.screens.screen_table import list_lines
 from hires.core.config.library_options import OPTIONS
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
-from hires.plan.operators.operator_facts import operator_rows
-from hires.report.compare.metrics import METRICS
 
 Listing = dict[str, dict[str, str]]
 """Section -> name -> one line about it."""
 
 RUNS = "runs"
-_SORTED = (*METRICS, "state", "started", "model", "image", "layout", "precision")
 OPERATORS = "operators"
 LIBRARIES = "libraries"
 
@@ -79,6 +76,8 @@ def main(args: Namespace) -> int:
         if getattr(args, name):
             raise ConfigError(f"--{name} is for runs: hires list runs --{name} ...")
     if args.what == OPERATORS:
+        from hires.plan.operators.operator_facts import operator_rows
+
         operators = {name: dataclasses.asdict(row) for name, row in operator_rows().items()}
         fields = [field for field in next(iter(operators.values())) if field != "bytes"]
         rows = [[name, *(row[field] for field in fields)] for name, row in operators.items()]
