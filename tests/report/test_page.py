@@ -115,7 +115,7 @@ def test_cause_of_a_failed_run_is_text(tmp_path):
 def test_failure_of_a_campaign_links_to_its_own_run(tmp_path):
     # Both campaigns have a run of that name, and only one failed.
     failed = report_run(tmp_path / "results", campaign="before", state="failed", reason="nan")
-    runs = [failed, report_run(tmp_path / "results", campaign="after")]
+    runs = [report_run(tmp_path / "results", campaign="after"), failed]
     page = write_report(runs, [], ("html",), tmp_path / "out").files[0].read_text()
     table = re.search(r'<table id="table-failures".*?</table>', page, re.DOTALL)[0]
     [box] = re.findall(r'href="#(run-\d+)"', table)
