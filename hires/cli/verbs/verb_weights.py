@@ -120,7 +120,7 @@ def _show(args: Namespace, place: WeightsPlace, process: TorchProcess) -> int:
     others: Collection[str] = ()
     found: dict[str, Any] = {}
     if args.overrides:
-        needed, others = _network(with_classes(compose(args.overrides, args.config_dir)), process)
+        needed, others = _network(_composed(args), process)
         wrong = misfit(shapes, needed, others)
         found = {"fits": not wrong, **dataclasses.asdict(wrong)}
     numbers = sum(map(prod, shapes.values()))
@@ -158,7 +158,7 @@ def _import(
     args: Namespace, place: WeightsPlace, path: Path, process: TorchProcess
 ) -> dict[str, Any]:
     renames = [_renaming(text) for text in args.rename or ()]
-    config = with_classes(compose(args.overrides, args.config_dir))
+    config = _composed(args)
     needed, others = _network(config, process)
     first = of_first_values(args.fresh or (), needed)
     rest = {name: shape for name, shape in needed.items() if name not in first}
@@ -190,6 +190,12 @@ def _renaming(text: str) -> tuple[str, str]:
     if not equals:
         raise ConfigError(f"--rename {text} must be OLD=NEW, as backbone=encoder, or OLD=")
     return old, new
+
+
+def _composed(args: Namespace) -> RunConfig:
+    # A network has the classes of the data unless it names its own, perhaps fewer ones.
+    config = compose(args.overrides, args.config_dir)
+    return config if config.model.classes is not None else with_classes(config)
 
 
 def _network(

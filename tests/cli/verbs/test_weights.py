@@ -85,6 +85,10 @@ def test_import_takes_away_what_wrappers_added_and_renames(hires, graph):
     answer = hires("weights", "import", "o.safetensors", *words, *options)
     assert answer.code == 0, answer.err
     assert json.loads(answer.out)["fresh"] == ["fc.weight", "fc.bias"]
+    fewer = "model.classes=3", "--out", "three.safetensors"
+    answer = hires("weights", "import", "w.pth", *SMALL[:2], *fewer, "--fresh", "fc")
+    assert answer.code == 0, answer.err
+    assert load_file("three.safetensors")["fc.bias"].shape == (3,)
 
 
 def test_wrong_words_are_answered_with_a_remedy(hires):
