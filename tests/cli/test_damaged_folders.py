@@ -14,7 +14,7 @@ from tests.helpers.hostile import hostile_campaign
 
 FILES = (
     file_names.CONFIG, file_names.RECORD, file_names.PLAN, file_names.FROZEN,
-    f"a0/{file_names.EXIT}", f"a0/{file_names.METRICS}",
+    f"a0/{file_names.EXIT}", f"a0/{file_names.LOGS}/rank0000.{file_names.METRICS}",
 )  # fmt: skip
 
 FAULTS = ("half", "escapes", "folder", "list", "not UTF-8", "pipe")

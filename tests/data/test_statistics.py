@@ -52,8 +52,8 @@ def test_inference_takes_the_numbers_of_the_run_of_its_weights(tmp_path):
 
 def test_senseless_numbers_are_refused():
     for error_of, keys, words in (
-        (DataConfig, {"mean": [0.5]}, "needs data.std with as many numbers"),
-        (DataConfig, {"mean": [0.5], "std": [0.0]}, "must hold numbers above 0"),
+        (DataConfig, {"mean": [0.5]}, "go together: one number of each"),
+        (DataConfig, {"mean": [0.5], "std": [0.0]}, "data.std=0.0 must be above 0"),
         (DataConfig, {"mean": [float("nan")], "std": [1.0]}, "must hold finite numbers"),
         (config_of, {"data": {"mean": [0.5], "std": [0.2]}}, "give one for each channel"),
         (config_of, {"data": {"name": "pairs", "path": "x", "normalize": "dataset"}},

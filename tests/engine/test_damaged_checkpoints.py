@@ -128,7 +128,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was saved after steps 2 and 4, and stopped there."""
     run = make(tmp_path_factory.mktemp("damaged"), **KEYS)
     assert attempt(run, stop_at=4) == [PREEMPTED]
-    file_names.attempt_dir(run, 1).mkdir()
+    (file_names.attempt_dir(run, 1) / "logs").mkdir(parents=True)
     assert {path.name for path in checkpoints.place(run, 4).iterdir()} == {*FILES}
     return run
 
