@@ -54,7 +54,7 @@ def test_senseless_numbers_are_refused():
     for error_of, keys, words in (
         (DataConfig, {"mean": [0.5]}, "go together: one number of each"),
         (DataConfig, {"mean": [0.5], "std": [0.0]}, "data.std=0.0 must be above 0"),
-        (DataConfig, {"mean": [float("nan")], "std": [1.0]}, "must hold finite numbers"),
+        (DataConfig, {"mean": [float("nan")], "std": [1.0]}, "data.mean=nan must be finite"),
         (config_of, {"data": {"mean": [0.5], "std": [0.2]}}, "give one for each channel"),
         (config_of, {"data": {"name": "pairs", "path": "x", "normalize": "dataset"}},
          "data=pairs compares images as they are"),

@@ -118,7 +118,7 @@ def test_one_score_is_that_of_the_second_class():
         ({"name": "focal"}, "loss='focal' is unknown; choose one of auto, cross_entropy, bce"),
         (
             {"name": "l2", "ignore_index": 3},
-            "loss.ignore_index=3 is for loss=auto or cross_entropy",
+            "loss.ignore_index=3 is for loss=auto or",
         ),
         ({"weights": [1.0, -1.0]}, "loss.weights=-1.0 must be at least 0"),
         ({"name": "custom"}, "loss=custom needs loss.target"),
