@@ -118,7 +118,7 @@ def mpi_checks() -> list[Check]:
         mpirun = f"{launcher or 'of an unknown kind'} at {where}"
     checks = [Check("mpirun", OK, mpirun), _mpi4py(launcher)]
     code, text = ask("srun", "--mpi=list", most_s=30)
-    if code != 127:  # there is a Slurm
+    if code == 0:  # there is a Slurm
         checks.append(Check("pmi", OK, f"srun offers {' '.join(text.split())}"))
     return checks
 

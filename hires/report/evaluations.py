@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from hires.core.config.data_config import METRICS
 from hires.core.evaluation_summary import paired_difference, wilson
 from hires.core.store import file_names, reading
 from hires.core.store.reading import Note, text
@@ -223,25 +221,6 @@ def predictions(found: Found) -> Iterator[Row]:
         if run.end[0] == "done" and record.prediction is not None:
             row = {**run.point, _DATA.key: data_label(run), **cells_of(record.prediction)}
             yield row | {"s_per_mp": _seconds_per_megapixel(record)}
-
-
-def best_column(metric: str) -> Column:
-    """Returns the column of a number of best evaluations, which says what they are judged by."""
-    own = next(column for column in ACCURACY if column.key == metric)
-    return replace(own, key=f"best_{metric}", title=f"best {own.title}")
-
-
-def best_of(records: Sequence[RunRecord]) -> tuple[str, float] | None:
-    """Returns what the best evaluation of a training is judged by, and its median over attempts.
-
-    None: the training was not evaluated.
-    """
-    for metric in METRICS:
-        held = [one.validation for one in records if one.validation]
-        best = [getattr(one.best, metric, None) for one in held if one.metric == metric]
-        if numbers := [number for number in best if number is not None]:
-            return metric, statistics.median(numbers)
-    return None
 
 
 def with_reference(columns: Iterable[Column], references: Iterable[object]) -> list[Column]:

@@ -125,7 +125,7 @@ class Composer:
             prefix = f"{section}." if section else ""
             known = [n.removeprefix(prefix) for n in config_keys() if n.startswith(prefix)]
             return f"{where}{section or 'a config'} has no {name!r}; {offer(name, known)}"
-        word = next((w for w in words if w.lstrip("+").startswith(f"{field}=")), None)
+        word = next((w for w in reversed(words) if w.lstrip("+").startswith(f"{field}=")), None)
         type_words = config_keys()[field].type if field in config_keys() else None
         if type_words is None or "Interpolation" in type(error).__name__:
             return where + " ".join(text.split()) + (f" ({word or f'key {key}'})" if key else "")

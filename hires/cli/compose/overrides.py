@@ -70,6 +70,8 @@ def _checked_word(word: str, groups: Groups) -> str:
     if match is None:
         raise ConfigError(_no_override(word, groups))
     key, value = match["key"], match["value"]
+    if key in ("optimizer", "optimizer.name") and value.lower() in groups["optimizer"]:
+        key, value = "optimizer", value.lower()  # with the learning rate of that class
     if key in groups:
         parts = sorted(value.split("+"))  # sp+gems for gems+sp
         same = [name for name in groups[key] if sorted(name.split("+")) == parts]

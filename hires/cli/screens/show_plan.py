@@ -111,15 +111,8 @@ def rewriting_lines(plan: Facts) -> list[str]:
 
 
 def message_lines(totals: Facts) -> list[str]:
-    """Returns how many messages a step has, how many bytes, and how they travel.
-
-    A line stands for one kind and size on one route; in an older plan, for one kind.
-    """
+    """Returns how many messages of one kind and size a step has on each route, and their bytes."""
     rows = [one for one in totals.get("by_route", ()) if one["messages"]]
-    if not rows:
-        kinds = totals.get("by_kind", {}).items()
-        rows = [{"kind": kind, "class": "", "route": "", **one} for kind, one in kinds]
-        rows = [{**one, "route": one.get("backend", "")} for one in rows if one["messages"]]
     if not rows:
         return ["none"]
     lines = [["kind", "size", "messages", "bytes", "through"]]

@@ -225,7 +225,7 @@ def note(path: StrPath, why: str) -> Note:
 def damaged(path: StrPath, why: str, notes: Notes) -> Values:
     """Returns the empty value of a damaged file, and notes why or raises a RunError."""
     if notes is None:
-        raise RunError(f"{path} is damaged ({why}); run the experiment again")
+        raise RunError(f"{path} is damaged ({why}); run the experiment anew with --again")
     notes.append(note(path, f"damaged: {why}"))
     return {}
 

@@ -90,3 +90,8 @@ def test_every_network_and_data_set_lists_the_keys_that_it_reads():
         assert keys - shared == {*inspect.signature(NETS[name]).parameters} - shared, name
     assert {*names_of(ModelConfig)} == {*NETS}
     assert {*names_of(DataConfig)} == {*SOURCES}
+
+
+@pytest.mark.parametrize("word", ["optimizer=RMSprop", "optimizer.name=RMSprop"])
+def test_optimiser_named_as_torch_does_has_its_own_learning_rate(word):
+    assert compose([word]) == compose(["optimizer=rmsprop"])
