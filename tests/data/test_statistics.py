@@ -34,10 +34,11 @@ def test_network_gets_numbers_of_mean_0_and_deviation_1_of_all_pixels():
     assert made.dtype == np.float32
     assert np.abs(made.mean((0, 2, 3))).max() < 1e-5
     assert np.abs(made.std((0, 2, 3)) - 1).max() < 1e-5
-    data = {**DATA, "split": "validation", "validation": 0.25}  # of the images that were learnt
-    other = with_classes(config_of(data=data, task={"name": "evaluate"}))
-    train = with_classes(config_of(data={**data, "split": "train"}))
-    assert other.data.mean == train.data.mean != mean
+    for split in ("validation", "test"):  # of the images that were learnt
+        data = {**DATA, "split": split, split: 0.25}
+        other = with_classes(config_of(data=data, task={"name": "evaluate"}))
+        train = with_classes(config_of(data={**data, "split": "train"}))
+        assert other.data.mean == train.data.mean != mean
 
 
 def test_inference_takes_the_numbers_of_the_run_of_its_weights(tmp_path):

@@ -105,3 +105,12 @@ def test_run_counts_as_the_median_over_its_attempts_and_a_point_as_the_mean_of_i
     assert center([*one, *two]) == pytest.approx(40)
     assert center([]) is None
     assert compare(two, one, np.random.default_rng(0)).ratio == pytest.approx(0.25)
+
+
+def test_point_without_an_interval_halves_that_of_two_together():
+    one = Estimate(0.0, np.array([-0.2, -0.1, 0.1, 0.2]), "repeats")
+    (low, high), (narrow, upper) = (
+        one.interval(),
+        together([one, Estimate(0.0, None, "")]).interval(),
+    )
+    assert math.log(upper / narrow) == pytest.approx(math.log(high / low) / 2)
