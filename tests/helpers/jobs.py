@@ -13,12 +13,12 @@ import torch
 from hires import comm, worker
 from hires.comm.staging import Staging
 from hires.comm.transport import transport
-from hires.core.config.run_config import from_dict
+from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import HiresError, ParityError
 from hires.core.ranks.world import World
-from hires.core.store import records
+from hires.core.store import file_names, records
 from hires.data.opening import open_data
-from hires.engine.build import build_rank
+from hires.engine.build import RankEngine, build_rank
 from hires.engine.device import open_device
 from hires.engine.evaluate import evaluate_pass
 from hires.engine.memory_meter import PeakMeter
@@ -40,6 +40,12 @@ def join(world: World, *plans: Plan, **options: Any) -> None:
     comm.init([*backends], world=world, timeout_s=60, **options)
 
 
+def verify_in(folder: str, engine: RankEngine, config: RunConfig) -> None:
+    """Compares a step with one process, and writes what it found in a folder."""
+    (Path(folder) / file_names.LOGS).mkdir(parents=True, exist_ok=True)
+    verify_rank(engine, config, Path(folder))
+
+
 def verify(world: World, config: dict[str, Any], plan: dict[str, Any], folder: str) -> Any:
     """Returns verify.json of one layout, on rank 0, with what was ``compiled`` there.
 
@@ -52,7 +58,7 @@ def verify(world: World, config: dict[str, Any], plan: dict[str, Any], folder: s
     engine = build_rank(settings, made, world.rank, 1, device, weights=weights)
     compiled = compile_regions(engine, settings)
     graphs = LateGraphs(settings)
-    verify_rank(engine, settings, Path(folder))
+    verify_in(folder, engine, settings)
     later = graphs.of_step(0)
     comm.barrier()
     comm.shutdown()
@@ -75,7 +81,7 @@ def verify_each(world: World, layouts: list[tuple[Any, ...]]) -> dict[str, float
     join(world, *plans, host_empty=device.host_empty)
     for name, config, plan, folder in layouts:
         settings, made = from_dict(config), Plan.from_dict(plan)
-        verify_rank(build_rank(settings, made, world.rank, 1, device), settings, Path(folder))
+        verify_in(folder, build_rank(settings, made, world.rank, 1, device), settings)
         comm.barrier()
         if world.rank == 0:
             answer = json.loads((Path(folder) / "verify.json").read_text())

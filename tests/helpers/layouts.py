@@ -47,5 +47,5 @@ Given = tuple[str, dict[str, Any], dict[str, Any], str]
 def given(name: str, folder: Path, config: RunConfig) -> Given:
     plan, place = plan_of(config), folder / name.replace("/", " ")
     assert plan.ok, plan.findings
-    (place / "logs").mkdir(parents=True)
+    place.mkdir()
     return name, to_dict(config), plan.to_dict(), str(place)

@@ -48,7 +48,7 @@ class Row:
         """Returns it as ranks take it; the comparison is written in a folder of its own."""
         config = self.config(**more)
         place = folder / self.name.replace("/", " ")
-        (place / "logs").mkdir(parents=True)
+        place.mkdir()
         return self.name, to_dict(config), self.plan(config).to_dict(), str(place)
 
 
