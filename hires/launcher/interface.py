@@ -237,10 +237,6 @@ class Launcher(ABC):
         """Returns why a job ended without ``exit.json``, if the scheduler says so."""
         return None
 
-    def orphan_jobs(self, runs: Sequence[Path]) -> dict[Path, str]:
-        """Returns the jobs of runs that were submitted, though no ``job.json`` says so."""
-        return {}
-
     def avoided_nodes(self, states: Sequence[RunState], configs: Sequence[RunConfig]) -> list[str]:
         """Returns the nodes that the next attempts of runs which ended so should not use."""
         return []

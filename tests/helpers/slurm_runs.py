@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from hires.core.store.reading import read_rank_lines
-from hires.launcher.slurm.job_script import read_tasks
 from tests.helpers.patience import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -171,8 +170,9 @@ class Runs:
 
     def elements(self, campaign: str = "default") -> list[Run]:
         """Returns the runs of a campaign's one array."""
-        script = self.folder / "results" / campaign / "arrays" / "0" / "job.sbatch"
-        return [Run(path) for path, _ in read_tasks(script)]
+        jobs = (self.folder / "results" / campaign).glob("*/a0/job.json")
+        by_index = {json.loads(job.read_text())["index"]: job.parent.parent for job in jobs}
+        return [Run(by_index[index]) for index in sorted(by_index)]
 
     def states(self, *words: str) -> list[dict[str, Any]]:
         """Returns what ``hires status`` says of all runs."""

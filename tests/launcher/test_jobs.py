@@ -10,15 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import attempts, file_names, records
 from hires.core.store.files import append_line
 from hires.launcher import job_wait
 from hires.launcher.interface import Outcome, launcher_named, note_job
 from hires.launcher.job_wait import JobWait
-from hires.launcher.local import local_launcher
-from hires.launcher.slurm.job_script import ArrayShape, write_script
 from hires.launcher.slurm.submission import dependency
 from hires.launcher.status import running_elsewhere, state
 from tests.helpers import run_folders
@@ -183,43 +180,6 @@ def test_run_whose_job_may_live_is_refused(run, squeue, monkeypatch):
     old = time.time() - 60
     os.utime(run.path / "a1" / "env.json", (old, old))
     begin(run.path)
-
-
-def test_run_whose_submission_went_through_unheard_is_not_submitted_again(fake_world, squeue):
-    run = fake_world("ok").path
-    (run / file_names.JOB_SCRIPT).touch()
-    local_launcher.leave(run, 0, "failed", "sbatch did not answer within 120 s")
-    for code in (0, 1):
-        squeue(f"echo '5|N/A|/elsewhere/job.sbatch 0'; exit {code}")
-        assert running_elsewhere.holders([run]) == {}
-    assert f"--user={os.getuid()}" in squeue.words()
-    for word in ("", " 0"):
-        squeue(f"echo '5|N/A|/elsewhere/job.sbatch 0'; echo '9|N/A|{run}/job.sbatch{word}'")
-        with pytest.raises(RunError, match=r"job 9 has it, though its .* in time; .*`scancel 9`"):
-            begin(run)
-    (run / "a0" / "exit.json").unlink()  # the command was killed meanwhile
-    old = time.time() - 60
-    os.utime(run / "a0" / "env.json", (old, old))
-    [why] = running_elsewhere.holders([run]).values()
-    assert "job 9 has it" in why
-
-
-def test_elements_of_an_array_that_was_submitted_unheard_are_known_by_its_list(tmp_path, squeue):
-    runs = [make_run(tmp_path, f"run-{number}") for number in range(4)]
-    for run in runs:
-        (run / "a0").mkdir()
-        run_folders.end(run / "a0", "failed", reason="launch")
-    script = runs[0].parent / "arrays" / "0" / file_names.JOB_SCRIPT
-    script.parent.mkdir(parents=True)
-    shape = ArrayShape([(run, 0) for run in runs])
-    write_script(script.parent, RunConfig(), 1, ["hires"], shape)
-    submitted(runs[3])  # its number is known by now
-    attempts.next_attempt(runs[2])  # something else was tried since
-    squeue(f"echo '9|[0,2-3]|{script}'; echo '9|1|{script}'")
-    held = running_elsewhere.holders(runs)
-    jobs = {run.name: text.split(" has it, though")[0] for run, text in held.items()}
-    jobs.pop("run-2")  # the attempt that was tried since was just made
-    assert jobs == {"run-0": "job 9_0", "run-1": "job 9_1"}
 
 
 def test_dependency_names_jobs_that_may_still_be_done(tmp_path, squeue):

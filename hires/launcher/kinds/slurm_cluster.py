@@ -26,7 +26,6 @@ class SlurmLauncher(Launcher):
     dependency = staticmethod(submission.dependency)
     start_estimate = staticmethod(submission.start_estimate)
     submit_many = staticmethod(submission.submit_all)
-    orphan_jobs = staticmethod(submission.orphan_jobs)
     job_states = staticmethod(scheduler.job_states)
     cancel = staticmethod(scheduler.cancel)
     avoided_nodes = staticmethod(scheduler.avoided_nodes)

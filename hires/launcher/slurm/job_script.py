@@ -21,7 +21,7 @@ from submitit import SlurmExecutor
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.python_command import python
-from hires.core.store import file_names, launch_file, reading
+from hires.core.store import file_names, launch_file
 from hires.core.store.files import write_atomically
 
 JOB = "hires.launcher.slurm.job"
@@ -98,18 +98,6 @@ def write_script(
     path = folder / file_names.JOB_SCRIPT
     write_atomically(path, text)
     return path
-
-
-def read_tasks(script: Path) -> list[tuple[Path, int]]:
-    """Returns the run and attempt of each task of an array, from its script; none if damaged."""
-    text = (reading.read_bytes(script, []) or b"").decode(errors="replace")
-    block = re.search(r"^tasks=\(.*?\n(.*?)\n\)$", text, re.DOTALL | re.MULTILINE)
-    try:
-        words = shlex.split(block[1]) if block else []
-        pairs = zip(words[::2], words[1::2], strict=False)
-        return [(Path(run), int(number)) for run, number in pairs]
-    except ValueError:
-        return []
 
 
 def joined(site: object, *others: str) -> str:

@@ -118,22 +118,6 @@ def is_unknown(name: str) -> bool:
     return name not in listed if index else not listed
 
 
-def scripts_of_all() -> Iterator[tuple[str, str]]:
-    """Yields this user's jobs that wait or run, by name, and the script of each, if squeue answers.
-
-    Its path may hold blanks, and a word may stand behind it: each job comes with both readings.
-    """
-    try:
-        text = ask("squeue", "--noheader", f"--user={os.getuid()}", "--format=%F|%K|%o")
-    except RunError:
-        return
-    for job, index, command in _rows(text, 3):
-        words = command.split(" ")
-        for name in _names(job, index):
-            # After the script may stand the number of an attempt, or of a task.
-            yield from ((name, " ".join(words[: len(words) - cut])) for cut in (0, 1))
-
-
 def cancel(jobs: Iterable[Job]) -> None:
     """Cancels jobs and tasks of arrays, many in one call; a RunError says why Slurm does not."""
     tasks: dict[str, set[int | None]] = {}

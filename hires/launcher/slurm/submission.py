@@ -1,8 +1,8 @@
 """Submits frozen runs: one as a job, many as few job arrays.
 
 Runs that want the same of Slurm become the tasks of one array, whose folder ``arrays/0`` has
-``job.sbatch``. sbatch may die, or stop waiting, after the controller has taken the job. Such a job
-is found in the queue by the script that it runs; otherwise the run would be submitted twice.
+``job.sbatch``. sbatch may die, or stop waiting, after the controller has taken the job: a second
+job of the same run refuses to begin while the first waits or runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hires.core import programs
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import file_names
-from hires.core.store.attempts import latest, next_attempt
+from hires.core.store.attempts import next_attempt
 from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import make_folder
 from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, note_job
@@ -120,36 +120,6 @@ def _submit_array(runs: Sequence[FrozenRun], options: SubmitOptions) -> list[Sub
     return submitted
 
 
-def orphan_jobs(runs: Iterable[Path]) -> dict[Path, str]:
-    """Returns the jobs of runs whose latest attempt was not begun and has no ``job.json``.
-
-    Slurm is only queried if there are such runs with a script; no answer means no job.
-    """
-    from hires.launcher.slurm.job_script import read_tasks
-
-    waiting = {
-        (run, last.number)
-        for run in runs
-        if (last := latest(run))
-        and not last.launched
-        and not (last.folder / file_names.JOB).exists()
-    }
-    # By script, and for arrays by the index of the task.
-    own = ((run / file_names.JOB_SCRIPT, run) for run, _ in waiting)
-    scripts = {(str(script), ""): run for script, run in own if script.exists()}
-    for campaign in {run.parent for run, _ in waiting}:
-        for script in campaign.glob(f"{ARRAYS}/*/{file_names.JOB_SCRIPT}"):
-            for index, task in enumerate(read_tasks(script)):
-                if task in waiting:
-                    scripts[str(script), str(index)] = task[0]
-    jobs: dict[Path, str] = {}
-    for name, path in scheduler.scripts_of_all() if scripts else ():
-        run = scripts.get((path, name.partition("_")[2]))
-        if run is not None:
-            jobs.setdefault(run, name)
-    return jobs
-
-
 def start_estimate(config: RunConfig) -> str:
     """Returns when Slurm would start a run, in its own words; a ConfigError: it would refuse it."""
     from hires.launcher.slurm.job_script import write_script
@@ -243,6 +213,12 @@ def _sbatch(*words: str, script: Path | None = None) -> str:
         raise RunError(
             "there is no sbatch here: start it on a machine of a Slurm cluster, or use "
             "launcher=local; --dry-run writes the script all the same"
+        ) from None
+    except RunError as error:
+        if script is None:
+            raise
+        raise RunError(
+            f"{error}, and may have queued the job: `squeue --me` shows it, scancel removes it"
         ) from None
     if done.returncode == 0:
         return done.stderr + done.stdout  # of two lines that name a job the last one counts

@@ -66,15 +66,11 @@ def holders(
             if attempt is not every[attempt.run][-1] and attempt.job_name is not None:
                 launcher = interface.launcher_named(attempt.job["launcher"])
                 stop = launcher.cancel_command.format(attempt.job_name)
-            held[attempt.run] = f"{who}; {_ADVICE.format(stop)}"
-    for launcher in interface.all_launchers() if job is None else ():
-        for run, name in launcher.orphan_jobs([run for run in every if run not in held]).items():
-            who = f"job {name} has it, though its submission was not answered in time"
-            held[run] = f"{who}; {_ADVICE.format(launcher.cancel_command.format(name))}"
+            held[attempt.run] = (
+                f"{who}; wait until that has ended, stop it with {stop}, or start this one with "
+                f"another campaign=NAME"
+            )
     return held
-
-
-_ADVICE = "wait until that has ended, stop it with {}, or start this one with another campaign=NAME"
 
 
 def refuse_begun(run: Path, seen: int | None) -> None:

@@ -37,7 +37,6 @@ from hires.core.store import (
 from hires.core.store.attempts import Attempt
 from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
 from hires.core.store.reading import Note
-from hires.launcher.slurm.job_script import read_tasks
 from tests.helpers import file_faults
 from tests.helpers.run_folders import saved_stages
 
@@ -89,7 +88,6 @@ OTHERS: dict[str, tuple[Callable[[Path], Any], ...]] = {
     file_names.JOB: (lambda run: Attempt(run, 0).job_name,),
     file_names.PLAN: (records.read_plan, records.read_world),
     file_names.PLANNED: (attempts.reproduce_line_of,),
-    file_names.JOB_SCRIPT: (lambda run: read_tasks(run / file_names.JOB_SCRIPT),),
     file_names.RECORD: (records.read_record, records.done_attempt, rundir.open_run),
     file_names.SECRET: (lambda run: meeting.with_secret(WORLD, run / "a0"),),
     file_names.SUBMIT_LOCK: (lambda run: files.is_locked(run.parent / ".submit.lock"),),
@@ -99,7 +97,8 @@ OTHERS: dict[str, tuple[Callable[[Path], Any], ...]] = {
 ELSEWHERE = {
     *(file_names.CALIBRATION, file_names.SCALES),  # of plans and of quantised networks
     file_names.HANG,  # of launchers
-    *(file_names.LAUNCH_SCRIPT, file_names.JOB_LOG, file_names.LAUNCHER_LOG),
+    *(file_names.LAUNCH_SCRIPT, file_names.JOB_SCRIPT, file_names.JOB_LOG),
+    file_names.LAUNCHER_LOG,
     *(file_names.CANCEL, file_names.PREEMPT, file_names.STOP_SWEEP),  # are there or not
     *(file_names.CHECKPOINTS, file_names.CHECKPOINT),  # in a test of their own
     *(file_names.LOGS, file_names.PREDICTIONS),  # folders
@@ -109,7 +108,7 @@ PATHS = {
     **dict.fromkeys(
         (file_names.CONFIG, file_names.PLAN, file_names.FROZEN, file_names.PLANNED), "."
     ),
-    **dict.fromkeys((file_names.CHOICE, file_names.BEGIN_LOCK, file_names.JOB_SCRIPT), "."),
+    **dict.fromkeys((file_names.CHOICE, file_names.BEGIN_LOCK), "."),
     file_names.BEST: file_names.CHECKPOINTS,
 }
 """Folders of files that do not lie in that of the attempt."""
@@ -155,7 +154,6 @@ def run(tmp_path_factory) -> Path:
     for name in (file_names.SWEEP_LOCK, file_names.SUBMIT_LOCK):
         (path.parent / name).write_text('{"pid": 1, "host": "elsewhere"}')
     (path / file_names.BEGIN_LOCK).write_text('{"pid": 1, "host": "elsewhere"}')
-    (path / file_names.JOB_SCRIPT).write_text("tasks=(\n'/run' 0\n)\n")
     job = {"launcher": "slurm", "job": "77", "index": None}
     values = {file_names.JOB: job, file_names.VERIFY: {"ok": True, "worst": 1e-15}}
     values |= {file_names.EVALUATION: {"top1": 0.5, "samples": [[1, 2]]}}
