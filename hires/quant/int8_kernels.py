@@ -21,14 +21,15 @@ exact sums for 30,000 random convolutions, with AMX, AVX-512 VNNI and AVX-VNNI:
 * Without VNNI, sums of two products saturate at 16 bits. One product at the start finds out
   (:func:`has_exact_sums`).
 
-On NVIDIA GPUs a kernel of Triton computes all of it (:mod:`hires.quant.int8_triton`). Without
-Triton and its compiler, without VNNI and on other devices, convolutions of fp32 sum so few products
-at a time that every sum is exact; those of cuDNN, which may transform the input, are of fp64.
+On NVIDIA GPUs torch's product of int8 matrices sums the channels of each tap; where it takes no
+such sizes, convolutions of fp64 do, as cuDNN may transform their input. Without VNNI and on other
+devices, convolutions of fp32 sum so few products at a time that every sum is exact.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -39,7 +40,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hires.core.ranks import compilers
 from hires.quant.emptied_weights import is_emptied
 
 EXACT_PRODUCTS = 2**24 // (255 * 127)
@@ -89,10 +89,6 @@ def convolve_int8(
 
     ``border`` is the padding of ``x``: its zero point.
     """
-    if by_triton(x):
-        from hires.quant import int8_triton  # imports Triton, which CPUs do without
-
-        return int8_triton.convolve(x, weight, how, rescale, border, added)
     if by_onednn(x):
         return product_of(weight, x.shape, how, border)(x, rescale, added)
     if any(how.padding):
@@ -311,16 +307,6 @@ def by_onednn(x: Tensor) -> bool:
     return x.device.type in ("cpu", "meta") and has_exact_sums()
 
 
-def by_triton(x: Tensor) -> bool:
-    """Whether Triton's kernel computes with a tensor."""
-    return x.device.type == "cuda" and _can_compile()
-
-
-@functools.cache
-def _can_compile() -> bool:
-    return compilers.missing("cuda") is None
-
-
 def _bordered(x: Tensor, border: int, padding: Sizes) -> Tensor:
     rows, columns = padding
     return F.pad(x, (columns, columns, rows, rows), value=border)
@@ -328,6 +314,10 @@ def _bordered(x: Tensor, border: int, padding: Sizes) -> Tensor:
 
 def _exact_sums(x: Tensor, weight: Tensor, how: Geometry) -> Tensor:
     """Returns the sums of products as fp32, each rounded once from the exact one."""
+    if not _sums_products(x):
+        sums = _sums_of_taps(x, weight, how)
+        if sums is not None:
+            return sums.float()
     most = EXACT_PRODUCTS // (weight.shape[2] * weight.shape[3])
     dtype = torch.float32
     if not most or not _sums_products(x):
@@ -335,7 +325,7 @@ def _exact_sums(x: Tensor, weight: Tensor, how: Geometry) -> Tensor:
     apart, parts = how.groups, weight.shape[1]
     n, _, *size = x.shape
     by_group = x.view(n, apart, parts, *size)
-    sums: Tensor | None = None
+    sums = None
     for first in range(0, parts, most):
         share = by_group[:, :, first : first + most]
         share = share.to(dtype).reshape(n, -1, *size)
@@ -353,6 +343,25 @@ def _exact_sums(x: Tensor, weight: Tensor, how: Geometry) -> Tensor:
 def _sums_products(x: Tensor) -> bool:
     # cuDNN may transform its input, which rounds: in fp64 by less than the half of an integer.
     return x.device.type != "cuda"
+
+
+def _sums_of_taps(x: Tensor, weight: Tensor, how: Geometry) -> Tensor | None:
+    """Returns the sums as int32, by products of int8 matrices; None: of other sizes."""
+    outputs, channels, *kernel = weight.shape
+    apart, steps = how.dilation, how.stride
+    size = [(x.shape[d + 2] - apart[d] * (kernel[d] - 1) - 1) // steps[d] + 1 for d in (0, 1)]
+    if how.groups > 1 or channels % 8 or outputs % 8 or len(x) * math.prod(size) <= 16:
+        return None
+    signed = (x.permute(0, 2, 3, 1) ^ 128).view(torch.int8)  # 128 less
+    sums = 128 * weight.sum((1, 2, 3), dtype=torch.int32)
+    for tap in itertools.product(*map(range, kernel)):
+        first = [tap[d] * apart[d] for d in (0, 1)]
+        rows, columns = (
+            slice(first[d], first[d] + (size[d] - 1) * steps[d] + 1, steps[d]) for d in (0, 1)
+        )
+        pixels = signed[:, rows, columns].reshape(-1, channels)
+        sums = sums + torch._int_mm(pixels, weight[:, :, tap[0], tap[1]].contiguous().t())
+    return sums.view(len(x), *size, outputs).permute(0, 3, 1, 2)
 
 
 def _rescaled(sums: Tensor, rescale: Rescale, added: Added | None) -> Tensor:

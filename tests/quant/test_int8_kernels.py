@@ -84,15 +84,18 @@ def test_weights_that_change_are_packed_again():
     assert torch.equal(case.computed(), again.computed())
 
 
-def test_gpus_without_triton_compute_the_same_bits(monkeypatch):
-    """In fp64: cuDNN may transform the input of a convolution, which rounds."""
+def test_gpus_compute_the_same_bits(monkeypatch):
+    """By products of int8 matrices or in fp64: cuDNN may transform the input, which rounds."""
     monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda: False)
     monkeypatch.setattr(int8_kernels, "_sums_products", lambda x: False)
-    conv2d, types = torch.conv2d, set()
+    conv2d, int_mm, types, sizes = torch.conv2d, torch._int_mm, set(), []
     monkeypatch.setattr(torch, "conv2d", lambda x, *rest: types.add(x.dtype) or conv2d(x, *rest))
-    for case in cases(40, seed=5):
+    monkeypatch.setattr(torch, "_int_mm", lambda x, w: sizes.append(w.shape) or int_mm(x, w))
+    for case in cases(80, seed=5):
         assert torch.equal(case.computed(), case.expected()), str(case)
     assert types == {torch.float64}
+    assert sizes
+    assert not any(length % 8 for shape in sizes for length in shape)
 
 
 @NEEDS_VNNI
