@@ -48,7 +48,7 @@ def test_edited_network_is_a_new_run(hires, fake_ranks, net):
     net.write_text("relu")  # the old numbers are those of the old network, and are there
     answer = hires("run", *CUSTOM)
     assert f"complete since an earlier time: {first.absolute()}" in answer.err
-    assert "model.source" in hires("show", runs()[0].name, "--diff", runs()[1].name).out
+    assert "model.source" in hires("compare", runs()[0].name, runs()[1].name).out
     fake_ranks({"0": "exit 3"})
     assert hires("run", *CUSTOM, "seed=1").code == 1
     net.write_text("silu")

@@ -7,8 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from hires.report.compare.bootstrap import Estimate, block_length, compare, together
-from hires.report.compare.repeats import Repeat, center, median
+from hires.report.compare.bootstrap import (
+    Estimate,
+    Repeat,
+    block_length,
+    center,
+    compare,
+    geometric_mean,
+    median,
+)
 
 
 def series(rng, count, noise=0.05, memory=0.0):
@@ -54,7 +61,7 @@ def test_shift_of_a_tenth_is_found():
     assert estimate.interval()[0] > 1
     assert estimate.unit.startswith("blocks of ")
     points = [compare(repeats(rng, 4), repeats(rng, 4, 1.03), rng) for _ in range(30)]
-    low, high = together(points).interval()  # together they are surer than one
+    low, high = geometric_mean(points).interval()  # together they are surer than one
     assert 1 < low < 1.03 < high < 1.06
 
 
@@ -111,6 +118,6 @@ def test_point_without_an_interval_halves_that_of_two_together():
     one = Estimate(0.0, np.array([-0.2, -0.1, 0.1, 0.2]), "repeats")
     (low, high), (narrow, upper) = (
         one.interval(),
-        together([one, Estimate(0.0, None, "")]).interval(),
+        geometric_mean([one, Estimate(0.0, None, "")]).interval(),
     )
     assert math.log(upper / narrow) == pytest.approx(math.log(high / low) / 2)

@@ -94,6 +94,14 @@ def test_memory_and_loss_of_one_run_each_are_judged_by_the_tolerance_alone(tmp_p
     assert verdicts(compare([nan], [before], "loss")) == [("unknown", "unknown")]
 
 
+def test_times_of_one_step_each_decide_nothing(tmp_path):
+    # One number each has no interval: a step of 0.55 s was called slower.
+    a, b = (compared_run(tmp_path, [[s]], campaign=f"{s}") for s in (0.5, 0.55))
+    made = compare([a], [b], "throughput", "step_time")
+    assert (verdicts(made), made.is_worse) == ([("undecided", "undecided")] * 2, False)
+    assert "no interval; repeat the runs" in made.results[0].why
+
+
 def test_points_are_paired_by_config_and_the_others_are_reported(campaign):
     a = campaign("a", {1: 1, 2: 1, 4: 1})
     made = compare(a, campaign("b", {4: 1, 2: 1, 8: 1}))
@@ -188,8 +196,8 @@ def test_references_have_units_clusters_and_a_tolerance_below_and_above(tmp_path
 
 MISTAKES = [
     ({"metric": "speed"}, "none of"), ({"unit": "images"}, "img/s"), ({"value": -1}, "above 0"),
-    ({"value": float("nan")}, "above 0"), ({"tolerance": None}, "write 5%"),
-    ({"point": "sp"}, "sp"), ({"host": "a"}, "host"),
+    ({"value": float("nan")}, "value"), ({"tolerance": None}, "tolerance"),
+    ({"tolerance": ["5"]}, "write 5%"), ({"point": "sp"}, "sp"),
 ]  # fmt: skip
 CODE = "references: !!python/object/apply:os.system ['touch made']\n"
 
@@ -225,7 +233,7 @@ def test_written_references_fit_their_runs_and_no_others(tmp_path):
     fits = [[reference.fits(run) for run in runs] for reference in known]
     assert sorted(map(sum, fits)) == [1] * len(runs)
     assert [sum(row) for row in zip(*fits, strict=True)] == [1] * len(runs)
-    assert {(one.tolerance, one.cluster) for one in known} == {(tolerance, "node1")}
+    assert {(one.accepted(), one.cluster) for one in known} == {(tolerance, "node1")}
     [again] = read_runs([compared_run(tmp_path, [STEPS], steps=20, seed=7, campaign="b")])
     assert sum(reference.fits(again) for reference in known) == 1
     held = references.measured([again], [METRICS["throughput"]], tolerance)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hires.cli.options import JSON, RUN, Parser, flag, option
-from hires.cli.screens.screen import percent, print_json, print_table, shown
+from hires.cli.screens.screen import print_json, print_table
 from hires.cli.screens.show_plan import placement_lines
 from hires.cli.screens.show_record import print_record, show_messages
 from hires.core import terminal
@@ -23,13 +23,9 @@ from hires.core.store.run_names import locate
 from hires.core.store.rundir import RunDir, open_run
 from hires.core.units import size
 from hires.plan.plan import Plan
-from hires.report.columns import Column
-from hires.report.compare import comparison
 from hires.report.compare.comparison import Difference, named_differences, origin
-from hires.report.compare.metrics import METRICS
-from hires.report.compare.pairing import ComparedPoint
-from hires.report.compare.repeats import median
 from hires.report.config_values import value_text
+from hires.report.points import median_speed
 from hires.report.record import RecordedProvenance, typed
 from hires.report.runs import read_run
 from hires.report.tables import record_of
@@ -40,7 +36,6 @@ _EXAMPLES = (
     "hires show 0123abcd                      the beginning of the hash is enough",
     "hires show 0123abcd --json               record.json",
     "hires show 0123abcd --reproduce          the line that makes it again, and what differs now",
-    "hires show 0123abcd --diff 4567cdef      config, versions, machine and numbers of two runs",
     "hires show 0123abcd --timeline           what every rank did in a step, planned and measured",
     "hires show 0123abcd --trace trace.json   the same for https://ui.perfetto.dev",
     "hires show 0123abcd --comm               calls, bytes and seconds of its messages",
@@ -53,30 +48,23 @@ PARSER = Parser(
     option("--trace", "FILE", "write the last steps in Chrome's trace format"),
     flag("--comm", "print what the messages of a step cost, beside what was planned"),
     flag("--reproduce", "print the line that makes it again, and what differs now"),
-    option("--diff", "OTHER", "print how another run differs"),
     JSON,
 )
 _DIRTY = "-dirty"
 _OPTIONS = "comm.options."
 _WIDTH = 80  # of a time line in a file
-_RULE = (
-    "speed, highest peak and last loss are medians over the complete attempts of a run, "
-    "as in `hires compare`; the rest is of the last attempt"
-)
 
 
 def main(args: Namespace) -> int:
     """Prints the tables or the time line of a run; returns 0, however the run ended."""
     drawn = args.timeline or args.trace is not None
-    if sum((drawn, args.comm, args.reproduce, args.diff is not None)) > 1:
-        raise ConfigError("--comm, --reproduce, --diff, --timeline and --trace exclude each other")
+    if sum((drawn, args.comm, args.reproduce)) > 1:
+        raise ConfigError("--comm, --reproduce, --timeline and --trace exclude each other")
     if args.json and args.timeline:
         raise ConfigError("--timeline is a drawing; for the time line as data use --trace FILE")
     path = locate(args.run, args.results)
     if args.reproduce:
         _reproduce(path, args.json)
-    elif args.diff is not None:
-        _diff(path, locate(args.diff, args.results), args.json)
     elif args.comm:
         show_messages(path, _record_of(open_run(path)), args.json)
     elif drawn:
@@ -116,12 +104,8 @@ def _show(run: RunDir, as_json: bool) -> None:
         words = [f"{key.removeprefix(_OPTIONS)}={value_text(v)}" for key, v in options.items()]
         print(f"comm.options: {', '.join(words)}")
     print_record(record, run.path)
-    repeats = ComparedPoint([read]).repeats(METRICS["throughput"])
-    if len(repeats) > 1:
-        print(
-            f"this is the last attempt; the median over {len(repeats)} complete attempts, which "
-            f"`hires compare` and --diff take, is {median(repeats):.2f} img/s"
-        )
+    if (speed := median_speed(read.repeats)) is not None and len(read.repeats) > 1:
+        print(f"{speed:.2f} img/s is the median over {len(read.repeats)} complete attempts")
     print()
     plan, steps = read.plan(), read.timeline()
     if plan is not None:
@@ -200,7 +184,8 @@ def _reproduce(path: Path, as_json: bool) -> None:
     print(line or "no line is recorded that makes it again")
     if changed:
         print()
-        _print_differences("What has changed", ("", "then", "now"), changed)
+        rows = [[change.what, change.a, change.b] for change in changed]
+        print_table("What has changed", ("", "then", "now"), rows)
     elif then:
         print("commit, versions and machine are as they were")
     commit = then.get("commit") or ""
@@ -208,37 +193,3 @@ def _reproduce(path: Path, as_json: bool) -> None:
         print(f"the code was edited then: commit {commit.partition(_DIRTY)[0]} is not all of it")
     elif any(change.what == "commit" for change in changed) and commit:
         print(f"git checkout {shlex.quote(commit)} brings the code back")
-
-
-def _diff(path: Path, other: Path, as_json: bool) -> None:
-    a, b = read_run(path), read_run(other)
-    config, machine = comparison.run_differences([a], [b])
-    rows = comparison.number_rows(a, b)
-    if as_json:
-        values = {
-            "a": str(path),
-            "b": str(other),
-            "config": [asdict(difference) for difference in config],
-            "origin": [asdict(difference) for difference in machine],
-            "numbers": [{"what": what, "a": old, "b": new} for what, old, new in rows],
-        }
-        print_json(values)
-        return
-    print(f"A: {a.campaign}/{a.name}\nB: {b.campaign}/{b.name}\n")
-    _print_differences("Config", ("key", "A", "B"), config)
-    _print_differences("Code, versions and machine", ("", "A", "B"), machine)
-    columns = [Column(head, head, digits=0) for head in ("A", "B", "change [%]")]
-    cells = []
-    for what, x, y in rows:
-        numbers = all(isinstance(value, (int, float)) for value in (x, y))
-        ratio = y / x if numbers and x else None
-        cells.append([what, shown(x), shown(y), percent(ratio)])
-    print_table("Numbers", ["", *columns], cells)
-    print(_RULE)
-
-
-def _print_differences(title: str, heads: Sequence[str], differences: Sequence[Difference]) -> None:
-    if differences:
-        print_table(title, heads, [[d.what, d.a, d.b] for d in differences])
-    else:
-        print(f"{title}: no difference\n")

@@ -27,8 +27,11 @@ FAILED_SETUP = "HIRES_FAILED_SETUP"
 
 
 def reproduce_line(argv: Sequence[str]) -> str:
-    """Returns the command line that was typed as one shell-quoted line that begins with hires."""
-    words = list(argv)
+    """Returns the command line that was typed as one shell-quoted line that begins with hires.
+
+    Without ``--json``, which changes what is printed alone.
+    """
+    words = [word for word in argv if word != "--json"]
     if words and Path(words[0]).name in ("hires", "__main__.py"):
         del words[0]
     return shlex.join(["hires", *words])

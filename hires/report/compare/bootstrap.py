@@ -12,6 +12,9 @@ Student's t.
 No library has this: scipy.stats.bootstrap draws single values, arch.bootstrap blocks of one series,
 and neither seeds, repeats and steps inside each other; both bring scipy, which hires does without.
 
+A side has the median over the attempts of each seed, and the geometric mean over the seeds: a ratio
+of geometric means is the mean of the ratios of the pairs.
+
 Sources: circular blocks of Politis and Romano (1992), their length after Carlstein (1986); the
 correction for few units after Hesterberg, "What teachers should know about the bootstrap" (2015).
 """
@@ -27,8 +30,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hires.report.compare.repeats import Repeat, by_seed, log_mean, median, shared_seeds
-
 Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
@@ -37,10 +38,15 @@ _MAX_STEPS = 1024  # groups of consecutive steps, each by its median, that a lon
 _MIN_BLOCKS = 4  # that a series is cut into at least, if it has so many steps
 
 _LARGEST = math.floor(math.log(sys.float_info.max))
-_NORMAL = 1.96  # standard deviations on either side that hold 95 % of a normal distribution
-_MIN_REPEATS = 3
-_TOO_WIDE = 1e3  # largest factor by which an interval counts as too wide
-_NO_INTERVAL = "one number each: no interval"
+_MIN_REPEATS = 3  # fewer say nothing of their spread
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One complete attempt of a point."""
+
+    seed: str
+    values: Sequence[float]  # of every step that counts, or the one number of the attempt; above 0
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,6 @@ class Estimate:
     """Deviations of the logarithm, one for each resample; None: its spread is unknown."""
     unit: str  # what was resampled, in words
     repeats: int = 1  # of the side that has fewer
-    spread: float = 0.0  # standard deviation of the draws before they were widened
 
     @property
     def ratio(self) -> float:
@@ -68,19 +73,66 @@ class Estimate:
         return _exp(self.log_ratio + float(low)), _exp(self.log_ratio + float(high))
 
     def repeats_for(self, width: float) -> int:
-        """Returns about how many repeats give a 95 % interval of the logarithm of this width.
-
-        The width falls with the square root of their number. Student's t needs about two more when
-        they are few, and with less than three their spread is unknown.
-        """
-        needed = self.repeats * min(2 * _NORMAL * self.spread / width, _TOO_WIDE) ** 2
-        return max(_MIN_REPEATS, math.ceil(needed) + 2)
+        """Returns about how many repeats make the interval of the logarithm so narrow."""
+        low, high = self.interval() or (1.0, 1.0)  # it falls with the square root of their number
+        return max(_MIN_REPEATS, math.ceil(self.repeats * (math.log(high / low) / width) ** 2))
 
 
 class _Draws(NamedTuple):
     values: Floats  # deviations of a logarithm
-    freedom: float  # degrees of freedom of their spread
+    degrees: float  # of freedom, of their spread
     lengths: Sequence[int] = ()  # of the blocks of steps that were drawn
+
+
+def median(repeats: Sequence[Repeat]) -> float:
+    """Returns the median over attempts of each one's median; NaN if a value is NaN."""
+    with np.errstate(over="ignore"):
+        return float(np.median([np.median(repeat.values) for repeat in repeats]))
+
+
+def log_mean(repeats: Sequence[Repeat]) -> float:
+    """Returns the mean over seeds of the logarithm of the median over the attempts of each."""
+    return float(np.mean(np.log([median(run) for run in by_seed(repeats)])))
+
+
+def center(repeats: Sequence[Repeat]) -> float | None:
+    """Returns the number of a point, over its attempts or seeds; None unless all are usable."""
+    values = [value for repeat in repeats for value in repeat.values]
+    if not values or not usable(values):
+        return None
+    return median(repeats) if len(by_seed(repeats)) == 1 else math.exp(log_mean(repeats))
+
+
+def usable(values: Sequence[float]) -> bool:
+    """Whether numbers can be compared: finite, above 0, and so that their squares are finite."""
+    return all(1e-100 < value < 1e100 for value in values)
+
+
+def by_seed(repeats: Sequence[Repeat]) -> list[list[Repeat]]:
+    """Returns the repeats of every seed."""
+    runs: dict[str, list[Repeat]] = {}
+    for repeat in repeats:
+        runs.setdefault(repeat.seed, []).append(repeat)
+    return list(runs.values())
+
+
+def shared_seeds(a: Sequence[Repeat], b: Sequence[Repeat]) -> list[str]:
+    """Returns the seeds that both sides have, in the order of A."""
+    seeds = {repeat.seed for repeat in b}
+    return [seed for seed in dict.fromkeys(repeat.seed for repeat in a) if seed in seeds]
+
+
+def paired(
+    a: Sequence[Repeat], b: Sequence[Repeat]
+) -> tuple[list[Repeat], list[Repeat], list[str]]:
+    """Returns the repeats by which two sides are compared, and the seeds that are left out.
+
+    Several shared seeds are compared in pairs, without the others; else all repeats count.
+    """
+    every = list(dict.fromkeys(repeat.seed for repeat in [*a, *b]))
+    shared = shared_seeds(a, b) if len(shared_seeds(a, b)) > 1 else every
+    ours, theirs = ([repeat for repeat in side if repeat.seed in shared] for side in (a, b))
+    return ours, theirs, [seed for seed in every if seed not in shared]
 
 
 def compare(
@@ -104,7 +156,7 @@ def compare(
         unit = " and ".join(str(len(side)) for side in reversed(sides)) + " repeats"
         return _estimate(ratio, draws, rng, unit, fewest)
     if any(len(repeat.values) < 2 for side in sides for repeat in side):
-        return Estimate(ratio, None, _NO_INTERVAL)
+        return Estimate(ratio, None, "one number each: no interval")
     draws = [_of_steps(side, rng, resamples) for side in sides]
     lengths = [length for side in draws for length in side.lengths]
     few, many = min(lengths), max(lengths)
@@ -112,16 +164,13 @@ def compare(
     return _estimate(ratio, draws, rng, f"{unit} {'step' if many == 1 else 'steps'}", fewest)
 
 
-def together(estimates: Sequence[Estimate]) -> Estimate:
+def geometric_mean(estimates: Sequence[Estimate]) -> Estimate:
     """Returns the geometric mean of the ratios of several points."""
     ratio = float(np.mean([estimate.log_ratio for estimate in estimates]))
     draws = [estimate.draws for estimate in estimates if estimate.draws is not None]
-    if not draws:
-        return Estimate(ratio, None, _NO_INTERVAL)
-    mean = np.sum(draws, axis=0) / len(estimates)
-    spread = math.hypot(*(estimate.spread for estimate in estimates)) / len(estimates)
+    mean = np.sum(draws, axis=0) / len(estimates) if draws else None
     fewest = min(estimate.repeats for estimate in estimates)
-    return Estimate(ratio, mean, f"all {len(estimates)} points together", fewest, spread)
+    return Estimate(ratio, mean, f"all {len(estimates)} points together", fewest)
 
 
 def block_length(values: Floats) -> int:
@@ -142,12 +191,12 @@ def _estimate(
     """Returns an estimate: the draws of the first side minus those of the second, widened."""
     total = sides[0].values - sides[1].values if len(sides) > 1 else sides[0].values
     variances = [float(np.var(side.values)) for side in sides]
-    freedom = sum(side.freedom for side in sides)
+    degrees = sum(side.degrees for side in sides)
     if sum(variances) > 0:  # of two samples of different spread, after Welch
-        terms = [v**2 / side.freedom for v, side in zip(variances, sides, strict=True)]
-        freedom = sum(variances) ** 2 / sum(terms)
-    widths: Floats = np.sqrt(freedom / rng.chisquare(freedom, len(total)))
-    return Estimate(ratio, np.asarray(total * widths), unit, repeats, math.sqrt(sum(variances)))
+        terms = [v**2 / side.degrees for v, side in zip(variances, sides, strict=True)]
+        degrees = sum(variances) ** 2 / sum(terms)
+    widths: Floats = np.sqrt(degrees / rng.chisquare(degrees, len(total)))
+    return Estimate(ratio, np.asarray(total * widths), unit, repeats)
 
 
 def _resampled_means(logs: Floats, rng: np.random.Generator, resamples: int) -> _Draws:
@@ -170,7 +219,7 @@ def _of_repeats(side: Sequence[Repeat], rng: np.random.Generator, resamples: int
 
 def _of_steps(side: Sequence[Repeat], rng: np.random.Generator, resamples: int) -> _Draws:
     """Returns draws of a side from blocks of steps."""
-    freedom, runs, lengths = 0.0, [], []
+    degrees, runs, lengths = 0.0, [], []
     for run in by_seed(side):
         medians = []
         for repeat in run:
@@ -181,17 +230,17 @@ def _of_steps(side: Sequence[Repeat], rng: np.random.Generator, resamples: int) 
             n, length = len(values), block_length(values)
             lengths.append(length * max(1, len(repeat.values) // n))
             blocks = max(n / length, 2.0)
-            freedom += blocks - 1
+            degrees += blocks - 1
             # (resamples, blocks, 1) starts and (length,) offsets give the steps of every block; the
             # last block is cut, and one that runs over the end goes on at the first step.
             starts = rng.integers(n, size=(resamples, math.ceil(n / length), 1))
             places = (starts + np.arange(length)).reshape(resamples, -1)[:, :n] % n
-            middle = math.log(np.median(values))
-            off = np.log(np.median(values[places], axis=1)) - middle
+            center_log = math.log(np.median(values))
+            off = np.log(np.median(values[places], axis=1)) - center_log
             # Few blocks spread less than they should: the deviations are widened.
-            medians.append(np.exp(middle + off * math.sqrt(blocks / (blocks - 1))))
+            medians.append(np.exp(center_log + off * math.sqrt(blocks / (blocks - 1))))
         runs.append(np.log(np.median(medians, axis=0)))
-    return _Draws(np.mean(runs, axis=0) - log_mean(side), freedom, lengths)
+    return _Draws(np.mean(runs, axis=0) - log_mean(side), degrees, lengths)
 
 
 def _exp(logarithm: float) -> float:

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hires.core.errors import ConfigError
 from hires.core.units import size
-from hires.report.columns import TABLES
 from hires.report.compare.bootstrap import CONFIDENCE
 from hires.report.compare.metrics import METRICS, Metric, per_image
 from hires.report.compare.pairing import ComparedPoint, pair, points
 from hires.report.compare.references import Reference, best
-from hires.report.compare.repeats import median
-from hires.report.compare.verdicts import DECIDED, WORSE, PointVerdict, Settings, judge, overall
+from hires.report.compare.verdicts import (
+    UNDECIDED,
+    UNKNOWN,
+    WORSE,
+    PointVerdict,
+    Settings,
+    judge,
+    overall,
+)
 from hires.report.config_values import listed, value_text
 from hires.report.record import RecordedProvenance
-from hires.report.run_tables import run_row
-from hires.report.runs import Run, repeats_of
+from hires.report.runs import Run
 
-_MOST = 5  # points, values or notes that are listed before the others are counted
+_MOST = 5  # points, keys or notes that are listed before the others are counted
 _PLACES = ("campaign", "results")  # keys that say where a run is kept
-_NUMBERS = (
-    "img_per_s_median", "step_s_median", "samples", "peak_bytes_max", "predicted_bytes_max",
-    "messages_per_step", "bytes_per_step", "loss_first", "loss_last", "top1", "state",
-)  # fmt: skip
-"""Columns of a run that are shown beside another run's."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +51,15 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def verdicts(self) -> list[PointVerdict]:
-        """Those on points, and those on all points together."""
-        return [*self.results, *self.overall]
-
-    @property
     def is_worse(self) -> bool:
         """Whether anything became worse."""
-        return any(verdict.status == WORSE for verdict in self.verdicts)
+        return any(one.status == WORSE for one in (*self.results, *self.overall))
 
     @property
     def is_decided(self) -> bool:
         """Whether anything is known to be better, worse or the same."""
-        return any(verdict.status in DECIDED for verdict in self.verdicts)
+        statuses = {one.status for one in (*self.results, *self.overall)}
+        return bool(statuses - {UNKNOWN, UNDECIDED})
 
     def add(self, metric: Metric, verdicts: list[PointVerdict]) -> None:
         """Adds the verdicts of one metric, and the one on all points together."""
@@ -73,14 +68,12 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
-        settings = self.settings
         return {
-            "a": self.names[0],
-            "b": self.names[1],
+            **dict(zip("ab", self.names, strict=True)),
             "regression": self.is_worse,
             "confidence": CONFIDENCE,
-            "resamples": settings.resamples,
-            "seed": settings.seed,
+            "resamples": self.settings.resamples,
+            "seed": self.settings.seed,
             "overall": [verdict.to_dict() for verdict in self.overall],
             "points": [verdict.to_dict() for verdict in self.results],
             "config": [vars(difference) for difference in self.config],
@@ -95,16 +88,19 @@ def compare_runs(
 ) -> Comparison:  # fmt: skip
     """Returns how the runs of B compare with those of A; ConfigError: they share no point."""
     read_a, read_b = ([run for run in side if run.config] for side in (a, b))
+    for name, runs in zip(names, (read_a, read_b), strict=True):
+        if not runs:
+            raise ConfigError(f"no run of {name} has a config.yaml that can be read")
     pairs = pair(read_a, read_b)
-    config, origin = run_differences(read_a, read_b)
+    config, machine = run_differences(read_a, read_b)
     shared = [both for both in pairs if both[1].runs and both[2].runs]
     if not shared:
-        keys = ", ".join(f"{d.what} ({d.a} in A, {d.b} in B)" for d in config)
+        keys = [f"{d.what} ({d.a} in A, {d.b} in B)" for d in config]
         raise ConfigError(
             f"no run of {names[1]} is the same point as one of {names[0]}: they differ in "
-            f"{keys or 'what their damaged config.yaml would say'}"
+            f"{listed(keys, _MOST)}"
         )
-    comparison = Comparison(names, settings, config=config, origin=origin)
+    comparison = Comparison(names, settings, config=config, origin=machine)
     batches = [{point.runs[0].identity().get("batch") for point in both[1:]} for both in shared]
     if any(len(batch) > 1 for batch in batches):  # of all pairs, then: each side has one batch
         metrics = [per_image(metric) for metric in metrics]
@@ -114,9 +110,9 @@ def compare_runs(
         )
     for metric in metrics:
         comparison.add(metric, [judge(label, metric, x, y, settings) for label, x, y in shared])
-    for name, other in ((names[0], 2), (names[1], 1)):
-        if labels := [both[0] for both in pairs if not both[other].runs]:  # type: ignore[union-attr]
-            comparison.notes.append(f"only in {name}: {listed(labels, _MOST, '; ')}")
+    alone = [[label for label, x, y in pairs if not (y, x)[side].runs] for side in (0, 1)]
+    for name, labels in zip(names, alone, strict=True):
+        comparison.notes += [f"only in {name}: {listed(labels, _MOST, '; ')}"] * bool(labels)
     _add_notes(comparison, [point for _, *both in shared for point in both], [*a, *b])
     return comparison
 
@@ -133,7 +129,7 @@ def compare_references(
     comparison = Comparison(names, settings)
     measured = points(runs)
     without: list[str] = []
-    every = list({r.metric.name: r.metric for r in references}.values())
+    every = [METRICS[name] for name in dict.fromkeys(one.metric for one in references)]
     for metric in every if metrics is None else metrics:
         verdicts = []
         for label, point in measured:
@@ -141,8 +137,8 @@ def compare_references(
             if fit is None:
                 without.append(f"{metric.name} of {label}")
             else:
-                own = replace(settings, tolerance=fit.tolerance)
-                verdicts.append(judge(label, metric, fit.value, point, own))
+                tolerant = replace(settings, tolerance=fit.accepted())
+                verdicts.append(judge(label, metric, fit.value * metric.base, point, tolerant))
         if verdicts:
             comparison.add(metric, verdicts)
     if not comparison.results:
@@ -172,34 +168,9 @@ def named_differences(
     for key in dict.fromkeys(key for values in [*a, *b] for key in values):
         x, y = (list(dict.fromkeys(_word(v[key]) for v in side if key in v)) for side in (a, b))
         if set(x) != set(y):
-            ours, theirs = (listed(words, _MOST) or "-" for words in (x, y))
-            differences.append(Difference(key, ours, theirs))
+            words = [listed(side, _MOST) or "-" for side in (x, y)]
+            differences.append(Difference(key, *words))
     return differences
-
-
-def number_rows(*runs: Run) -> list[tuple[str, Any, Any]]:
-    """Returns heading and values of the numbers that at least one of two runs has.
-
-    Metrics are those of the whole run, as in ``compare``; the others are the last attempt's.
-    """
-    numbers = []
-    for run in runs:
-        row = run_row(run)
-        for metric in METRICS.values() if repeats_of([run]) else ():
-            repeats = ComparedPoint([run]).repeats(metric)
-            value = median(repeats) if repeats else math.nan
-            row[metric.column] = value if math.isfinite(value) else None
-        numbers.append(row)
-    rows: list[tuple[str, Any, Any]] = []
-    titles = {metric.column: metric.name for metric in METRICS.values()}
-    columns = {column.key: column for column in TABLES["runs"].columns}
-    for column in map(columns.__getitem__, _NUMBERS):
-        values = [row.get(column.key) for row in numbers]
-        if values != [None, None]:
-            a, b = (v if v is None or column.digits is None else v * column.factor for v in values)
-            title = titles.get(column.key, column.title)
-            rows.append((replace(column, title=title).heading, a, b))
-    return rows
 
 
 def origin(provenance: RecordedProvenance) -> dict[str, str | None]:

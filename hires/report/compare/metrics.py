@@ -24,6 +24,7 @@ class Metric:
     """Returns the numbers of a complete attempt in the base unit: one a step, or one for all. A
     number that is not finite is NaN."""
     base: float = 1.0  # of its unit, in the base unit
+    is_timed: bool = False  # a number alone says little: steps and machines vary
     incomparable: str = ""  # why numbers of the two sides are not comparable; empty if they are
 
     def shown(self, value: float | None) -> float | None:
@@ -58,11 +59,11 @@ METRICS = {
     for metric in (
         Metric(
             "throughput", "img_per_s_median", f"images per second, {_STEPS}", "img/s",
-            True, ("slower", "faster"), _rates,
+            True, ("slower", "faster"), _rates, is_timed=True,
         ),
         Metric(
             "step_time", "step_s_median", f"seconds a step, {_STEPS}", "s",
-            False, ("faster", "slower"), lambda record: record.counted_s,
+            False, ("faster", "slower"), lambda record: record.counted_s, is_timed=True,
         ),
         Metric(
             "memory", "peak_bytes_max", f"highest peak of a rank, {_ATTEMPTS}", "MiB",

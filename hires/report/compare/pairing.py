@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hires.core.store.reading import text
+from hires.report.compare.bootstrap import Repeat
 from hires.report.compare.metrics import Metric
-from hires.report.compare.repeats import Repeat
 from hires.report.config_values import value_text
 from hires.report.runs import INPUTS, SEED, Run, repeats_of
 

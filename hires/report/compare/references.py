@@ -11,7 +11,7 @@ A run fits if its host matches ``cluster``, all columns (of the frame ``runs``) 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ import yaml
 from hires.core.errors import ConfigError
 from hires.core.store import reading
 from hires.core.store.files import write_atomically
+from hires.report.compare.bootstrap import center
 from hires.report.compare.metrics import METRICS, Metric
 from hires.report.compare.pairing import points
-from hires.report.compare.repeats import center
 from hires.report.compare.verdicts import Tolerance, parse_tolerance
 from hires.report.config_values import same_value, value_text
 from hires.report.record import typed
@@ -32,60 +32,54 @@ from hires.report.runs import INPUTS, WITH_COLUMN, Run, defaults
 OPTION = "--write-reference FILE"
 _COLUMNS = ("model", "image", "layout", "precision", "task", "batch", "ranks")  # of a new point
 _MEASUREMENT = ("steps", "measure.warmup", "measure.steps")  # they change the last loss only
-_KEYS = {"metric", "value", "unit", "tolerance", "point"}
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What one metric should be, in its base unit, and of which points, whose values are texts."""
+    """What one metric should be, and of which points."""
 
-    metric: Metric
+    metric: str
     value: float
-    tolerance: Tolerance
-    point: Mapping[str, str]
+    unit: str
+    tolerance: list[str]
+    point: dict[str, Any]
     cluster: str = "*"
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise ValueError(f"metric {self.metric!r} is none of {', '.join(METRICS)}")
+        if self.unit != METRICS[self.metric].unit or self.value <= 0:
+            raise ValueError(f"{self.metric} is above 0 and in {METRICS[self.metric].unit}")
+        self.accepted()
+
+    def accepted(self) -> Tolerance:
+        """Returns how far a number may be off."""
+        return parse_tolerance(",".join(self.tolerance))
 
     def fits(self, run: Run) -> bool:
         """Whether it is about a run."""
         row = {**run.flat_config, **run.point}
-        equal = all(same_value(row.get(key), value) for key, value in self.point.items())
-        others = _keys(run, self.metric).keys() - self.point.keys()
+        equal = all(same_value(row.get(key), value_text(v)) for key, v in self.point.items())
+        others = _keys(run, METRICS[self.metric]).keys() - self.point.keys()
         return equal and not others and fnmatch.fnmatchcase(_host(run), self.cluster)
 
 
 def read(path: Path) -> list[Reference]:
     """Returns the references of a file; ConfigError: it cannot be read, or an entry is wrong."""
-    entry: Any = "references"
     try:
         values = yaml.safe_load(reading.read_named(path))
-        entries = values.get(entry) if isinstance(values, dict) else None
-        if not entries or not isinstance(entries, list):
-            raise ValueError("there is no list of that name")
-        return [_reference(entry := one) for one in entries]
-    except (OSError, ValueError, RecursionError, ConfigError, yaml.YAMLError) as error:
+        entries: list[Reference] = typed(dict[str, list[Reference]], values)["references"]
+        if not entries:
+            raise ValueError("it holds no references")
+        return entries
+    except (OSError, ValueError, LookupError, RecursionError, ConfigError, yaml.YAMLError) as error:
         why = " ".join(str(error).split())
-        raise ConfigError(f"{path}, {entry}: {why}; `{OPTION}` writes such a file") from None
-
-
-def _reference(entry: Any) -> Reference:
-    if not isinstance(entry, dict) or not _KEYS <= entry.keys() <= {*_KEYS, "cluster"}:
-        raise ValueError(f"an entry has the keys {', '.join(sorted(_KEYS))} and, if any, cluster")
-    metric = METRICS.get(entry["metric"])
-    if metric is None:
-        raise ValueError(f"metric {entry['metric']!r} is none of {', '.join(METRICS)}")
-    value = typed(float, entry["value"], f"{metric.name}, which is above 0,") * metric.base
-    if entry["unit"] != metric.unit or value <= 0:
-        raise ValueError(f"{metric.name} is above 0 and in {metric.unit}")
-    ends = entry["tolerance"]
-    tolerance = parse_tolerance(",".join(map(str, ends)) if isinstance(ends, list) else str(ends))
-    point = typed(dict[str, Any], entry["point"], "point")
-    texts = {key: value_text(part) for key, part in point.items()}
-    return Reference(metric, value, tolerance, texts, str(entry.get("cluster", "*")))
+        raise ConfigError(f"{path}: {why}; `{OPTION}` writes such a file") from None
 
 
 def best(references: Sequence[Reference], metric: Metric, run: Run) -> Reference | None:
     """Returns the first reference with the most keys of those that fit a run, if any fits."""
-    fits = [r for r in references if r.metric is metric and r.fits(run)]
+    fits = [r for r in references if r.metric == metric.name and r.fits(run)]
     return max(fits, key=lambda r: len(r.point), default=None)
 
 
@@ -96,11 +90,12 @@ def measured(
     references = []
     for _, point in points(runs):
         for metric in metrics:
-            if (value := center(point.repeats(metric))) is not None:
+            if (value := metric.shown(center(point.repeats(metric)))) is not None:
                 run = next(run for run in point.runs if run.repeats)
                 row = {k: value_text(run.point[k]) for k in _COLUMNS if run.point.get(k)}
                 keys, host = row | _keys(run, metric), cluster or _host(run) or "*"
-                references.append(Reference(metric, value, tolerance, keys, host))
+                words = metric.name, float(f"{value:.6g}"), metric.unit, str(tolerance).split(",")
+                references.append(Reference(*words, keys, host))
     return references
 
 
@@ -110,19 +105,10 @@ def write(path: Path, references: Sequence[Reference], command: str) -> int:
     ConfigError: the file holds something else; RunError: it cannot be written.
     """
     every = [*(read(path) if path.exists() else []), *references]
-    entries = {
-        (one.metric.name, one.cluster, tuple(sorted(one.point.items()))): {
-            "metric": one.metric.name,
-            "value": float(f"{one.metric.shown(one.value):.6g}"),
-            "unit": one.metric.unit,
-            "tolerance": str(one.tolerance).split(","),
-            "cluster": one.cluster,
-            "point": dict(one.point),
-        }
-        for one in every
-    }
-    held = {"references": [*entries.values()]}
-    text = yaml.safe_dump(held, sort_keys=False, default_flow_style=None)
+    entries = {(r.metric, r.cluster, *sorted(map(str, r.point.items()))): vars(r) for r in every}
+    text = yaml.safe_dump(
+        {"references": [*entries.values()]}, sort_keys=False, default_flow_style=None
+    )
     head = f"# Written by: {' '.join(command.splitlines())}\n"
     write_atomically(path, head + text, option=OPTION)
     return len(entries)

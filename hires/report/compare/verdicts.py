@@ -2,7 +2,8 @@
 
 It differs if the confidence interval of the ratio excludes 1 and the ratio is outside the
 tolerance: the first makes chance unlikely, the second says that the difference matters. If it does
-not differ and the interval is much wider than the tolerance, nothing is decided.
+not differ and the interval is much wider than the tolerance, nothing is decided; nor is it of times
+that have no interval.
 """
 
 from __future__ import annotations
@@ -19,20 +20,16 @@ import numpy as np
 
 from hires.core.errors import ConfigError
 from hires.report.compare import bootstrap
-from hires.report.compare.bootstrap import Estimate
+from hires.report.compare.bootstrap import Estimate, Repeat, center, paired, usable
 from hires.report.compare.metrics import Metric
 from hires.report.compare.pairing import ComparedPoint
-from hires.report.compare.repeats import Repeat, center, paired, usable
 from hires.report.runs import repeats_of
 
 BETTER, WORSE, SAME, UNKNOWN = "better", "worse", "same", "unknown"
 UNDECIDED = "undecided"
-DECIDED = (BETTER, WORSE, SAME)
 OVERALL = "overall"
 _FAILED = ("failed", "lost")  # states that count as worse; a user cancels a run on purpose
-_UNDECIDED_WIDTH = (
-    2.0  # widths of the tolerance; a wider interval does not show that nothing changed
-)
+_UNDECIDED_WIDTH = 2.0  # widths of the tolerance; a wider interval shows nothing
 _FINEST = 0.01  # a smaller tolerance means any difference; no interval is as narrow as that
 _PERCENT = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*%")
 
@@ -83,27 +80,15 @@ class PointVerdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
+        keys = ("point", "status", "verdict", "why", "repeats", "ratio", "interval")
         return {
-            **{key: getattr(self, key) for key in ("point", "status", "verdict", "why")},
+            **{key: getattr(self, key) for key in keys},
             "metric": self.metric.name,
             "unit": self.metric.unit,
             "a": self.metric.shown(self.a),
             "b": self.metric.shown(self.b),
-            **{key: getattr(self, key) for key in ("repeats", "ratio", "interval")},
             "tolerance": self.tolerance and vars(self.tolerance),
         }
-
-    def sentence(self) -> str:
-        """Returns the verdict in one sentence."""
-        if self.ratio is None:
-            return f"{self.verdict}: {self.why}"
-        change = f"{100 * (self.ratio - 1):+.1f} %"
-        if self.a is not None and self.b is not None:
-            old, new = (self.metric.shown(value) for value in (self.a, self.b))
-            change = f"{old:.6g} -> {new:.6g} {self.metric.unit}, {change}"
-        if self.interval is not None:
-            change += f" [{', '.join(f'{100 * (end - 1):+.1f} %' for end in self.interval)}]"
-        return f"{self.verdict}: {change}, tolerance {self.tolerance}; {self.why}"
 
 
 def parse_tolerance(words: str) -> Tolerance:
@@ -133,40 +118,40 @@ def judge(
     old, new, unpaired = paired(old, new)
     exact = None if isinstance(a, ComparedPoint) else a
     estimate = bootstrap.compare(exact or old, new, rng, settings.resamples)
-    verdict = _decided(label, metric, estimate, settings)
-    repeats = len(old), len(new)
     return replace(
-        verdict, a=exact or center(old), b=center(new), repeats=repeats, unpaired_seeds=unpaired
-    )
+        _decided(label, metric, estimate, settings.tolerance),
+        a=exact or center(old), b=center(new),
+        repeats=(len(old), len(new)), unpaired_seeds=unpaired,
+    )  # fmt: skip
 
 
 def overall(metric: Metric, points: Sequence[PointVerdict], settings: Settings) -> PointVerdict:
     """Returns the verdict on all points together, with their mean tolerance: worse if any is."""
     worse = [point for point in points if point.status == WORSE]
-    why = f"{len(worse)} of {len(points)} points are worse"
     estimates = [point.estimate for point in points if point.estimate is not None]
-    if not estimates:
-        if worse:
-            return PointVerdict(OVERALL, metric, WORSE, worse[0].verdict, why)
-        return PointVerdict(OVERALL, metric, UNKNOWN, UNKNOWN, "no point could be compared")
-    tolerances = [point.tolerance for point in points if point.tolerance is not None]
-    mean = Tolerance(fmean(t.low for t in tolerances), fmean(t.high for t in tolerances))
-    together = bootstrap.together(estimates)
-    verdict = _decided(OVERALL, metric, together, replace(settings, tolerance=mean))
+    if estimates:
+        tolerances = [point.tolerance for point in points if point.tolerance is not None]
+        mean = Tolerance(fmean(t.low for t in tolerances), fmean(t.high for t in tolerances))
+        verdict = _decided(OVERALL, metric, bootstrap.geometric_mean(estimates), mean)
+    else:
+        verdict = PointVerdict(OVERALL, metric, UNKNOWN, UNKNOWN, "no point could be compared")
     if not worse:
         return verdict
     word = verdict.verdict if verdict.status == WORSE else worse[0].verdict
+    why = f"{len(worse)} of {len(points)} points are worse"
     return replace(verdict, status=WORSE, verdict=word, why=why)
 
 
-def _decided(label: str, metric: Metric, estimate: Estimate, settings: Settings) -> PointVerdict:
-    interval = estimate.interval()
-    ratio, tolerance = estimate.ratio, settings.tolerance
+def _decided(label: str, metric: Metric, estimate: Estimate, tolerance: Tolerance) -> PointVerdict:
+    interval, ratio = estimate.interval(), estimate.ratio
     low, high = interval or (ratio, ratio)
     widest = _UNDECIDED_WIDTH * tolerance.width
     status, word, why = SAME, "no difference", estimate.unit
     up = ratio > 1 + tolerance.high and low > 1
-    if up or (ratio < 1 + tolerance.low and high < 1):
+    if interval is None and metric.is_timed:
+        status = word = UNDECIDED
+        why += "; repeat the runs, or give them more steps"
+    elif up or (ratio < 1 + tolerance.low and high < 1):
         status = BETTER if up == metric.higher_is_better else WORSE
         word = metric.words[up]
     elif math.log(high / low) > widest:
@@ -186,14 +171,13 @@ def _without_numbers(
     if isinstance(a, ComparedPoint) and (why := _missing(a, old)):
         return UNKNOWN, UNKNOWN, f"A: {metric.name} is missing ({why})"
     state, cause = b.trouble()
-    if state in _FAILED and not repeats_of(b.runs):
+    newly = not isinstance(a, ComparedPoint) or a.trouble()[0] not in _FAILED
+    if state in _FAILED and (newly or not repeats_of(b.runs)):
         return WORSE, state, f"B: {cause or state}"
     if any(not math.isfinite(value) for repeat in new for value in repeat.values):
         return WORSE, metric.words[not metric.higher_is_better], f"B: {metric.name} is not finite"
     if why := _missing(b, new):
         return UNKNOWN, UNKNOWN, f"B: {metric.name} is missing ({why})"
-    if state in _FAILED and isinstance(a, ComparedPoint) and a.trouble()[0] not in _FAILED:
-        return WORSE, state, f"B: {cause or state}"
     return (UNKNOWN, "not comparable", metric.incomparable) if metric.incomparable else None
 
 
@@ -201,10 +185,8 @@ def _missing(point: ComparedPoint, repeats: Sequence[Repeat]) -> str | None:
     """Returns why the numbers of a point cannot be compared; None if they can."""
     values = [value for repeat in repeats for value in repeat.values]
     if values:
-        return next(
-            (f"it recorded {v:g}, of which there is no ratio" for v in values if not usable([v])),
-            None,
-        )
+        wrong = [value for value in values if not usable([value])]
+        return f"it recorded {wrong[0]:g}, of which there is no ratio" if wrong else None
     if repeats_of(point.runs):
         return "it recorded none"
     return f"{point.trouble()[0]}: no attempt is complete"
