@@ -6,13 +6,14 @@ all plots and the efficiency in the table use this one definition.
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hires.core.precisions import INT8
 from hires.core.units import MIB
-from hires.report.columns import BATCH, POINT, RANKS, Column, Row, counts, table, texts
+from hires.report.columns import BATCH, KEYS, POINT, RANKS, Column, Row, counts, table, texts
 from hires.report.runs import JOIN, Found, Run, defaults, repeats_of
 
 if TYPE_CHECKING:
@@ -42,13 +43,19 @@ RATES = tuple(
 )
 SPEEDUP = Column("speedup", "over single", "x", digits=2)
 EFFICIENCY = Column("efficiency_percent", "efficiency", "%", digits=1)
-ATTEMPTS = counts(attempts="attempts", left_out="left out")
 
 
 @table(
     "points",
-    (*SIZED, *RATES, SPEEDUP, EFFICIENCY, PEAK, *ATTEMPTS, *texts(git="commit", host="host")),
-)
+    (*POINT, *texts(task="task"), RANKS, BATCH, KEYS, *RATES, SPEEDUP, EFFICIENCY, PEAK,
+     *counts(attempts="attempts")),
+    "Layouts side by side",
+    hidden=(*counts(height="height", width="width", left_out="left out"), *KEYS_OF_RUN,
+            *texts(git="commit", host="host")),
+    caption="One row a point, the fastest of the same work first: medians over its complete "
+    "attempts, p10 and p90 over their steps.",
+    empty="No run is complete.",
+)  # fmt: skip
 def points(found: Found) -> list[Row]:
     """Returns one row a point: the median over its attempts, p10 and p90 over their steps."""
     import numpy as np
@@ -88,7 +95,7 @@ def points(found: Found) -> list[Row]:
         single = singles.get(_work_of(row))
         row["speedup"] = row["img_per_s_median"] / single if single else None
         row["efficiency_percent"] = efficiency(row, singles)
-    return rows
+    return sorted(rows, key=lambda row: (_work_of(row), -row["img_per_s_median"]))
 
 
 def median_speed(records: Iterable[Any]) -> float | None:
@@ -162,10 +169,10 @@ def differing_keys(rows: Sequence[Row], columns: Sequence[str]) -> list[str]:
     """Returns for each row those keys of some columns that not all rows share, as text."""
     pairs = [[pair for key in columns for pair in str(row[key]).split(JOIN)] for row in rows]
     shared = set.intersection(*map(set, pairs)) if pairs else set()
-    return [
-        ", ".join(p for p in own if p and p not in shared and not p.startswith(_IN_LABEL))
-        for own in pairs
+    shown = [
+        [p for p in row if p and p not in shared and not p.startswith(_IN_LABEL)] for row in pairs
     ]
+    return [", ".join(re.sub(r"=.*/", "=.../", pair) for pair in row) for row in shown]
 
 
 def _work_of(row: Row) -> tuple[str, ...]:

@@ -110,12 +110,6 @@ def test_paths_patterns_and_names_stand_for_their_runs(tmp_path, monkeypatch, ca
     assert list(frames.load([other, twin]).runs["campaign"]) == campaigns
 
 
-def rows_of(*paths):
-    """Returns the rows of the page's first table."""
-    table = page.headline(frames.load(paths))
-    return [dict(zip([c.key for c in table.columns], row, strict=True)) for row in table.rows]
-
-
 def more_attempts(run, *speeds):
     """Adds attempts to a run with the seconds of a counted step of each."""
     first = json.loads((run / "a0" / "record.json").read_text())
@@ -141,7 +135,6 @@ def test_attempts_of_one_commit_and_machine_are_repeats_of_a_point(tmp_path):
     assert point["img_per_s_p90"] > 14
     box = page.run_card(frames.load([run]).run_list[0], 0)
     assert box["summary"].startswith("8.00 img/s, median of 3 attempts")
-    assert [text for _, text in box["attempts"][1:]] == ["done, 8.00 img/s", "done, 4.00 img/s"]
     # compare left others out, and the page said another number of the same runs.
     provenance = json.loads((run / "a0" / "record.json").read_text())["provenance"]
     other = provenance | {"git": "0123456789abcdef", "hires": "0.0.9"}
@@ -159,19 +152,8 @@ def test_seeds_are_repeats_and_other_keys_layouts_and_campaigns_are_not(tmp_path
     runs = [report_run(tmp_path, seed=seed, step_s=took) for seed, took in ((0, 1.0), (1, 3.0))]
     other = report_run(tmp_path, optimizer={"lr": 0.5}, step_s=0.1)
     assert sorted(frames.load([*runs, other]).points["attempts"]) == [1, 2]
-    [row] = rows_of(*runs, other)
-    assert row["attempts"] == 1
-    assert row["img_per_s_median"] > 40
-    layouts = [report_run(tmp_path / "l", name) for name in ("single", "sp rows", "sp grid")]
-    large = report_run(tmp_path / "l", "sp+gems", image=96)
-    # The headline is of one size: it compared a layout at 96 pixels with others at 64.
-    rows = {(row["layout"], row["ranks"]) for row in rows_of(*layouts, large)}
-    assert rows == {("single", 1), ("sp", 3), ("sp", 6)}
-    caption = page.headline(frames.load([*layouts, large])).caption
-    assert caption.endswith("1 more layout was not run with this work.")
     several = [report_run(tmp_path / "c", campaign=f"c{size}", image=size) for size in (32, 48)]
-    rows = sorted((row["campaign"], row["layout"]) for row in rows_of(*several))
-    assert rows == [("c32", "single"), ("c48", "single")]
+    assert [*frames.load(several).points["campaign"]] == ["c32", "c48"]
 
 
 def test_efficiency_is_beside_the_single_run_of_the_same_work(tmp_path):
@@ -179,7 +161,7 @@ def test_efficiency_is_beside_the_single_run_of_the_same_work(tmp_path):
     efficiency = frames.load(runs).points.set_index("layout")["efficiency_percent"]
     assert efficiency["single"] == pytest.approx(100)
     assert efficiency["sp"] == pytest.approx(100 * 2 / 3, rel=0.02)
-    assert all("speedup" in row for row in rows_of(*runs))
+    assert [*frames.load(runs).points["layout"]] == ["sp", "single"]  # the fastest first
     change(runs[1], images_per_step=64)
     efficiency = frames.load(runs).points.set_index("layout")["efficiency_percent"]
     assert pd.isna(efficiency["sp"])  # of another batch
