@@ -1,53 +1,73 @@
-"""Checks images before a run: decodes every file as a run would, and reports what stands out.
+"""Checks data before a run: decodes all of it as a run would, and reports what stands out.
+
+folder, pairs, images   every file, in bands, of which facts and a digest of its pixels are kept
+masks                   each image and its label map: the same size, classes in range
+slide                   each slide with its patches, as a run would cut them
+cifar10                 whole records, labels from 0 to 9
 
 A finding is an error if it would end a run, a warning if a run would learn something else than its
-user thinks, and otherwise a note. Images are decoded in bands and forgotten; of each only its facts
-and a digest of its pixels are kept.
+user thinks, and otherwise a note.
 """
 
 from __future__ import annotations
 
 import collections
+import hashlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError
-from hires.data.checked_image import ERROR, NOTE, WARNING, CheckedImage, DataFinding, decoded
-from hires.data.image_findings import (
-    colour_findings,
-    same_pixels,
-    size_findings,
-    unreadable,
-)
-from hires.data.image_format import Size, suffix_of
-from hires.data.sources.folder import check_classes, listing, reason_of
-from hires.data.splits import own_parts, require_same_classes
+from hires.core.errors import ConfigError, RunError
+from hires.data.image_fit import BAND_PIXELS
+from hires.data.image_format import ImageFacts, Size, open_image
+from hires.data.source import ERROR, NOTE, WARNING, DataFinding
+from hires.data.sources.arrays import CIFAR10_CLASSES, records_in
+from hires.data.sources.folder import check_classes, listing, reason_of, to_channels
+from hires.data.sources.masks import MaskSource, mask_size, stored_labels
+from hires.data.sources.slide import SlideSource, slide_files
+from hires.data.splits import cifar10_files, own_parts, require_same_classes
+from hires.data.start_check import FAR
 
 THREADS = 2
 """Files that are decoded at the same time: each may take as much memory as ``data.max_pixels``."""
 _AT_ONCE = 512  # files that wait for a thread
-_UNEVEN = 10  # times as many images in the largest class as in the smallest
+_ALL = 2**62
+"""Bytes of an image that is decoded: any."""
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class CheckedImage:
+    """One file after it was decoded."""
+
+    path: str
+    size: Size = (0, 0)
+    facts: ImageFacts | None = None
+    digest: bytes = b""
+    """Of its pixels, as a run sees them."""
+    reason: str = ""
+    """Why it cannot be read."""
 
 
 @dataclass
 class DataReport:
-    """All that was found in a folder or list."""
+    """All that was found in a folder."""
 
     path: str
     data: str
-    """``list`` (PATH is a list of files), or the value of ``data.name``: ``folder``, ``images``,
-    ``pairs``, ``masks``, ``slide`` or ``cifar10``."""
-    classes: dict[str, int]
+    """The value of ``data.name``."""
+    classes: dict[str, int] = field(default_factory=dict)
     """Images of each class; of ``masks`` those in which it occurs, of ``slide`` patches."""
     images: list[CheckedImage] = field(default_factory=list)
-    """Their paths are relative to the folder, where they lie in it."""
+    """Their paths are relative to the folder."""
     findings: list[DataFinding] = field(default_factory=list)
 
     @property
@@ -60,15 +80,24 @@ class DataReport:
         groups = collections.defaultdict(list)
         for image in self.images:
             if image.facts is not None:
-                facts = image.facts
-                groups[facts.format, facts.colours, facts.bits].append(image.size)
+                groups[image.facts.format, image.facts.colours, image.facts.bits].append(image.size)
         rows = sorted(groups.items(), key=lambda item: -len(item[1]))
         return [
             dict(zip(("format", "colours", "bits"), kind, strict=True))
             | {"images": len(sizes), "sizes": len(set(sizes))}
-            | {"smallest": min(sizes, key=_area), "largest": max(sizes, key=_area)}
+            | {"smallest": min(sizes, key=np.prod), "largest": max(sizes, key=np.prod)}
             for kind, sizes in rows
         ]
+
+    def add(self, severity: str, text: str, files: Iterable[str]) -> None:
+        """Adds a finding about some files, if there are any."""
+        if files := [*files]:
+            self.findings.append(DataFinding(severity, text, files))
+
+    def within(self, file: str) -> str:
+        """Returns a path relative to the folder, if it lies there."""
+        path, root = Path(file), Path(self.path).expanduser()
+        return str(path.relative_to(root)) if path.is_relative_to(root) else file
 
 
 def check_data(
@@ -76,139 +105,217 @@ def check_data(
     config: RunConfig,
     data: str | None = None,
     sized: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> DataReport:
-    """Returns what is in a folder of images, or in a list of files, one a line.
+    """Returns what is in a folder of data; ConfigError: it is missing, or cannot be listed.
 
     Args:
-        path: of the folder or list; ConfigError: it is missing, or cannot be listed.
-        config: its channels, ``data.fit`` and ``data.max_pixels`` are those of the run.
-        data: ``folder``, ``images`` or ``pairs`` (``label_check.CHECKS`` has a function for each
-            other kind); None: a folder with images in sub-folders has classes, and one with
-            ``train`` and ``val`` these parts.
+        path: of the folder.
+        config: of the run, which decides how images are read.
+        data: the value of ``data.name``; None: a folder with images in sub-folders has classes, and
+            one with ``train`` and ``val`` these parts.
         sized: whether the run's ``image`` is known, so that sizes are compared with it.
         progress: called with how many files of how many are decoded.
     """
-    root, kind = Path(path).expanduser(), data
-    findings: list[DataFinding] = []
-    others: list[str] = []
-    if root.is_file():
-        data, classes = "list", {"list": listed_files(root)}
-        root = root.parent
+    report = DataReport(path, data or _kind_of(path))
+    config = replace(config, data=replace(config.data, name=report.data, path=path))
+    check = {"masks": _check_masks, "slide": _check_slides, "cifar10": _check_cifar10}
+    if report.data in check:
+        check[report.data](report, config, progress)
     else:
-        data, parts = data or _kind_of(path), own_parts(path)
-        if data == "folder" and parts and (kind is None or config.data.split != "all"):
-            classes, others = _listed_parts(parts, findings)
-        else:
-            classes, others = listing(path, data)
-            findings += _class_findings(root, data, classes)
-            if kind is None and {*classes} == {"images", "masks"}:
-                text = "images and masks are checked as classes; data=masks checks them as pairs"
-                findings.append(DataFinding(WARNING, text))
-            if data == "folder" and parts:
-                names = ", ".join(part.name for part in parts.values())
-                text = f"{names} are read as classes; data.split=train reads them as parts"
-                findings.append(DataFinding(WARNING, text))
-    within = partial(inside, root)
-    report = DataReport(path, data, {name: len(files) for name, files in classes.items()})
-    files = [*itertools.chain.from_iterable(classes.values())]
-    for image in checked_images(files, config):
-        report.images.append(replace(image, path=within(image.path)))
-        progress(len(report.images), len(files))
-    label = {within(file): name.rpartition("/")[2] for name, own in classes.items() for file in own}
-    findings += [
-        *unreadable(report.images),
-        *(size_findings(report.images, config) if sized else ()),
-        *colour_findings(report.images),
-        *same_pixels(report.images, label),
-    ]
-    if others:
-        kinds = collections.Counter(suffix_of(file) or "no suffix" for file in others)
-        text = f"ignored, because they are no images: {_counted(kinds)}"
-        findings.append(DataFinding(NOTE, text, [*map(within, others)]))
-    report.findings = sorted_findings(findings)
-    return report
-
-
-def sorted_findings(findings: Iterable[DataFinding]) -> list[DataFinding]:
-    """Returns findings with those first that would end a run."""
+        _check_files(report, config, data is None, progress)
+    _add_image_findings(report, config, sized)
+    _add_uncounted(report, config)
     order = (ERROR, WARNING, NOTE)
-    return sorted(findings, key=lambda one: order.index(one.severity))
-
-
-def _listed_parts(
-    parts: dict[str, Path], findings: list[DataFinding]
-) -> tuple[dict[str, list[str]], list[str]]:
-    """Returns the images of the classes of every part, as ``train/cat``, and all other files."""
-    classes: dict[str, list[str]] = {}
-    others: list[str] = []
-    for folder in parts.values():
-        own, more = listing(str(folder), "folder")
-        findings += _class_findings(folder, "folder", own)
-        classes |= {f"{folder.name}/{name}": files for name, files in own.items()}
-        others += more
-    try:
-        require_same_classes(*parts.values())
-    except ConfigError as error:
-        findings.append(DataFinding(ERROR, str(error)))
-    return classes, others
-
-
-def listed_files(path: Path) -> list[str]:
-    """Returns the files that a list names, one a line, relative to it; ``#`` begins a comment."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path} is no list of images ({reason_of(error)}); give a folder, or a text file with "
-            f"one path a line"
-        ) from error
-    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    return [str(path.parent / Path(name).expanduser()) for name in names]
+    report.findings.sort(key=lambda one: order.index(one.severity))
+    return report
 
 
 def _kind_of(path: str) -> str:
     try:
-        return "folder" if any(listing(path, "folder")[0].values()) else "pairs"
+        has_classes = any(listing(path, "folder")[0].values())
     except ConfigError:
         return "folder"
+    return "folder" if has_classes else "images"
 
 
-def _class_findings(root: Path, data: str, classes: dict[str, list[str]]) -> Iterator[DataFinding]:
-    empty = [name for name, files in classes.items() if not files]
-    if empty and len(empty) < len(classes):
-        text = "classes without images, which would end a run; add some or remove the sub-folders"
-        yield DataFinding(ERROR, text, empty)
-    else:
-        try:
-            check_classes(root, data, classes)
-        except ConfigError as error:
-            yield DataFinding(ERROR, str(error))
-    sizes = {name: len(files) for name, files in classes.items() if files}
-    if len(sizes) > 1 and max(sizes.values()) >= _UNEVEN * min(sizes.values()):
-        most, least = max(sizes, key=sizes.__getitem__), min(sizes, key=sizes.__getitem__)
-        text = f"the class {most} has {sizes[most]} images, {least} has {sizes[least]}"
-        yield DataFinding(NOTE, f"{text}: a network may learn to ignore the small ones")
+def _check_files(report: DataReport, config: RunConfig, guessed: bool, progress: Progress) -> None:
+    parts = own_parts(report.path) if guessed or config.data.split != "all" else {}
+    parts = parts if report.data == "folder" else {}
+    label: dict[str, str] = {}
+    for folder in parts.values() or [Path(report.path).expanduser()]:
+        classes, others = listing(str(folder), report.data)
+        _add_error(report, check_classes, folder, report.data, classes)
+        report.add(NOTE, "ignored, because they are no images", map(report.within, others))
+        for name, files in classes.items():
+            report.classes[f"{folder.name}/{name}" if parts else name] = len(files)
+            label |= dict.fromkeys(files, name)
+    _add_error(report, require_same_classes, *parts.values())
+    for image in _decoded(label, config):
+        report.images.append(replace(image, path=report.within(image.path)))
+        progress(len(report.images), len(label))
+    first: dict[bytes, str] = {}
+    again: dict[bool, list[str]] = {True: [], False: []}
+    for file, image in zip(label, report.images, strict=True):
+        other = first.setdefault(image.digest, file) if image.digest else file
+        if other != file:  # files of one class, or not
+            again[label[other] == label[file]].append(f"{image.path}: {report.within(other)}")
+    report.add(WARNING, "with the pixels of an image of another class", again[False])
+    report.add(WARNING, "with the pixels of another image, which counts twice", again[True])
 
 
-def checked_images(files: Iterable[str], config: RunConfig) -> Iterator[CheckedImage]:
+def _add_error(report: DataReport, check: Callable[..., None], *args: Any) -> None:
+    try:
+        check(*args)
+    except ConfigError as error:
+        report.findings.append(DataFinding(ERROR, str(error)))
+
+
+def _decoded(files: Iterable[str], config: RunConfig) -> Iterator[CheckedImage]:
     """Yields every file as it is decoded, in order."""
-    channels, most, left = config.model.channels, config.data.max_pixels, iter(files)
+    left = iter(files)
     with warnings.catch_warnings(), ThreadPoolExecutor(THREADS) as pool:
         warnings.simplefilter("ignore")  # of decoders, about broken metadata
         while part := list(itertools.islice(left, _AT_ONCE)):
-            yield from pool.map(lambda file: decoded(file, channels, most), part)
+            yield from pool.map(lambda file: decoded(file, config), part)
 
 
-def inside(root: Path, file: str) -> str:
-    """Returns a path relative to a folder, if it lies there."""
-    path = Path(file)
-    return str(path.relative_to(root)) if path.is_relative_to(root) else file
+def decoded(file: str, config: RunConfig) -> CheckedImage:
+    """Returns one file after all of it was decoded, in bands, as a run reads it."""
+    pixels_seen = hashlib.blake2b(digest_size=16)
+    try:
+        with closing(open_image(Path(file), config.data.max_pixels)) as image:
+            (height, width), facts = image.size, image.facts
+            step = facts.band * max(1, BAND_PIXELS // max(1, facts.band * width))
+            pixels_seen.update(repr(image.size).encode())
+            for top in range(0, height, step):
+                stored = image.read((top, min(top + step, height)), (0, width))
+                pixels = to_channels(stored, image.colours, config.model.channels)
+                pixels_seen.update(np.ascontiguousarray(pixels).data)
+            return CheckedImage(file, image.size, facts, pixels_seen.digest())
+    except Exception as error:  # decoders raise nearly anything
+        return CheckedImage(file, reason=reason_of(error))
 
 
-def _counted(kinds: collections.Counter[str]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in kinds.most_common(6))
+def _add_image_findings(report: DataReport, config: RunConfig, sized: bool) -> None:
+    files = [f"{image.path}: {image.reason}" for image in report.images if image.reason]
+    text = "unreadable, which would end a run; replace them, or take them out of the folder"
+    report.add(ERROR, text, files)
+    known = [(image, image.facts) for image in report.images if image.facts is not None]
+    text = "shown rotated or mirrored elsewhere (EXIF); a run reads the rows as they are stored"
+    report.add(WARNING, text, [image.path for image, facts in known if facts.is_rotated])
+    text = "with 16 bits a colour, of which 8 are read; save them as TIFF to keep all"
+    lossy = [
+        image.path
+        for image, facts in known
+        if facts.format == "PNG" and facts.bits > 8 and facts.colours != "grey"
+    ]
+    report.add(WARNING, text, lossy)
+    height, width = config.target_size or (config.height, config.width)
+    others = [image for image, _ in known if image.size != (height, width)] if sized else []
+    fit = config.data.fit
+    how = "cropped or padded" if config.data.crops else "resized"
+    severity, text = NOTE, f"{how} to {height} x {width} pixels (data.fit={fit})"
+    if fit == "error":
+        severity, text = ERROR, f"not of {height} x {width} pixels, which data.fit=error refuses"
+    report.add(severity, text, [f"{one.path}: {one.size[0]} x {one.size[1]}" for one in others])
+    if fit == "resize":
+        text = f"shrunk more than twice to {height} x {width} pixels: small things vanish"
+        far = [one for one in others if max(one.size[0] / height, one.size[1] / width) > FAR]
+        report.add(WARNING, text, [one.path for one in far])
 
 
-def _area(size: Size) -> int:
-    return size[0] * size[1]
+def _check_masks(report: DataReport, config: RunConfig, progress: Progress) -> None:
+    data, faults, unlabelled = config.data, list[str](), list[str]()
+    if data.fit == "error":  # sizes are judged with those of other images
+        data = replace(data, fit="resize")
+    source = MaskSource(data, report.path, (config.height, config.width), config.model.channels)
+    occurs: collections.Counter[int] = collections.Counter()
+    ignored = {data.ignore, *config.objective.ignored}
+    files = [source.path(i) for i in range(len(source))]
+    for i, image in enumerate(_decoded(files, config)):
+        report.images.append(replace(image, path=report.within(image.path)))
+        progress(len(report.images), len(source))
+        mask = source.mask(i)
+        try:
+            if not image.reason:
+                source.check(i, _ALL)
+            labels = stored_labels(mask, mask_size(mask, data.max_pixels), data.max_pixels)
+            held = {*np.unique(labels).tolist()}
+            occurs.update(held)
+            unlabelled += [report.within(mask)] if held <= ignored else []
+        except Exception as error:  # decoders raise nearly anything
+            faults.append(f"{report.within(mask)}: {_short(error)}")
+    report.classes = {str(label): occurs[label] for label in range(data.classes)}
+    text = "label maps that would end a run; correct them, data.classes or data.ignore"
+    report.add(ERROR, text, faults)
+    text = "label maps without a label that counts (data.ignore, loss.ignore_index and weights): a "
+    report.add(WARNING, f"{text}training learns nothing from their images", unlabelled)
+    absent = [name for name, count in report.classes.items() if not count and not faults]
+    report.add(NOTE, "classes of no pixel (data.classes)", absent)
+
+
+def _short(error: Exception) -> str:
+    return reason_of(error).partition(" (`hires data check")[0]
+
+
+def _check_slides(report: DataReport, config: RunConfig, progress: Progress) -> None:
+    size, faults, empty = (config.height, config.width), list[str](), list[str]()
+    slide_files(config.data, report.path)
+    try:
+        source = SlideSource(config.data, report.path, size, config.model.channels)
+    except ConfigError as error:  # of its labels
+        report.findings.append(DataFinding(ERROR, str(error)))
+        return
+    counted: collections.Counter[str] = collections.Counter()
+    for number in range(source.num_slides):
+        name, reason = source.slide_name(number), ""
+        source.keep([number])
+        try:
+            if not source.patches_of(number):
+                empty.append(name)
+            else:
+                for i in range(len(source)):
+                    source.check(i, _ALL)
+                counted += source.classes()
+        except (ConfigError, RunError) as error:
+            reason = _short(error)
+        report.images.append(CheckedImage(name))
+        faults += [f"{name}: {reason}"] if reason else []
+        progress(len(report.images), source.num_slides)
+    report.classes = {name: counted[name] for name in source.class_names}
+    text = "slides that would end a run; replace them, take them out, or change the keys"
+    report.add(ERROR, text, faults)
+    text, severity = "without a patch to learn from (data.tissue, data.outside)", NOTE
+    if len(empty) == source.num_slides:
+        severity = ERROR
+    elif 2 * len(empty) > source.num_slides:
+        text = f"{text}: most of the slides; a smaller image= than {size[0]} cuts more"
+        severity = WARNING
+    report.add(severity, text, empty)
+    report.findings += source.findings()
+
+
+def _check_cifar10(report: DataReport, config: RunConfig, progress: Progress) -> None:
+    files, faults = cifar10_files(replace(config.data, split="all")), list[str]()
+    counted = np.zeros(len(CIFAR10_CLASSES), np.int64)
+    for number, file in enumerate(files, start=1):
+        try:
+            counted += np.bincount(records_in(file)[:, 0], minlength=len(counted))
+        except ConfigError as error:
+            faults.append(str(error))
+        report.images.append(CheckedImage(file.name))
+        progress(number, len(files))
+    report.classes = dict(zip(CIFAR10_CLASSES, counted.tolist(), strict=True))
+    report.add(ERROR, "files that would end a run", faults)
+
+
+def _add_uncounted(report: DataReport, config: RunConfig) -> None:
+    # Classes of images, not of pixels, whose label the loss ignores.
+    if report.data not in ("folder", "slide", "cifar10"):
+        return
+    of_parts = [name.rpartition("/")[2] for name in report.classes]  # train/cat
+    names = config.data.order or [*dict.fromkeys(of_parts)]
+    text = "classes whose label does not count (loss.ignore_index, loss.weights): a training learns"
+    found = [names[label] for label in sorted(config.loss.ignored) if label in range(len(names))]
+    report.add(WARNING, f"{text} nothing from their images", found)

@@ -15,9 +15,9 @@ import numpy as np
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.data import slide_labels
-from hires.data.checked_image import ERROR, NOTE, WARNING, DataFinding
 from hires.data.class_shares import class_shares
 from hires.data.image_format import Size
+from hires.data.source import ERROR, NOTE, WARNING, DataFinding
 from hires.data.text_tables import read_table
 
 _HALF = 0.5 - 1e-9

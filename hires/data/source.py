@@ -13,6 +13,7 @@ A data set is a module of :mod:`hires.data.sources` that registers a :class:`Sou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,19 @@ from hires.core.config.data_config import DataConfig
 from hires.core.registry import Registry
 from hires.data.image_fit import Place
 from hires.data.image_format import Size, Span, Window
+
+ERROR, WARNING, NOTE = "error", "warning", "note"
+
+
+@dataclass
+class DataFinding:
+    """What stands out in some files."""
+
+    severity: str
+    text: str
+    files: list[str] = field(default_factory=list)
+    """The files, relative to the folder, with a reason behind a colon where each has its own."""
+
 
 SOURCES: Registry[type[Source]] = Registry("data")
 """``data.name`` -> its class."""

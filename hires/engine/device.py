@@ -13,7 +13,6 @@ All other modules take the device from their operands, or from ``Context.device`
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -23,8 +22,6 @@ from torch import Tensor, nn
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
-from hires.core.precisions import INT8
-from hires.core.ranks import compilers
 from hires.core.ranks.timeline import HostClock
 from hires.core.registry import Registry
 
@@ -34,7 +31,6 @@ Dtype = torch.dtype
 
 HOST = torch.device("cpu")
 
-log = logging.getLogger(__name__)
 DEVICES: Registry[Callable[[int], RankDevice]] = Registry("device")
 """``device`` -> opens it for the rank of a number among those of its machine."""
 
@@ -66,10 +62,7 @@ def arithmetic_restored() -> Iterator[None]:
 
 
 def prepare_arithmetic(config: RunConfig, device: RankDevice, rank: int) -> None:
-    """Lets a device use TF32 or forbids it; ConfigError: it has none.
-
-    Rank 0 logs a warning if its GPU has no int8 kernels.
-    """
+    """Lets a device use TF32 or forbids it; ConfigError: it has none."""
     name = config.precision.name
     if name == "tf32" and not device.has_tf32:
         raise ConfigError(
@@ -77,8 +70,6 @@ def prepare_arithmetic(config: RunConfig, device: RankDevice, rank: int) -> None
             f"has none; use precision=fp32"
         )
     device.set_tf32(name == "tf32")
-    if rank == 0 and name == INT8 and device.lacks_for_int8 is not None:
-        log.warning("precision=int8 computes in fp64, which is slow: %s", device.lacks_for_int8)
 
 
 def to_host(tensor: Tensor) -> Tensor:
@@ -92,8 +83,6 @@ class RankDevice:
     torch = HOST  # as torch names it
     has_tf32 = False
     """Whether float32 products may be computed in TF32."""
-    lacks_for_int8: str | None = None
-    """What its int8 kernels need and this machine does not have."""
 
     def place(self, tensor: T) -> T:
         """Returns a tensor, perhaps a parameter, on the device, of the same strides."""
@@ -186,7 +175,6 @@ class Cuda(Accelerator):
         super().__init__(torch.device("cuda", local_rank % torch.cuda.device_count()))
         torch.cuda.set_device(self.torch)
         self.has_tf32 = torch.cuda.get_device_capability(self.torch) >= (8, 0)
-        self.lacks_for_int8 = compilers.missing("cuda")
         self.set_arithmetic()
 
     def set_arithmetic(self) -> None:

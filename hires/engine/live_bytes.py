@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from hires.engine.caching_allocator import Block, CachingAllocator
 from hires.plan.graph import Node
 from hires.plan.operators.operator_facts import facts_of
 
@@ -34,11 +33,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     The storage of every tensor that an operator returns counts until the last tensor on it is gone.
     """
 
-    def __init__(self, allocator: CachingAllocator | None = None) -> None:
+    def __init__(self, on_gpu: bool = False) -> None:
+        """``on_gpu``: all this would lie on a GPU, else in host memory."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.allocator = allocator
-        """The allocator of the GPU on which all this would lie; None: it lies in host memory."""
-        self._blocks: dict[int, Block] = {}
+        self._on_gpu = on_gpu
         self.now = dict.fromkeys(PARTS, 0)  # bytes that are alive, by part
         self.at_peak = dict(self.now)  # the same when their sum was largest
         self._peak = 0
@@ -52,14 +50,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for item in tree_iter(results):
             if isinstance(item, Tensor):
                 self._count(item)
-        if self.allocator is not None:
-            scratch = _workspace_bytes(func, args)
-            if scratch:
-                self.allocator.free(self.allocator.allocate(scratch))
-        else:
-            scratch = _scratch_bytes(func, args, results)
-        if scratch:
-            self._update_peak(scratch)
+        if facts_of(func._opname).copies_weight:
+            of_gpu = self._on_gpu
+            self._update_peak(_workspace(func, args) if of_gpu else _scratch(func, args, results))
         return results
 
     @property
@@ -82,10 +75,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def keep_workspaces(self, nodes: Iterable[Node], sizes: Sequence[int]) -> None:
         """Adds what cuBLAS keeps from its first products on; convolutions are those of cuDNN."""
         facts = map(facts_of, {node.kind for node in nodes})
-        if self.allocator is not None and any(f.multiplies and not f.window for f in facts):
+        if self._on_gpu and any(f.multiplies and not f.window for f in facts):
             self.now["workspace"] = sum(sizes)
-            for num_bytes in sizes:
-                self.allocator.allocate(num_bytes)
 
     def forget_peak(self) -> None:
         """Begins a new search for the largest sum."""
@@ -101,8 +92,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._part[key] = "activations", size
         self.now["activations"] += size
-        if self.allocator is not None:
-            self._blocks[key] = self.allocator.allocate(size)
         # Also while a message is under way: NullBackend's handles keep its tensor.
         weakref.finalize(storage, self._forget, key).atexit = False
         self._update_peak(0)
@@ -110,24 +99,20 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _forget(self, key: int) -> None:
         part, size = self._part.pop(key)
         self.now[part] -= size
-        if self.allocator is not None:
-            self.allocator.free(self._blocks.pop(key))
 
     def _update_peak(self, scratch: int) -> None:
         total = sum(self.now.values()) + scratch
         if total > self._peak:
             self._peak = total
-            kind = "buffers" if self.allocator is None else "workspace"
+            kind = "workspace" if self._on_gpu else "buffers"
             self.at_peak = {**self.now, kind: self.now.get(kind, 0) + scratch}
 
 
-def _scratch_bytes(func: Any, args: tuple[Any, ...], result: Any) -> int:
+def _scratch(func: Any, args: tuple[Any, ...], result: Any) -> int:
     # A convolution through oneDNN holds a copy of its weights in oneDNN's own order, forward and
     # for the gradient of its input, and one of the weights' gradient. These come one after the
     # other and no operator of torch makes them, so the weights' size is added while it runs.
     # Without oneDNN every window is written out as a column: not in float64, nor of a small image.
-    if not facts_of(func._opname).copies_weight:
-        return 0
     backward = func is torch.ops.aten.convolution_backward.default
     sum_before = func._overloadname == "binary"
     weight, output = (args[2], args[0]) if backward else (args[1 + sum_before], result)
@@ -142,11 +127,9 @@ def _scratch_bytes(func: Any, args: tuple[Any, ...], result: Any) -> int:
     return int(pixels * weight[0].numel() * weight.element_size())
 
 
-def _workspace_bytes(func: Any, args: tuple[Any, ...]) -> int:
+def _workspace(func: Any, args: tuple[Any, ...]) -> int:
     # cuDNN chooses its algorithms by rules of its own. Those for channels-last maps hold copies of
     # the weights in an order of theirs, and of the weights' gradient in single precision.
-    if not facts_of(func._opname).copies_weight:
-        return 0
     backward = func is torch.ops.aten.convolution_backward.default
     weight = args[2] if backward else args[1]
     return int(weight.nbytes + backward * 4 * weight.numel())

@@ -19,7 +19,6 @@ from hires.comm.backends import rings, rounds
 from hires.comm.backends.counters import LINE
 from hires.parallel.context import Context
 from hires.plan.event import BYTES, JOINT, POSTS
-from hires.plan.graph import Node
 from hires.plan.groups import groups
 from hires.plan.operators.operator_facts import COMPILED
 from hires.plan.plan import Plan
@@ -81,21 +80,9 @@ def kernel_bytes(contexts: Iterable[Context]) -> int:
     for context in contexts:
         for node in context.plan.nodes(context.stage.index):
             if node.kind in COMPILED:
-                kernels.add(_kernel(context, node))
+                graph = context.plan.graph
+                shapes = [graph.shape(node.inputs[0]), graph.shape(node.name)]
+                shapes += [graph.params[name].shape for name in node.params]
+                adds = node.args.get("other") is not None
+                kernels.add((node.kind, adds, *map(tuple, shapes)))
     return KERNEL_BYTES * len(kernels)
-
-
-def _kernel(context: Context, node: Node) -> Hashable:
-    # What two nodes have in common that are computed by one kernel.
-    graph = context.plan.graph
-
-    def size(value: str) -> Hashable:
-        shape = graph.shape(value)
-        if len(shape) != 4:
-            return tuple(shape)
-        r0, r1, c0, c1 = context.extent(value)
-        return shape[1], r1 - r0, c1 - c0
-
-    weights = (tuple(graph.params[name].shape) for name in node.params)
-    adds = node.args.get("other") is not None
-    return node.kind, size(node.inputs[0]), size(node.name), *weights, adds

@@ -48,8 +48,7 @@ class RankMemory:
     workspace_bytes: int = 0
     """On a GPU: what cuDNN and cuBLAS held at that moment, in place of scratch memory."""
     allocator_bytes: int = 0
-    """On a GPU: what torch's allocator held beyond the tensors of that moment: rounding, and the
-    unused parts of its segments."""
+    """On a GPU: what torch's allocator holds beyond the tensors of that moment, as usual."""
     nccl_bytes: int = 0
     """On a GPU: buffers of NCCL's communicators."""
     context_bytes: int = 0

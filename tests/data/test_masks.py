@@ -19,7 +19,7 @@ from hires.core.config.run_config import to_dict
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.store import file_names, rundir
 from hires.data.augmented import AugmentedSource
-from hires.data.label_check import check_masks
+from hires.data.data_check import check_data
 from hires.data.make_data import make_data
 from hires.data.opening import open_data
 from hires.data.sources.masks import MaskSource
@@ -193,7 +193,7 @@ def test_smaller_images_need_a_value_beside_their_labels(fit, folder):
         require_readable(config, source, range(3), 0, 1)
     with pytest.raises(RunError, match=text):
         source.target(0, (0, 24), (0, 8))
-    finding = check_masks(data["path"], config, True, lambda *_: None).findings[0]
+    finding = check_data(data["path"], config, "masks", sized=True).findings[0]
     assert f"data.fit={fit} brings in" in finding.files[0]
     _, source = opened((24, 8), ignore=255)
     assert (source.target(0, (0, 4), (0, 8)) == 255).all()

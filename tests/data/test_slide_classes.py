@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
-from hires.data.label_check import check_slides
+from hires.data.data_check import check_data
 from hires.data.opening import open_source
 from hires.data.start_check import data_findings
 from tests.helpers.layouts import config_of
@@ -97,7 +97,7 @@ def counts(folder, **keys):
 def check(folder, **keys):
     """Returns whether a run can read all of it, and the findings by severity."""
     config = RunConfig(image=[PATCH, PATCH], data=DataConfig(name="slide", **KEYS | keys))
-    report = check_slides(str(folder), config, True, lambda done, total: None)
+    report = check_data(str(folder), config, "slide", sized=True)
     texts = dict.fromkeys(("error", "warning", "note"), "")
     for one in report.findings:
         texts[one.severity] += f"{one.text} {one.files} "

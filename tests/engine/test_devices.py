@@ -11,7 +11,6 @@ import torch
 
 from hires.core.config.run_config import to_dict
 from hires.core.errors import ConfigError
-from hires.core.ranks import compilers
 from hires.engine.device import open_device
 from tests.helpers import device_jobs
 from tests.helpers.device_jobs import MUTATIONS
@@ -93,7 +92,6 @@ def test_gpu_of_a_rank_is_its_own_in_turn(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setattr(compilers, "missing", lambda name: f"no compiler for {name}")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.backends, "cudnn", types.SimpleNamespace(allow_tf32=True))
     wide = types.SimpleNamespace(
@@ -107,7 +105,6 @@ def test_gpu_of_a_rank_is_its_own_in_turn(monkeypatch: pytest.MonkeyPatch):
     assert [device.torch.index for device in devices] == [0, 1, 0]
     assert chosen == [device.torch for device in devices]
     assert not devices[0].has_tf32
-    assert devices[0].lacks_for_int8 == "no compiler for cuda"
     assert not torch.backends.cudnn.allow_tf32  # fp32 is fp32
 
 

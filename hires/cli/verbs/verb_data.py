@@ -17,8 +17,8 @@ from hires.core.registry import offer
 from hires.report.columns import Column
 
 if TYPE_CHECKING:  # the decoders are imported when they are used
-    from hires.data.checked_image import DataFinding
     from hires.data.data_check import DataReport
+    from hires.data.source import DataFinding
 
 ACTIONS = ("make", "check")
 _MOST_FILES = 5  # that a finding names
@@ -51,11 +51,10 @@ PARSER = Parser(
         "hires data check photos data=pairs model=edsr image=96",
         "hires data check shapes data=masks data.classes=3 data.ignore=255",
         "hires data check imagenette data=imagenette",
-        "hires data check list.txt --json",
         "hires run data=folder data.path=data/textures image=256",
     ),
     option("action", "ACTION", "make or check", type=_action),
-    option("path", "PATH", "the folder; check: or a file that lists images, one a line"),
+    option("path", "PATH", "the folder"),
     option("overrides", "KEY=VALUE", "check: keys of the run", nargs="*"),
     number("--classes", "make: classes", default=4),
     number("--count", "make: images, at least one a class (default: 64; slides: 6)"),
@@ -106,8 +105,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from hires.data.data_check import check_data, sorted_findings
-    from hires.data.label_check import CHECKS, uncounted_classes
+    from hires.data.data_check import check_data
+    from hires.data.source import SOURCES
 
     config, path, words = RunConfig(), args.path, args.overrides
     if "=" in path and not Path(path).exists():  # the words of a run, with data.path
@@ -120,20 +119,16 @@ def _check(args: argparse.Namespace) -> int:
     if path is None:
         raise ConfigError("hires data check needs a PATH, or data.path=PATH")
     data = config.data.name if "data" in keys else None
-    if data not in (None, "folder", "pairs", "images", *CHECKS):
-        kinds = ", ".join(("folder", "pairs", "images", "imagenet", "imagenette", *CHECKS))
-        raise ConfigError(f"data={data} has no files to check; use data={kinds}")
+    kinds = [name for name in SOURCES if SOURCES[name].reads_files]
+    if data not in (None, *kinds):
+        raise ConfigError(f"data={data} has no files to check; use data={', '.join(kinds)}")
 
     def progress(done: int, total: int) -> None:
         if done % 16 == 0:
             print_activity(f"decoded {done} of {total} files ...")
 
-    if data in CHECKS:
-        report = CHECKS[data](path, config, "image" in keys, progress)
-    else:
-        report = check_data(path, config, data, "image" in keys, progress)
+    report = check_data(path, config, data, "image" in keys, progress)
     print_activity("")
-    report.findings = sorted_findings([*report.findings, *uncounted_classes(report, config)])
     if args.json:
         print_json(_facts(report))
     else:
@@ -149,8 +144,7 @@ def _facts(report: DataReport) -> dict[str, object]:
 
 def _print(report: DataReport) -> None:
     total = len(report.images)
-    how = "a list" if report.data == "list" else f"read as data={report.data}"
-    print(f"{report.path}: {plural(total, 'file')}, {how}\n")
+    print(f"{report.path}: {plural(total, 'file')}, read as data={report.data}\n")
     classes = [[name, str(count)] for name, count in report.classes.items()]
     if report.data in _COUNTED and classes:
         what = _COUNTED[report.data]

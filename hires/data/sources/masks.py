@@ -117,6 +117,10 @@ class MaskSource(FolderSource):
         index, masks = mask_pairs(data, part_of(data))
         return (*index.paths, *masks)
 
+    def mask(self, i: int) -> str:
+        """Returns the file of a label map."""
+        return self._masks[i]
+
     def check(self, i: int, most_bytes: int) -> int:
         """Checks an image and its label map, as :meth:`Source.check`."""
         num_bytes = super().check(i, most_bytes)

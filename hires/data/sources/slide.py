@@ -25,7 +25,6 @@ from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store.cache import cached, keep, key_of
 from hires.data import slide_labels, tissue
-from hires.data.checked_image import ERROR, NOTE, DataFinding
 from hires.data.image_fit import Place, fitted
 from hires.data.image_format import (
     ImageError,
@@ -40,7 +39,7 @@ from hires.data.image_format import (
 )
 from hires.data.slide_classes import SlideClasses
 from hires.data.slide_file import SUFFIXES, levels_of, slide_level
-from hires.data.source import SOURCES, Source
+from hires.data.source import ERROR, NOTE, SOURCES, DataFinding, Source
 from hires.data.sources.folder import naming, to_channels, visible_files, words_of
 from hires.data.splits import part_of
 
