@@ -1,17 +1,24 @@
-"""Fills in the keys of a config that follow from its data: classes, and steps of its passes."""
+"""Fills in the keys of a config that follow from its data and from the run of its weights.
+
+Both configs decide whether an evaluation sees images that its weights were trained with, so no
+pixel is read for that.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hires.cli.named_weights import run_of_weights, training_of
 from hires.cli.screens.screen import print_activity
+from hires.core.config.data_config import DataConfig
+from hires.core.config.fields import keys_with
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import INFERENCE, ONE_PASS
 from hires.core.errors import ConfigError
@@ -19,10 +26,16 @@ from hires.core.evaluation_summary import one_pass
 from hires.core.losses import CLASSES
 from hires.core.store.cache import cached, keep
 from hires.core.store.records import read_config
+from hires.plan.plan import Finding
 from hires.plan.validation import evaluation_of
+from hires.report.config_values import listed
 
 _NAMES_CLASSES = ("folder", "slide", "masks", "cifar10", "digits")
 """``data.name`` of images whose classes have names that predictions should have."""
+_OF_SEED = ("synthetic", "textures", "hard")
+"""``data.name`` of images that are made from the seed of the run."""
+_SOURCE = ("name", "images", "masks", "level", "cut", "region", "stride", "tissue", "outside")
+"""Keys that say where the images come from, beside ``data.path``."""
 _NAMED = 12
 """Classes that an error names."""
 _OF_PIXELS = ("normalize", "mean", "std", "prefetch")
@@ -47,12 +60,13 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
     ``data.split=train``. ``checkpoint.at_end=auto`` of a training that is no measurement alone
     becomes ``always``.
     """
-    if config.task.name == "train" and config.checkpoint.at_end == "auto":
-        config = _with_saved_end(config)
     seen = {} if seen is None else seen
+    # A short run on synthetic images measures a layout; its weights are of no use.
+    learns = config.data.name != "synthetic" or config.epochs is not None or config.validates
+    if config.task.name == "train" and config.checkpoint.at_end == "auto" and learns:
+        config = replace(config, checkpoint=replace(config.checkpoint, at_end="always"))
     if config.validates:
-        learnt = dataclasses.replace(config.data, split="train")
-        config = dataclasses.replace(config, data=learnt)
+        config = _with_data(config, split="train")
         size_of(evaluation_of(config), seen)  # there are images for it
     name, labelled = config.data.name, config.data.has_labels
     if not labelled and config.task.name in ("train", "evaluate"):
@@ -63,13 +77,9 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
         )
     config = _with_order(_with_statistics(_as_trained(config)), seen)
     num_classes, length, names = size_of(config, seen)
-    if (
-        config.data.name in _NAMES_CLASSES
-        and config.task.name == "train"
-        and config.data.order is None
-    ):
-        named = dataclasses.replace(config.data, names=[*names])
-        config = dataclasses.replace(config, data=named)
+    unnamed = config.data.name in _NAMES_CLASSES and config.data.order is None
+    if unnamed and config.task.name == "train":
+        config = _with_data(config, names=[*names])
     if not labelled and config.model.classes is None:
         raise ConfigError(
             f"data={name} has no classes to count; set model.classes to those of the network, or "
@@ -82,18 +92,16 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
             f"model.classes={classes} is fewer than the {num_classes} classes of the data; "
             f"leave model.classes out, or set it to {num_classes} or more"
         )
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
+    config = _with_model_classes(config, classes)
     if config.task.name not in ONE_PASS and config.epochs is None:
         return config
-    steps = one_pass(length, config.batch)
-    counted = None
+    steps, counted = one_pass(length, config.batch), None
     if config.epochs is not None:
         passes = Fraction(str(config.epochs))  # 1.1 of 10 images are 11
         steps, counted = math.ceil(passes * length / config.batch), config.measure.steps
     warmup = min(config.measure.warmup, steps - (counted or 1))
-    measure = dataclasses.replace(config.measure, warmup=max(0, warmup), steps=counted)
-    config = dataclasses.replace(config, measure=measure)
-    return dataclasses.replace(config, steps=steps, epochs=None)
+    measure = replace(config.measure, warmup=max(0, warmup), steps=counted)
+    return replace(config, measure=measure, steps=steps, epochs=None)
 
 
 def size_of(config: RunConfig, seen: dict[str, DataSize]) -> DataSize:
@@ -107,16 +115,43 @@ def size_of(config: RunConfig, seen: dict[str, DataSize]) -> DataSize:
     return seen[key]
 
 
+def training_overlap(config: RunConfig) -> Iterator[Finding]:
+    """Yields findings on the run that trained the weights of an evaluation or prediction.
+
+    Images that both read are a note for predictions and for ``data.split=train``, else a warning.
+    ``config`` is complete (``with_classes``).
+    """
+    if config.task.name not in ONE_PASS:
+        return
+    training = training_of(config)
+    named = training is not None and training[1].data.class_names is not None
+    if config.weights and config.data.order is None and _names_classes(config) and not named:
+        text = (
+            f"weights={config.weights} has no names of its classes, so those of the data were not "
+            f"compared with them; data.order=[NAME,...] names its outputs"
+        )
+        yield Finding("note", "data.order", text)
+    if training is not None and _reads_same_images(config, training[1]):
+        evaluates = config.task.name == "evaluate"
+        does, means = ("evaluates", "its numbers") if evaluates else ("predicts", "predictions")
+        division = ", ".join(f"data.{name}" for name in keys_with(DataConfig, "divides"))
+        text = (
+            f"{training[0]} trains with images that this {does} (data.split="
+            f"{training[1].data.split} of its run), so {means} are better than those of new "
+            f"images; train with data.split=train (validate.every sets it), and use "
+            f"data.split=validation and the {division} of its run"
+        )
+        severity = "warning" if evaluates and config.data.split != "train" else "note"
+        yield Finding(severity, "data.split", text)
+
+
 def _size_key(config: RunConfig) -> str:
-    data = {
-        **{key: value for key, value in vars(config.data).items() if key not in _OF_PIXELS},
-        "channels": config.model.channels,
-        "loss": config.objective.compares,
-    }
-    return json.dumps(data, sort_keys=True)
+    data = {key: value for key, value in vars(config.data).items() if key not in _OF_PIXELS}
+    facts = {**data, "channels": config.model.channels, "loss": config.objective.compares}
+    return json.dumps(facts, sort_keys=True)
 
 
-def names_classes(config: RunConfig) -> bool:
+def _names_classes(config: RunConfig) -> bool:
     """Whether a run compares classes, or predicts them, of data whose classes have names."""
     named = config.data.name != "masks" or config.data.class_names is not None
     labelled = config.data.has_labels and config.objective.compares == CLASSES
@@ -135,15 +170,14 @@ def _with_order(config: RunConfig, seen: dict[str, DataSize]) -> RunConfig:
     if training is None or order is None:
         return config
     if config.data.name == "masks" and config.data.names is None:
-        names = order if len(order) == config.data.classes else None
-        return dataclasses.replace(config, data=dataclasses.replace(config.data, names=names))
-    if not names_classes(config):
+        return _with_data(config, names=order if len(order) == config.data.classes else None)
+    if not _names_classes(config):
         return config
-    own, classes = size_of(config, seen), config.model.classes or training[1].model.classes
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
-    if [*own.names] == order:
+    size = size_of(config, seen)
+    config = _with_model_classes(config, config.model.classes or training[1].model.classes)
+    if [*size.names] == order:
         return config
-    if others := [name for name in own.names if name not in order]:
+    if others := [name for name in size.names if name not in order]:
         remedy = "leave their images out, or give them names that it has (data.names)"
         if config.task.name == "predict":
             remedy = "predict them with data=images, or rename them"
@@ -151,26 +185,15 @@ def _with_order(config: RunConfig, seen: dict[str, DataSize]) -> RunConfig:
             remedy += "; data.order=[NAME,...] trains its outputs as other classes"
         raise ConfigError(
             f"data={config.data.name} has {_shown(others)}, which {training[0]} does not have: "
-            f"its classes are {_shown(order)}, and those of the data {_shown(own.names)}; {remedy}"
+            f"its classes are {_shown(order)}, and those of the data {_shown(size.names)}; {remedy}"
         )
-    data = dataclasses.replace(config.data, order=order)
-    config = dataclasses.replace(config, data=data)
-    seen[_size_key(config)] = DataSize(len(order), own.images, tuple(order))
+    config = _with_data(config, order=order)
+    seen[_size_key(config)] = DataSize(len(order), size.images, tuple(order))
     return config
 
 
 def _shown(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
-
-
-def _with_saved_end(config: RunConfig) -> RunConfig:
-    # A short run on synthetic images measures a layout; its weights are of no use.
-    learns = config.data.name != "synthetic" or config.epochs is not None or config.validates
-    if not learns:
-        return config
-    saving = dataclasses.replace(config.checkpoint, at_end="always")
-    return dataclasses.replace(config, checkpoint=saving)
+    return listed(names, _NAMED)
 
 
 def _as_trained(config: RunConfig) -> RunConfig:
@@ -178,22 +201,17 @@ def _as_trained(config: RunConfig) -> RunConfig:
 
     These are the classes of the network, if the data has none, and the normalisation of images.
     """
-    if config.weights is None or config.task.name not in INFERENCE:
-        return config
-    run = run_of_weights(config.weights)
-    if run is None:
+    run = run_of_weights(config.weights or "")
+    if not config.weights or config.task.name not in INFERENCE or run is None:
         return config
     trained = read_config(run)
     if config.data.normalize == "white" and config.data.mean is None:
-        own = dataclasses.replace(config.data, mean=trained.data.mean, std=trained.data.std)
-        config = dataclasses.replace(config, data=own)
-    if not config.data.has_labels and config.data.names is None:
-        own = dataclasses.replace(config.data, names=trained.data.class_names)
-        config = dataclasses.replace(config, data=own)
-    if not config.data.has_labels and config.model.classes is None:
-        model = dataclasses.replace(config.model, classes=trained.model.classes)
-        config = dataclasses.replace(config, model=model)
-    return config
+        config = _with_data(config, mean=trained.data.mean, std=trained.data.std)
+    if config.data.has_labels:
+        return config
+    if config.data.names is None:
+        config = _with_data(config, names=trained.data.class_names)
+    return _with_model_classes(config, config.model.classes or trained.model.classes)
 
 
 def _with_statistics(config: RunConfig) -> RunConfig:
@@ -207,16 +225,47 @@ def _with_statistics(config: RunConfig) -> RunConfig:
     files = content_of(learnt.data).digest if config.data.name in HAS_FILES else ""
     facts = [files, vars(learnt.data), config.image, config.model.channels, config.seed]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
-    held = cached("statistics", key)
-    if held is None:
+    statistics = cached("statistics", key)
+    if statistics is None:
 
         def show(done: int, of: int) -> None:
             if done % 16 == 0:
                 print_activity(f"reading the images for their mean and deviation: {done} of {of}")
 
-        held = [*channel_statistics(config, show)]
+        statistics = [*channel_statistics(config, show)]
         print_activity("")
-        keep("statistics", key, held)
-    return dataclasses.replace(
-        config, data=dataclasses.replace(config.data, mean=held[0], std=held[1])
-    )
+        keep("statistics", key, statistics)
+    return _with_data(config, mean=statistics[0], std=statistics[1])
+
+
+def _reads_same_images(config: RunConfig, trained: RunConfig) -> bool:
+    """Whether two configs read images of one source, and parts of it that may share some."""
+    ours, theirs = config.data, trained.data
+    if _source(config) != _source(trained):
+        return False
+    if "all" in (ours.split, theirs.split) or ours.split == theirs.split:
+        return True
+    from hires.data.splits import own_parts
+
+    # Neither shares nor a seed divide what comes in parts; CIFAR-10 has one file for two parts.
+    in_parts = ours.name == "cifar10" or bool(own_parts(ours.path))
+    if in_parts and ours.split_file is None and theirs.split_file is None:
+        return ours.name == "cifar10" and "train" not in (ours.split, theirs.split)
+    division = keys_with(DataConfig, "divides")
+    return any(getattr(ours, name) != getattr(theirs, name) for name in division)
+
+
+def _source(config: RunConfig) -> list[object]:
+    data = config.data
+    if data.name in _OF_SEED:
+        return [data.name, data.classes, data.length, config.seed]
+    path = None if data.path is None else Path(data.path).expanduser().resolve()
+    return [path, *(getattr(data, name) for name in _SOURCE)]
+
+
+def _with_data(config: RunConfig, **values: Any) -> RunConfig:
+    return replace(config, data=replace(config.data, **values))
+
+
+def _with_model_classes(config: RunConfig, classes: int | None) -> RunConfig:
+    return replace(config, model=replace(config.model, classes=classes))

@@ -13,10 +13,9 @@ from pathlib import Path
 from hires.cli.calibration import with_scales
 from hires.cli.choosing import LayoutSearch, choice_note, explicit, plain_choice
 from hires.cli.compose.idle_keys import idle_keys
-from hires.cli.data_keys import with_classes
+from hires.cli.data_keys import training_overlap, with_classes
 from hires.cli.earlier_runs import EarlierRuns, begin
 from hires.cli.planning import Planner
-from hires.cli.training_overlap import training_overlap
 from hires.core.config.run_config import RunConfig
 from hires.core.store import rundir
 from hires.core.store.choice_file import write_choice

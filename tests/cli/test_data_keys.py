@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hires.cli.data_keys import with_classes
-from hires.cli.training_overlap import training_overlap
+from hires.cli.data_keys import training_overlap, with_classes
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.store import rundir
