@@ -127,7 +127,7 @@ def test_tables_fit_a_narrow_screen_and_colours_move_nothing(hires, good, monkey
             patch.setenv("NO_COLOR", "1")
             assert hires(*good(verb)).out == plain
         with monkeypatch.context() as patch:
-            width = 80 if verb == "plan" else 40
+            width = 80 if verb == "plan" else 50
             patch.setenv("COLUMNS", str(width))
             narrow = tables_of(hires(*good(verb)).out)
             assert max(map(len, narrow)) <= width < max(map(len, plain.splitlines()))
@@ -304,17 +304,19 @@ def test_what_a_terminal_would_obey_is_replaced_and_letters_of_all_languages_sta
     assert not UNSEEN & set(lines.replace("\x1b[32mdone\x1b[0m", ""))
 
 
-def test_narrow_table_wraps_texts_then_leaves_columns_out(monkeypatch):
-    rows = [("run", "note", "img/s"), ("a" * 30, "b c " * 9, "1234.5")]
-    assert table_lines(rows)[0].split() == ["run", "note", "img/s"]
-    assert table_lines(rows)[2].split()[:2] == ["a" * 30, "b"]
-    for width in (30, 45, 60):
+def test_narrow_table_names_what_it_leaves_out_and_cuts_no_name(monkeypatch):
+    row = ("a" * 30, "fp32", "b c " * 9, "1234.5")
+    rows = [("run", "precision", "note", "img/s"), row, ("c" * 30, "fp32", "d", "1.5")]
+    assert table_lines(rows)[0].split() == ["run", "precision", "note", "img/s"]
+    assert table_lines(rows)[2].split()[:3] == ["a" * 30, "fp32", "b"]
+    for width, left_out in ((70, ""), (56, "every row"), (40, "left out: note, img/s")):
         monkeypatch.setenv("COLUMNS", str(width))
-        lines = table_lines(rows, "llr", keep=["img/s"])
+        lines = table_lines(rows, "lllr")
         assert max(map(len, lines)) <= width
-        assert "1234.5" in lines[2]
-        assert "".join("".join(lines).split()).count("a") >= 30
-        assert ("(left out: note; COLUMNS=42" in " ".join(lines)) == (width == 30)
+        assert "a" * 30 in lines[2]  # names were folded inside
+        assert left_out in " ".join(lines)
+        assert ("every row: precision fp32" in " ".join(lines)) == (width < 70)
+    assert table_lines(rows[:2])[-1].split() == ["img/s", "1234.5"]  # a list
     monkeypatch.setenv("COLUMNS", "20")
     assert list_lines([("a", "one two three four five")])[1] == "   four five"
 

@@ -29,22 +29,16 @@ def print_table(
     title: str,
     columns: Sequence[Column | str],
     rows: Sequence[Sequence[str]],
-    keep: Sequence[str] = (),
 ) -> None:
-    """Prints a table; a column that is only a heading holds text.
-
-    Where the screen is too narrow, texts are wrapped, then columns left out, those named in
-    ``keep`` last, and a line below the table lists them.
-    """
+    """Prints a table; a column that is only a heading holds text."""
     drawn = [Column(one, one) if isinstance(one, str) else one for one in columns]
     if title:
         print("\n".join([*textwrap.wrap(title, terminal.columns() or len(title)), ""]))
     # The unit, or else further words of a heading, stand below: narrow columns.
     heads = [c.title + f"\n[{c.unit}]" if c.unit else c.title.replace(" ", "\n") for c in drawn]
     sides = "".join("r" if column.numeric else "l" for column in drawn)
-    names = [column.title for column in drawn]
-    first = [column.title for key in keep for column in drawn if column.key == key]
-    lines = table_lines([heads, *rows], sides, first, names=names, indent=1)
+    names = [column.heading for column in drawn]
+    lines = table_lines([heads, *rows], sides, names=names, indent=1)
     print_lines([*(f" {line}".rstrip() for line in lines), ""])
 
 

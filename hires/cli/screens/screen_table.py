@@ -1,7 +1,8 @@
 """Sets a table for a reader's screen with rich: as wide as it is, texts wrapped, states in colours.
 
-Where even wrapped texts have no room, columns are left out, and a line below the table names them.
-rich is imported where a table is drawn: help and lists do without.
+Where a table is too wide, columns with one value go below it. What then has no room is left out
+from the right, and a line names it; a single row becomes a list. rich is imported where a table is
+drawn: help and lists do without.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from hires.core.store.reading import printable
 Rows = Sequence[Sequence[str]]
 """Rows of one length, headings first; a cell with line breaks takes several lines."""
 LEAST = 16
-"""A text is wrapped at no fewer characters than this, or than its heading."""
+"""A text is wrapped at no fewer characters than this, or than its longest word up to ``_NAME``."""
+_NAME = 40
 _GAP = 2
 _STYLES = {
     **dict.fromkeys(("done", "ok", "complete"), "green"),
@@ -30,7 +32,6 @@ _STYLES = {
 def table_lines(
     rows: Rows,
     sides: str | None = None,
-    keep: Sequence[str] = (),
     *,
     heads: bool = True,
     names: Sequence[str] | None = None,
@@ -41,35 +42,37 @@ def table_lines(
     Args:
         rows: of one length; with ``heads`` the first one has the headings, and a line below it.
         sides: ``l`` or ``r`` for each column; None: right where all cells begin with a digit.
-        keep: names of the columns that stay longest where the screen is narrow.
         heads: whether there are headings.
         names: of the columns; None: their headings. Texts below ``state`` are in colours.
         indent: characters that the caller writes before every line.
     """
-    from rich import box, cells
+    from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = [[printable(cell) for cell in row] for row in rows]
-    names = names or (
-        [" ".join(cell.split()) for cell in table[0]] if heads else [""] * len(rows[0])
-    )
+    names = names or [" ".join(cell.split()) if heads else "" for cell in table[0]]
     columns = [*zip(*table, strict=True)]
     sides = sides or "".join(map(_side, columns))
-    full = [max(cells.cell_len(line) for c in col for line in c.split("\n")) for col in columns]
-    least = [
-        size if side == "r" else min(size, max(LEAST, *map(cells.cell_len, col[0].split("\n"))))
-        for size, side, col in zip(full, sides, columns, strict=True)
-    ]
-    width = terminal.columns()
-    room = sum(full) + _GAP * len(full) if width is None else width - indent
-    kept: list[int] = []
-    first = [0, *(names.index(name) for name in keep if name in names)]
-    for place in dict.fromkeys([*first, *range(len(names))]):
-        if not kept or sum(least[one] + _GAP for one in kept) + least[place] <= room:
-            kept.append(place)
-    kept.sort()
+    least = [_least(*column) for column in zip(columns, sides, strict=True)]
+    width, shown, below = terminal.columns(), [*range(len(names))], [""] * 0
+    room = None if width is None else width - indent
+
+    def fits() -> bool:
+        return room is None or sum(least[n] + _GAP for n in shown) - _GAP <= room
+
+    if heads and not fits():
+        if len(table) == 2:
+            pairs = [pair for pair in zip(names, table[1], strict=True) if pair[1] not in ("", "-")]
+            return list_lines(pairs, room=room)
+        shown = [n for n in shown if len({row[n] for row in table[1:]}) > 1] or shown[:1]
+        alike = [f"{names[n]} {table[1][n]}" for n in range(len(names)) if n not in shown]
+        below = [f"(every row: {', '.join(alike)})"] if alike else []
+        lost: list[str] = []
+        while not fits() and len(shown) > 1:
+            lost.insert(0, names[shown.pop()])
+        below += [f"(left out: {', '.join(lost)}; a wider screen or --json has it)"] if lost else []
     drawn = Table(
         box=box.SIMPLE_HEAD if heads else None,
         show_edge=False,
@@ -78,46 +81,47 @@ def table_lines(
         header_style="none",
         padding=(0, _GAP - (1 if heads else 0), 0, 0),
     )
-    for place in kept:
-        drawn.add_column(
-            Text(table[0][place]) if heads else "",
-            justify="right" if sides[place] == "r" else "left",
-            min_width=min(least[place], room),
-            overflow="fold",
-        )
+    for n in shown:
+        side = "right" if sides[n] == "r" else "left"
+        least_room = least[n] if room is None else min(least[n], room)
+        head = Text(table[0][n]) if heads else ""
+        drawn.add_column(head, justify=side, min_width=least_room, overflow="fold")  # type: ignore[arg-type]
     for row in table[1:] if heads else table:
-        drawn.add_row(
-            *[Text.assemble((row[place], _style(row[place], names[place]))) for place in kept]
-        )
+        drawn.add_row(*[Text.assemble((row[n], _style(row[n], names[n]))) for n in shown])
     output = io.StringIO()
-    colours = "standard" if terminal.paints() else None
+    colours = terminal.paints()
     console = Console(
-        file=output,
-        width=room,
-        color_system=colours,  # type: ignore[arg-type]
-        force_terminal=terminal.paints(),
-        _environ={},
-    )
+        file=output, width=room or 2**16, color_system="standard" if colours else None,
+        force_terminal=colours, _environ={},
+    )  # fmt: skip
     console.print(drawn)
     lines = [line.rstrip() for line in output.getvalue().splitlines()]
-    if lost := [name for place, name in enumerate(names) if place not in kept]:
-        needs = sum(least) + _GAP * (len(least) - 1) + indent
-        lines += textwrap.wrap(f"(left out: {', '.join(lost)}; COLUMNS={needs} shows all)", room)
-    return lines
+    return [*lines, *(part for line in below for part in textwrap.wrap(line, room or len(line)))]
 
 
-def list_lines(pairs: Sequence[tuple[str, str]], indent: str = "") -> list[str]:
+def list_lines(
+    pairs: Sequence[tuple[str, str]], indent: str = "", room: int | None = None
+) -> list[str]:
     """Returns names and what they are in two columns, the second one wrapped."""
-    width, size = terminal.columns(), max((len(name) for name, _ in pairs), default=0)
+    width, size = room or terminal.columns(), max((len(name) for name, _ in pairs), default=0)
     lines = []
     for name, about in pairs:
         begin = f"{indent}{printable(name):<{size}}  "
-        room = max(LEAST + len(begin), width or len(begin) + len(about) + 1)
+        most = max(LEAST + len(begin), width or len(begin) + len(about) + 1)
         first, *others = textwrap.wrap(
-            printable(about), room, initial_indent=begin, subsequent_indent=" " * len(begin)
+            printable(about), most, initial_indent=begin, subsequent_indent=" " * len(begin)
         ) or [begin]
         lines += [first.rstrip(), *others]
     return lines
+
+
+def _least(column: Sequence[str], side: str) -> int:
+    """Returns the characters that a column needs: all of a number, the longest word of a text."""
+    from rich.cells import cell_len
+
+    full = max(cell_len(line) for cell in column for line in cell.split("\n"))
+    words = max((cell_len(word) for cell in column for word in cell.split()), default=0)
+    return full if side == "r" else min(full, max(LEAST, min(words, _NAME)))
 
 
 def _side(column: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ def choice_lines(choice: Choice) -> list[str]:
     options = best_of_shapes(choice.options)[:SHOWN]
     head = ["", "layout", "step", "images/s", "memory", "bubble", "sent", "limited by", "keys"]
     rows = [head, *(_row(number, one) for number, one in enumerate(options, start=1))]
-    lines = table_lines(rows, "rlrrrrrll", keep=("keys", "step", "memory"))
+    lines = table_lines(rows, "rlrrrrrll")
     order = "least memory first" if choice.objective == "memory" else "fastest first"
     ranks = f"{choice.ranks} rank{'s' if choice.ranks > 1 else ''}"
     text = [f"Layouts of {ranks} that fit, {order}", "", *lines, ""]

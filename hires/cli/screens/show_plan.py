@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from itertools import chain, groupby, repeat
+from itertools import chain, groupby, repeat, zip_longest
 from typing import Any
 
 from hires.cli.screens.screen_table import table_lines
@@ -84,10 +84,11 @@ def placement_lines(plan: Facts) -> list[str]:
             if len(directions) > 1:
                 lines.append(direction)
             blocks = [_block(own, stage) for stage in plan["stages"]]
-            height = max(len(block) for block in blocks)
-            filled = [block + [""] * (height - len(block)) for block in blocks]
-            rows = [*zip(*filled, strict=True)]
-            lines += table_lines(rows, "l" * len(blocks), heads=False, indent=_INDENT)
+            widest = max(len(line) for block in blocks for line in block)
+            beside = max(1, ((terminal.columns() or 10**6) - _INDENT) // (widest + 2))
+            for first in range(0, len(blocks), beside):
+                rows = [*zip_longest(*blocks[first : first + beside], fillvalue="")]
+                lines += table_lines(rows, "l" * len(rows[0]), heads=False, indent=_INDENT)
     if len(shown) < len(replicas):
         ranks = plan["world"] // len(replicas)
         lines.append(f"and {len(replicas) - 1} more replicas, alike, each {ranks} ranks further")
@@ -123,7 +124,7 @@ def message_lines(totals: Facts) -> list[str]:
     lines.append(["all", "", f"{totals['messages']}", size(totals["bytes"]), ""])
     used = [at for at in range(len(lines[0])) if any(line[at] for line in lines[1:])]
     rows = [[line[at] for at in used] for line in lines]
-    return table_lines(rows, "".join("llrrl"[at] for at in used), ("through",), indent=_INDENT)
+    return table_lines(rows, "".join("llrrl"[at] for at in used), indent=_INDENT)
 
 
 def proof_lines(proof: Facts) -> list[str]:
@@ -240,4 +241,4 @@ def _stage_lines(plan: Facts) -> list[str]:
         tiles = "x".join(map(str, stage["tiles"]))
         costs = (count(stage["flops"]), count(stage["params"]))
         rows.append([*map(str, layers), tiles, str(stage["shards"]), *costs])
-    return table_lines(rows, keep=("tiles", "shards"), indent=_INDENT)
+    return table_lines(rows, indent=_INDENT)

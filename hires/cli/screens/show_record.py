@@ -26,12 +26,6 @@ from hires.report.tables import record_of, tables_of_run
 MOST_SHOWN = 12
 """Classes up to which a screen shows a confusion matrix."""
 _MOST_CLASSES = 40  # that a screen shows
-_KEEP = (
-    *("layout", "img_per_s_median", "step_s_median", "ranks", "precision", "peak_bytes"),
-    *("operation", "kind", "from", "backend", "class", "rank", "count", "bytes", "wait_s"),
-    *("share", "issue_s", "algorithm"),
-)
-"""Columns of a run's tables that stay longest where the screen is narrow."""
 _WIDTH = 80  # of the caption in a file
 COMPILED_NOTE = """\
 Memory was predicted as with engine.compile=off: the compiler takes about 80 MiB more of each rank,
@@ -67,9 +61,9 @@ def print_record(values: Values, run: Path) -> None:
             if table.name == "classes" and len(table.rows) > _MOST_CLASSES:
                 print(f"{len(table.rows)} classes: classes.md and classes.csv of the run\n")
                 continue
-            print_table(table.title, table.columns, table.text_rows(), _KEEP)
+            print_table(table.title, table.columns, table.text_rows())
         if (confusion := confusion_table(record, run)) is not None:
-            print_table(confusion.title, confusion.columns, confusion.text_rows(), ("class",))
+            print_table(confusion.title, confusion.columns, confusion.text_rows())
         if record.compiled and record.memory:
             print(f"{COMPILED_NOTE}\n")
     for line in training_lines(record, run):
@@ -126,5 +120,5 @@ def show_messages(run: Path, record: Values, as_json: bool) -> None:
         return
     print("\n".join([f"{run}", *sums.headline(), ""]))
     for table in sums.tables():
-        print_table(table.title, table.columns, table.text_rows(), _KEEP)
+        print_table(table.title, table.columns, table.text_rows())
     print("\n".join(textwrap.wrap(CAPTION, terminal.columns() or _WIDTH)))

@@ -33,8 +33,6 @@ from hires.report.tables import campaign_tables, write_run_tables, write_tables
 GROUPED, INTERLEAVED = "grouped", "interleaved"
 """Orders: all attempts of a point together, or one attempt of every point, then the next ones."""
 _SHOWN_NOTES = 10  # texts; points of the same text are counted
-_KEEP = ("layout", "precision", "img_per_s_median", "top1", "difference", "peak_bytes")
-"""Columns of the tables that stay longest where the screen is narrow."""
 
 
 @dataclass
@@ -136,7 +134,7 @@ def print_points(points: Points, repeat: int) -> None:
         rows.append([str(number), " ".join(point.swept), *facts])
     if rows:
         columns = ("point", "overrides", "ranks", "memory", "state", "run")
-        print_table("Points", columns, rows, ("overrides", "state"))
+        print_table("Points", columns, rows)
     for number, point in enumerate(points.listed, start=1):
         if point.reason:
             print(f"point {number}, {' '.join(point.swept or point.words)}: {point.reason}\n")
@@ -293,7 +291,7 @@ def _finish(sweep: Sweep, queue: LocalQueue, recorded: campaign.Campaign) -> int
     long = {"classes"} if sweep.options.memory else {"classes", "memory"}
     for table in () if sweep.options.json else tables:
         if table.name not in long:
-            print_table(table.title, table.columns, table.text_rows(), _KEEP)
+            print_table(table.title, table.columns, table.text_rows())
     states = collections.Counter(end.state for end in queue.ends)
     bad = [end for end in queue.ends if end.state not in ("done", "saved")]
     total = len(queue.ends) + len(queue.waiting)

@@ -13,32 +13,27 @@ from hires.cli.screens.screen import plural, print_json, print_notes, print_tabl
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
 from hires.core.store.reading import Note
-from hires.core.units import MIB
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.state import states
-from hires.report.columns import TABLES, Column, Row, keys, table_of
+from hires.report.columns import TABLES, Row, filled, keys, table_of
 from hires.report.compare.metrics import METRICS
 from hires.report.run_tables import run_row
 from hires.report.runs import Run, read_runs
 
 _SHOWN = (
-    Column("hash", "run"),
-    Column("campaign", "campaign"),
-    Column("model", "model"),
-    Column("image", "image"),
-    Column("layout", "layout"),
-    Column("precision", "precision"),
-    Column("batch", "batch", digits=0),
-    Column("ranks", "ranks", digits=0),
-    Column("state", "state"),
-    Column("img_per_s_median", "last attempt", "img/s", digits=2),
-    Column("peak_bytes_max", "highest peak", "MiB", 1 / MIB, 1),
-    Column("loss_last", "last loss", digits=4),
-    Column("top1", "accuracy", "%", 100.0, 2),
-    Column("started", "started"),
+    *(
+        "hash",
+        "state",
+        "model",
+        "image",
+        "layout",
+        "precision",
+        "img_per_s_median",
+        "peak_bytes_max",
+    ),
+    *("batch", "ranks", "loss_last", "top1", "started", "campaign"),
 )
-_KEEP = ("state", "model", "image", "layout", "img_per_s_median", "precision", "peak_bytes_max")
-"""Columns that stay longest where the screen is narrow."""
+"""Columns that a screen shows, as far as it has room."""
 _GROUPS = {"parallel": "layout", "precision": "precision", "task": "task", "model": "model"}
 """Groups of the config whose choice is a column."""
 
@@ -90,11 +85,13 @@ def list_runs(args: Any) -> int:
         remarks = [{"where": note.where, "text": note.text} for note in notes]
         print_json({"runs": values, "notes": remarks})
     elif rows:
-        table = table_of("runs", "Runs", _SHOWN, [row.values for row in rows])
+        columns = {column.key: column for column in TABLES["runs"].all_columns}
+        shown_columns = [columns[key] for key in _SHOWN]
+        table = filled(table_of("runs", "Runs", shown_columns, [row.values for row in rows]))
         # Of a time stamp day and minute fit.
         stamp = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d).*")
         shown = [[stamp.sub(r"\1 \2", cell) for cell in cells] for cells in table.text_rows()]
-        print_table(plural(len(rows), "run"), table.columns, shown, _KEEP)
+        print_table(plural(len(rows), "run"), table.columns, shown)
     else:
         print("no runs")
     return 0

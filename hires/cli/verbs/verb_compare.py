@@ -130,7 +130,7 @@ def _print(result: Comparison) -> None:
         points = [one for one in result.results if one.metric is metric]
         rows = [_row(one) for one in (*points, *([overall] if len(points) > 1 else []))]
         title = f"{metric.name}: {metric.what}; {better} is better"
-        print_table(title, columns, rows, ("verdict", "change"))
+        print_table(title, columns, rows)
     if differences := [*result.config, *result.origin]:
         print_table("What differs", ("key", "A", "B"), [[d.what, d.a, d.b] for d in differences])
     for note in result.notes:

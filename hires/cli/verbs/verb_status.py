@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from hires.cli.options import JSON, Parser, flag, named_runs
 from hires.cli.screens.screen import plural, print_json, print_lines
-from hires.cli.screens.screen_table import list_lines, table_lines
+from hires.cli.screens.screen_table import table_lines
 from hires.core import streams, terminal, units
 from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.store.reading import printable
@@ -87,12 +87,9 @@ def lines(states: Sequence[RunState]) -> list[str]:
     total = [count(states)] if len(states) > 1 else []
     if width is None:
         return [*table_lines([TITLES, *rows], _SIDES), *total]
-    if len(rows) == 1 and len("  ".join(rows[0])) > width:  # of one all is shown
-        facts = zip(TITLES, rows[0], strict=True)
-        return list_lines([fact for fact in facts if fact[1] not in ("", "-")])
-    several = ("campaign",) if len({state.campaign for state in states}) > 1 else ()
-    keep = ("state", "step", "left", *several, "img/s")
-    table = table_lines([row[:-1] for row in (TITLES, *rows)], _SIDES[:-1], keep)
+    if len(rows) == 1:
+        return table_lines([TITLES, *rows], _SIDES)
+    table = table_lines([row[:-1] for row in (TITLES, *rows)], _SIDES[:-1])
     notes: dict[str, list[str]] = {}
     for state in sorted(states, key=lambda state: not state.cause):
         if note := _note(state):
