@@ -42,7 +42,7 @@ from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
 from hires.plan.route_choice import table_digest
 from hires.plan.search.advice import fewer_on_a_node, offered, other_layouts
-from hires.plan.validation import add_validation, evaluation_of, with_evaluations
+from hires.plan.validation import evaluation_of, with_evaluations, with_validation
 from hires.quant.scales import require_pair, scales_of, stored_scales
 
 _DECIDE = (
@@ -114,13 +114,13 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         if plan is None:
             plan = self._planned(config)
             if memory:
-                self.add_memory(config, plan)
+                plan = self.with_memory(config, plan)
         self._plans[key] = plan  # the last is the one used last
         if len(self._plans) > _MOST_PLANS:
             del self._plans[next(iter(self._plans))]
         print_activity("")
         more = _data_findings(config) if memory else []
-        return dataclasses.replace(plan, findings=[*plan.findings, *more])
+        return plan.with_findings(*more)
 
     def expect_questions(self) -> None:
         """Starts the process with torch before its first question, so that it imports meanwhile."""
@@ -143,41 +143,37 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """Writes what the network of a plan for one process holds; see :class:`TorchProcess`."""
         return self._process.quantised(config, plan, path, mark)
 
-    def add_memory(self, config: RunConfig, plan: Plan) -> None:
-        """Adds the memory of every rank to a plan, and an error if it does not fit.
+    def with_memory(self, config: RunConfig, plan: Plan) -> Plan:
+        """Returns a plan with the memory of every rank, and an error if it does not fit.
 
         A step that a rank cannot run is an error, too; a prediction that fails for another reason
         is a warning.
         """
         if not plan.ok:
-            return
+            return plan
         self._show("predicting the memory ...")
         try:
-            plan.memory = self._memory_of(config, plan)
+            plan = plan.with_results(memory=self._memory_of(config, plan))
         except PlanError as error:  # a rank cannot run it
             key = "loss.target" if str(error).startswith("loss.target=") else "model"
-            plan.findings.append(Finding("error", key, str(error)))
-            return
+            return plan.with_findings(Finding("error", key, str(error)))
         except HiresError as error:
             text = f"the memory of the ranks could not be predicted: {error}"
-            plan.findings.append(Finding("warning", "memory", text))
-            return
+            return plan.with_findings(Finding("warning", "memory", text))
         room, *beside = rooms_of(config)
         for host in beside:
             if lacking := host.shortage(config, plan):
                 text = f"{lacking}; {fewer_on_a_node(config)}"
-                plan.findings.append(Finding("error", "cluster.memory", text))
+                plan = plan.with_findings(Finding("error", "cluster.memory", text))
         shortage = room.shortage(config, plan)
         if shortage is None:
-            return
+            return plan
         text = f"{shortage}; {other_layouts(config)}"
-        plan.findings.append(Finding("error", "memory.limit", text))
+        return plan.with_findings(Finding("error", "memory.limit", text))
 
     def _planned(self, config: RunConfig) -> Plan:
         graph = self.traced(config)
-        plan = make_plan(config, graph, offered(config))
-        add_validation(config, plan, self.traced)
-        return plan
+        return with_validation(config, make_plan(config, graph, offered(config)), self.traced)
 
     def _check_begin(self, config: RunConfig) -> None:
         """Refuses weights, or a checkpoint of another run, that this one cannot begin with."""
@@ -280,7 +276,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
 
         HiresError: it cannot be predicted; PlanError: the evaluations cannot run.
         """
-        add_validation(config, plan, self.traced)
+        plan = with_validation(config, plan, self.traced)
         for problem in plan.findings:
             if problem.severity == "error":
                 raise PlanError(problem.text)

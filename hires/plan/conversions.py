@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from hires.plan.factor_rules import Fit
@@ -62,27 +63,26 @@ PERMUTE = "permute.default"
 Refused = list[tuple[Stage, Node]]  # and the stage that would compute it
 
 
-def convert(graph: Graph, stages: list[Stage], gather: bool = True) -> tuple[Graph, Refused]:
-    """Fills in how every value lies on the ranks of each stage.
+def convert(
+    graph: Graph, stages: Sequence[Stage], gather: bool = True
+) -> tuple[Graph, list[Stage], Refused]:
+    """Decides how every value lies on the ranks of each stage.
 
-    Returns the network with the conversions that this takes, which may move the bounds of the
-    stages, and the nodes that no rank can compute; without ``gather`` also those computed whole.
+    Returns the network with the conversions that this takes, the stages with their layouts, and the
+    nodes that no rank can compute; without ``gather`` also those computed whole.
     """
     result = dataclasses.replace(graph, nodes=[])
-    labels, refused, bounds = labels_of(graph), Refused(), [0]
-    for stage in stages:
-        nodes = graph.nodes[stage.first : stage.last]
-        stage.layout, stage.factors = {}, {}
+    labels, refused, laid = labels_of(graph), Refused(), list[Stage]()
+    for cut in stages:
+        stage = dataclasses.replace(cut, layout={}, factors={})  # which the builder fills
+        nodes, first = graph.nodes[cut.first : cut.last], len(result.nodes)
         builder = _Builder(graph, result, stage, labels, gather)
         for name in _reads(nodes):
-            builder.receive(name, stages)
-        refused += [(stage, node) for node in nodes if not builder.add(node)]
-        bounds.append(len(result.nodes))
-    if len(result.nodes) == len(graph.nodes):
-        return graph, refused
-    for stage, first, last in zip(stages, bounds, bounds[1:], strict=False):
-        stage.first, stage.last = first, last
-    return result, refused
+            builder.receive(name, laid)
+        missing = [node for node in nodes if not builder.add(node)]
+        laid.append(dataclasses.replace(stage, first=first, last=len(result.nodes)))
+        refused += [(laid[-1], node) for node in missing]
+    return graph if len(result.nodes) == len(graph.nodes) else result, laid, refused
 
 
 def _reads(nodes: list[Node]) -> list[str]:
@@ -104,12 +104,11 @@ class _Builder:
         self.forms: dict[str, dict[str, str]] = {}
         self.crops: dict[tuple[Ref, Dims], str] = {}
 
-    def receive(self, value: str, stages: list[Stage]) -> None:
+    def receive(self, value: str, earlier: Sequence[Stage]) -> None:
         """Decides how a value that an earlier stage made arrives."""
         stage, how, dims = self.stage, WHOLE, self._would(value)
-        made = (one.factors[value] for one in stages[: stage.index] if value in one.factors)
-        maps = [map_shape(unpack(one)) for one in made]
-        before = (s for s in stages[: stage.index] if s.layout.get(value) == TILED)
+        maps = [map_shape(unpack(one.factors[value])) for one in earlier if value in one.factors]
+        before = (one for one in earlier if one.layout.get(value) == TILED)
         if dims is not None and any(value not in one.factors for one in before):
             dims = map_dims(self.graph.shape(value), stage.tiles)  # it lies as an ordinary map
         if stage.shards > 1:

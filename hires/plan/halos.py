@@ -21,6 +21,7 @@ Source:
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import itertools
 
 from hires.plan import factors
@@ -55,7 +56,7 @@ def halos_of(
     Only the gradients of ``backward``, the nodes to which the backward pass comes, are waited for,
     so the other nodes have exchanges of their own.
     """
-    found: dict[tuple[str, bool], CommOp] = {}
+    readers: dict[tuple[str, bool], list[str]] = {}
     needs: dict[tuple[str, bool], list[Parts]] = {}
     for node in graph.nodes[stage.first : stage.last]:
         for value in node.inputs:
@@ -66,14 +67,14 @@ def halos_of(
             if all(inside(rect, held) for rects, held in pairs for rect in rects):
                 continue
             key = value, graph.needs_grad(value) and node.name in backward
-            op = found.setdefault(key, CommOp(node.name, "halo", value, back=key[1]))
-            op.readers.append(node.name)
+            readers.setdefault(key, []).append(node.name)
             before = needs.get(key, wanted)
             needs[key] = [cover_parts(a, b) for a, b in zip(before, wanted, strict=True)]
     ops: dict[str, list[CommOp]] = {}
-    for key, op in found.items():
-        size = map_shape(graph, stage, op.value)[2:]
-        op.messages = loans_of_parts(size, stage.tiles, needs[key])
+    for (value, back), names in readers.items():
+        size = map_shape(graph, stage, value)[2:]
+        rows = loans_of_parts(size, stage.tiles, needs[value, back])
+        op = CommOp(names[0], "halo", value, rows, back=back, readers=names)
         ops.setdefault(op.node, []).append(op)
     return ops
 
@@ -178,11 +179,14 @@ def ran_back(graph: Graph, stage: Stage) -> set[str]:
     return found
 
 
-def widen(graph: Graph, stage: Stage, rules: dict[str, Rule], fuse: int) -> None:
-    """Stores what tiles hold beyond their own; one exchange serves ``fuse`` windowed layers."""
-    stage.extents = {}
+def widened(graph: Graph, stage: Stage, rules: dict[str, Rule], fuse: int) -> Stage:
+    """Returns a stage with what its tiles hold beyond their own.
+
+    One exchange serves ``fuse`` windowed layers.
+    """
+    stage = dataclasses.replace(stage, extents={})
     if fuse == 1 or stage.num_tiles == 1:
-        return
+        return stage
     nodes = graph.nodes[stage.first : stage.last]
     wider = {node.name for node in nodes if _can_be_wider(graph, stage, node, rules[node.name])}
     wider -= _exchanged(graph, stage, rules, fuse, wider)
@@ -199,6 +203,7 @@ def widen(graph: Graph, stage: Stage, rules: dict[str, Rule], fuse: int) -> None
                 held = [cover(a, b) for a, b in zip(held, wanted, strict=True)]
         if held != own:
             stage.extents[node.name] = [list(rect) for rect in held]
+    return stage
 
 
 def _can_be_wider(graph: Graph, stage: Stage, node: Node, rule: Rule) -> bool:

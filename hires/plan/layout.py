@@ -8,13 +8,14 @@ rank gets each number that it needs once, and the gradient takes the way back.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hires.plan.factors import map_shape, unpack
 from hires.plan.graph import INPUT, Graph, Node
-from hires.plan.halos import extents_of, halos_of, map_grid, ran_back, widen
+from hires.plan.halos import extents_of, halos_of, map_grid, ran_back, widened
 from hires.plan.halos import map_shape as stage_map_shape
 from hires.plan.norm_levels import joined
 from hires.plan.operators.operator_facts import gradient_inputs
@@ -34,18 +35,16 @@ class Box(NamedTuple):
     c1: int = 1
 
 
-def connect(graph: Graph, stages: list[Stage], fuse: int = 1, joint: bool = False) -> None:
-    """Fills in what travels within each stage of a network whose values have their layouts.
+def connected(graph: Graph, stage: Stage, fuse: int = 1, joint: bool = False) -> Stage:
+    """Returns a stage, whose values have their layouts, with what travels within it.
 
     One exchange serves ``fuse`` windowed layers; ``joint``: norms that are neighbours share one.
     """
-    for stage in stages:
-        nodes = graph.nodes[stage.first : stage.last]
-        rules = {node.name: rule_in(stage, node, graph) or Rule("whole") for node in nodes}
-        widen(graph, stage, rules, fuse)
-        stage.comm = _stage_comm(graph, stage, rules)
-        if joint:
-            stage.comm = joined(graph, stage, stage.comm)
+    nodes = graph.nodes[stage.first : stage.last]
+    rules = {node.name: rule_in(stage, node, graph) or Rule("whole") for node in nodes}
+    stage = widened(graph, stage, rules, fuse)
+    comm = _stage_comm(graph, stage, rules)
+    return dataclasses.replace(stage, comm=joined(graph, stage, comm) if joint else comm)
 
 
 def edges_of(graph: Graph, stages: list[Stage], training: bool) -> list[Edge]:

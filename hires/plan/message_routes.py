@@ -41,8 +41,8 @@ class RouteCase(NamedTuple):
     num_bytes: int
 
 
-def choose_routes(plan: Plan, choice: RouteChoice, cases: Iterable[RouteCase]) -> None:
-    """Sets the routes of the messages of a plan, which are connected."""
+def routes_from(plan: Plan, choice: RouteChoice, cases: Iterable[RouteCase]) -> list[list[Any]]:
+    """Returns the routes of the messages of a connected plan."""
     rows: dict[tuple[Any, ...], Route] = {}
     agreements = (AGREEMENT, NORM) if plan.clips_gradients else (AGREEMENT,)
     of_world = (
@@ -54,7 +54,7 @@ def choose_routes(plan: Plan, choice: RouteChoice, cases: Iterable[RouteCase]) -
         for near in _nears(plan, case):
             key = *case[:3], near, kind, case.num_bytes
             rows[key] = rows.get(key) or choice.route(*case[:3], near, *case[3:])
-    plan.routes = [[*case, str(route)] for case, route in sorted(rows.items())]
+    return [[*case, str(route)] for case, route in sorted(rows.items())]
 
 
 def _nears(plan: Plan, case: RouteCase) -> set[int]:

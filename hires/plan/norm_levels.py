@@ -15,7 +15,6 @@ that nodes stay about where they were, and values live about as long.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from hires.plan.graph import Graph, Node
@@ -52,21 +51,31 @@ def joined(graph: Graph, stage: Stage, ops: list[CommOp]) -> list[CommOp]:
     for op in ops:
         at.setdefault(op.node, []).append(op)
     backward = ran_back(graph, stage)
-    leaders: dict[str, CommOp] = {}  # of the norms of each group, by the group's last
-    gone: set[int] = set()
-    for before, node in itertools.pairwise(graph.nodes[stage.first : stage.last]):
-        pair = [(one, at.get(one.name, [])) for one in (before, node)]
-        if not all(_can_join(graph, stage, one) and len(own) == 1 for one, own in pair):
+    runs: dict[str, list[CommOp]] = {}  # those of the norms that share one, by the first
+    run: list[CommOp] = []
+    for node in graph.nodes[stage.first : stage.last]:
+        own = at.get(node.name, [])
+        if len(own) != 1 or not _can_join(graph, stage, node):
+            run = []
             continue
-        [own], leader = at[node.name], leaders.pop(before.name, at[before.name][0])
-        alike = own.back == leader.back and (node.name in backward) == (before.name in backward)
-        apart = {*(leader.readers or [leader.node])}.isdisjoint(node.inputs)
-        if alike and apart and leader.elements + own.elements <= MOST_NUMBERS:
-            leader.readers = [*(leader.readers or [leader.node]), node.name]
-            leader.elements += own.elements
-            leaders[node.name] = leader
-            gone.add(id(own))
-    return [op for op in ops if id(op) not in gone]
+        [op] = own
+        fits = sum(one.elements for one in run) + op.elements <= MOST_NUMBERS
+        apart = {one.node for one in run}.isdisjoint(node.inputs)
+        alike = {(one.back, one.node in backward) for one in (*run, op)}
+        if not (run and fits and apart and len(alike) == 1):
+            run = runs[node.name] = []
+        run.append(op)
+    led = {run[0]: _one_for(run) for run in runs.values()}
+    gone = {op for run in runs.values() for op in run[1:]}
+    return [led.get(op, op) for op in ops if op not in gone]
+
+
+def _one_for(run: list[CommOp]) -> CommOp:
+    """Returns the operation that serves several norms."""
+    if len(run) == 1:
+        return run[0]
+    elements, readers = sum(op.elements for op in run), [op.node for op in run]
+    return dataclasses.replace(run[0], elements=elements, readers=readers)
 
 
 def _can_join(graph: Graph, stage: Stage, node: Node) -> bool:

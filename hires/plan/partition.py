@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from hires.plan.graph import Graph, Node
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.operator_table import updates_statistics
-from hires.plan.plan import Plan, Stage
+from hires.plan.plan import Stage
 
 SLACK = 1.05
 
@@ -169,16 +169,17 @@ STEPS = 24
 """Limits on the largest segment that are tried, from the largest node to the whole stage."""
 
 
-def add_segments(plan: Plan, checkpoint: str) -> None:
-    """Sets the segments of every stage: the first node of each, then the index after the last."""
-    if checkpoint == "none" or not plan.training:
-        return
-    for stage in plan.stages:
-        stage.segments = [stage.first, stage.last]
-        if checkpoint == "block":
-            actions = plan.actions_of(plan.rank_of(0, 0, stage.index, 0))
-            held = itertools.accumulate(1 if action[0] == "F" else -1 for action in actions)
-            stage.segments = cut_segments(plan.graph, stage, max(held, default=0))
+def segments_of(graph: Graph, stage: Stage, checkpoint: str, actions: list[str]) -> list[int]:
+    """Returns the segments of a training's stage whose ranks have these actions.
+
+    They are the first node of each, then the index after the last; empty: nothing is recomputed.
+    """
+    if checkpoint == "none":
+        return []
+    if checkpoint == "stage":
+        return [stage.first, stage.last]
+    in_flight = itertools.accumulate(1 if action[0] == "F" else -1 for action in actions)
+    return cut_segments(graph, stage, max(in_flight, default=0))
 
 
 def cut_segments(graph: Graph, stage: Stage, in_flight: int) -> list[int]:

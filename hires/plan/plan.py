@@ -36,7 +36,7 @@ class Slot(NamedTuple):
     """Index of its tile, counted row by row, or of its shard."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Finding:
     """An error, warning or note of the verification."""
 
@@ -47,7 +47,7 @@ class Finding:
     text: str
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class CommOp:
     """Communication inside a stage's forward pass, at one node."""
 
@@ -70,15 +70,13 @@ class CommOp:
     when the backward pass comes to the first one. ``norm``: neighbours that share it, ``node``
     first; none: that one alone."""
 
-    __hash__ = object.__hash__  # by identity, for derived facts
-
     @property
     def moves_pixels(self) -> bool:
         """Whether its messages are pixels of one tile for another; else it is a collective."""
         return self.kind in ("halo", "gather", "crop")
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Edge:
     """A value that one stage makes and a later one reads.
 
@@ -106,7 +104,7 @@ class Edge:
         return (n1 - n0, *shape[1:]) if shape else ()
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Stage:
     """A contiguous slice of the network."""
 
@@ -139,8 +137,6 @@ class Stage:
     """Value -> [size, axis, parts] of the factors of each dim (``hires.plan.factors``), where a
     value in tiles is no map of (n, C, H, W)."""
 
-    __hash__ = object.__hash__  # by identity, for derived facts
-
     @property
     def num_tiles(self) -> int:
         """Tiles that an image is cut into."""
@@ -156,9 +152,9 @@ _MAX_COUNT = 10**6
 """Of ranks, microbatches or nodes of the network: more are no plan of hires."""
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """What decides a step, as ``plan.json`` holds it."""
+    """What decides a step, as ``plan.json`` holds it; what follows from it is kept beside it."""
 
     graph: Graph
     stages: list[Stage]
@@ -306,6 +302,19 @@ class Plan:
         """Returns what a pickle holds: no derived facts, which name objects of this process."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
+    def with_results(self, **results: Any) -> Plan:
+        """Returns the plan with other findings, totals, memory and the like, which decide nothing.
+
+        What was derived from its decisions still holds.
+        """
+        plan = dataclasses.replace(self, **results)
+        plan.__dict__["_derived"] = self.__dict__.setdefault("_derived", {})
+        return plan
+
+    def with_findings(self, *findings: Finding) -> Plan:
+        """Returns the plan with more findings."""
+        return self.with_results(findings=[*self.findings, *findings])
+
     def require_ok(self) -> None:
         """Raises PlanError with all errors if there are any."""
         errors = [f"{f.text} [{f.key}]" for f in self.findings if f.severity == "error"]
@@ -376,7 +385,7 @@ class Plan:
 
 
 def derived(function: Callable[Concatenate[Plan, P], T]) -> Callable[Concatenate[Plan, P], T]:
-    """Returns a function whose results a finished plan keeps, by the other arguments."""
+    """Returns a function whose results a plan keeps, by the other arguments."""
 
     @functools.wraps(function)
     def kept(plan: Plan, /, *args: P.args, **kwargs: P.kwargs) -> T:

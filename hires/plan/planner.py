@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from hires.core.config.run_config import RunConfig
 from hires.core.losses import LOSSES
@@ -14,14 +15,14 @@ from hires.plan.conversions import convert
 from hires.plan.gradient_sums import gradient_mode
 from hires.plan.graph import Graph
 from hires.plan.hardware import check_hardware, device_of
-from hires.plan.layout import connect, edges_of
-from hires.plan.message_routes import choose_routes
+from hires.plan.layout import connected, edges_of
+from hires.plan.message_routes import routes_from
 from hires.plan.norm_levels import with_norms_together
-from hires.plan.partition import add_segments, layer_starts, partition
+from hires.plan.partition import layer_starts, partition, segments_of
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import CommOp, Finding, Plan, Stage
-from hires.plan.proof.prove import verify
-from hires.plan.route_choice import check_table, choice_of, facts_of_table
+from hires.plan.proof.prove import judged
+from hires.plan.route_choice import RouteChoice, check_table, choice_of, facts_of_table
 from hires.plan.rules import WHOLE
 from hires.plan.schedule import SCHEDULES, forward_only
 from hires.plan.traffic import route_cases, totals
@@ -36,19 +37,55 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     proved, which takes long for thousands of ranks.
     """
     parallel, choice, graph = config.parallel, choice_of(config), rewritten(config, graph)
-    plan = Plan(
+    plan, findings = _uncut(config, graph, choice), [*_of_keys(config, graph)]
+    possible = _are_ok((*findings, *known))
+    uncut = checks.check_cuts(parallel, graph)
+    findings += uncut
+    if not uncut:
+        stages = _stages(config, graph)
+        if possible:
+            plan = replace(plan, stages=stages)
+            make = SCHEDULES[parallel.schedule] if plan.training else forward_only
+            plan = replace(plan, schedule=make(plan.pipeline))
+            findings += checks.check_directions(plan)
+        graph, stages, refused = convert(graph, stages, parallel.gather == "auto")
+        findings += no_rules(graph, refused)
+        if not possible:  # the errors of a layout come without its messages, which may be many
+            findings += vanishing(graph, stages)
+        findings += checks.check_ties(graph, stages, plan.training)
+    findings += known
+    if not _are_ok(findings):
+        return replace(plan, findings=findings)
+    if config.comm.joint_norms:
+        graph = with_norms_together(graph, stages)
+    stages = [_joined(config, plan, graph, stage) for stage in stages]
+    plan = replace(plan, graph=graph, stages=stages, edges=edges_of(graph, stages, plan.training))
+    findings += [*vanishing(graph, stages), *far_halos(stages), *gather_prices(plan)]
+    plan = replace(plan, scatters=scatters_gradients(config, plan))
+    plan = replace(plan, routes=routes_from(plan, choice, route_cases(plan)))
+    verdict = judged(plan)
+    findings += [*verdict.findings, *carriers(plan), *exchange_notes(plan)]
+    if config.engine.compile != "off":
+        findings += regions.findings(plan, config.engine.compile)
+    return plan.with_results(findings=findings, verdict=verdict.text, totals=totals(plan))
+
+
+def _uncut(config: RunConfig, graph: Graph, choice: RouteChoice) -> Plan:
+    """Returns what the keys decide, with the network in one stage."""
+    parallel, training = config.parallel, config.task.name == "train"
+    return Plan(
         graph=graph,
         stages=[Stage(0, 0, len(graph.nodes), [1, 1], 0)],
         edges=[],
         num_replicas=parallel.replicas,
         num_microbatches=parallel.microbatches,
-        training=config.task.name == "train",
+        training=training,
         dtype=PRECISIONS[config.precision.name],
         message_dtype=PRECISIONS.get(config.comm.dtype),
         shards_optimizer=config.optimizer.shard,
         optimizer_states=config.optimizer.num_states,
         scales_loss=config.scales_loss,
-        clips_gradients=config.task.name == "train" and config.optimizer.clip_norm is not None,
+        clips_gradients=training and config.optimizer.clip_norm is not None,
         schedule=[[]],
         halo_overlap=parallel.halo.overlap,
         device=device_of(config),
@@ -58,58 +95,38 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
         gradients=gradient_mode(config, choice),
         num_directions=parallel.directions,
         num_pairs=parallel.pairs,
-        findings=[
-            *checks.check_numbers(config),
-            *checks.check_output(config, graph),
-            *checks.check_prediction(config, graph),
-            *checks.check_kept(graph),
-            *checks.check_types(config, graph),
-            *checks.check_precision(config),
-            *checks.check_weights(config),
-            *check_hardware(config),
-            *check_table(config),
-        ],
     )
-    possible = plan.ok and all(finding.severity != "error" for finding in known)
-    uncut = checks.check_cuts(parallel, graph)
-    plan.findings += uncut
-    if not uncut:
-        stages = _stages(config, graph)
-        if possible:
-            plan.graph, plan.stages = graph, stages
-            make = SCHEDULES[parallel.schedule] if plan.training else forward_only
-            plan.schedule = make(plan.pipeline)
-            plan.findings += checks.check_directions(plan)
-        graph, refused = convert(graph, stages, parallel.gather == "auto")
-        plan.findings += no_rules(graph, refused)
-        if not possible:  # the errors of a layout come without its messages, which may be many
-            plan.findings += vanishing(graph, stages)
-        plan.findings += checks.check_ties(graph, stages, plan.training)
-    plan.findings += known
-    if not plan.ok:
-        return plan
-    if config.comm.joint_norms:
-        graph = with_norms_together(graph, plan.stages)
-    plan.graph = graph
-    connect(graph, plan.stages, parallel.halo.fuse, config.comm.joint_norms)
-    last = plan.stages[-1]
-    if plan.training and last.num_ranks > 1 and last.layout[graph.output] != WHOLE:
+
+
+def _of_keys(config: RunConfig, graph: Graph) -> Iterator[Finding]:
+    """Yields what is wrong with keys and network, whatever the stages."""
+    yield from checks.check_numbers(config)
+    yield from checks.check_output(config, graph)
+    yield from checks.check_prediction(config, graph)
+    yield from checks.check_kept(graph)
+    yield from checks.check_types(config, graph)
+    yield from checks.check_precision(config)
+    yield from checks.check_weights(config)
+    yield from check_hardware(config)
+    yield from check_table(config)
+
+
+def _are_ok(findings: Iterable[Finding]) -> bool:
+    return all(finding.severity != "error" for finding in findings)
+
+
+def _joined(config: RunConfig, plan: Plan, graph: Graph, stage: Stage) -> Stage:
+    """Returns a stage with the messages between its ranks, and its segments."""
+    stage = connected(graph, stage, config.parallel.halo.fuse, config.comm.joint_norms)
+    if not plan.training:
+        return stage
+    is_last = stage.index == len(plan.stages) - 1
+    if is_last and stage.num_ranks > 1 and stage.layout[graph.output] != WHOLE:
         num_sums = LOSSES[config.objective.name].num_sums(graph.shape(graph.output)[1])
-        last.comm.append(CommOp(graph.output, "loss", graph.output, elements=num_sums))
-    add_segments(plan, config.memory.checkpoint)
-    plan.edges = edges_of(graph, plan.stages, plan.training)
-    plan.findings += vanishing(graph, plan.stages)
-    plan.findings += far_halos(plan.stages)
-    plan.findings += gather_prices(plan)
-    plan.scatters = scatters_gradients(config, plan)
-    choose_routes(plan, choice, route_cases(plan))
-    plan.findings += verify(plan)
-    plan.findings += carriers(plan)
-    plan.findings += exchange_notes(plan)
-    if config.engine.compile != "off":
-        plan.findings += regions.findings(plan, config.engine.compile)
-    plan.totals = totals(plan)
-    return plan
+        loss = CommOp(graph.output, "loss", graph.output, elements=num_sums)
+        stage = replace(stage, comm=[*stage.comm, loss])
+    actions = plan.actions_of(plan.rank_of(0, 0, stage.index, 0))
+    return replace(stage, segments=segments_of(graph, stage, config.memory.checkpoint, actions))
 
 
 def _stages(config: RunConfig, graph: Graph) -> list[Stage]:

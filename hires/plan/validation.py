@@ -76,28 +76,30 @@ def is_better(config: RunConfig, metric: str, value: float | None, best: float |
     return gain > config.validate.min_delta
 
 
-def add_validation(config: RunConfig, plan: Plan, traced: Callable[[RunConfig], Graph]) -> None:
-    """Adds the plan of its evaluations to that of a training, and what forbids them.
+def with_validation(config: RunConfig, plan: Plan, traced: Callable[[RunConfig], Graph]) -> Plan:
+    """Returns the plan of a training with that of its evaluations, and what forbids them.
 
     ``traced`` returns the network of a config. Nothing is added where a run is not evaluated, or
     cannot run.
     """
     if not (config.validates and plan.ok):
-        return
+        return plan
     other = evaluation_of(config, [stage.num_layers for stage in plan.stages])
-    plan.validation = evaluation = make_plan(other, traced(other))
-    held = {*(f.text for f in plan.findings)}
-    for finding in evaluation.findings:
-        if finding.severity == "error" and finding.text not in held:
-            text = f"of the evaluations (validate.every): {finding.text}"
-            plan.findings.append(Finding("error", finding.key, text))
-    plan.findings += _unfit(config, plan, evaluation)
-    if plan.ok and evaluation.verdict:
-        text = f"evaluations (validate.every={config.validate.every}): {evaluation.verdict}"
-        plan.findings.append(Finding("note", "validate.every", text))
+    evaluation = make_plan(other, traced(other))
+    plan = plan.with_results(validation=evaluation)
+    plan = plan.with_findings(*_unfit(config, plan, evaluation))
+    if not (plan.ok and evaluation.verdict):
+        return plan
+    text = f"evaluations (validate.every={config.validate.every}): {evaluation.verdict}"
+    return plan.with_findings(Finding("note", "validate.every", text))
 
 
 def _unfit(config: RunConfig, plan: Plan, evaluation: Plan) -> Iterator[Finding]:
+    held = {finding.text for finding in plan.findings}
+    for finding in evaluation.findings:
+        if finding.severity == "error" and finding.text not in held:
+            text = f"of the evaluations (validate.every): {finding.text}"
+            yield Finding("error", finding.key, text)
     kind, metric = kind_of(config, plan.graph), metric_of(config, plan.graph)
     known = list(_KNOWN[kind])
     if kind == CLASSES and plan.graph.shape(plan.graph.output)[1] <= TOP:
@@ -110,9 +112,7 @@ def _unfit(config: RunConfig, plan: Plan, evaluation: Plan) -> Iterator[Finding]
             f"one of {', '.join(known)}"
         )
         yield Finding("error", "validate.metric", text)
-    if not (plan.ok and evaluation.ok):
-        return
-    for stage in evaluation.stages:
+    for stage in evaluation.stages if evaluation.ok else ():
         here = _names(plan, stage.index)
         if missing := sorted(_names(evaluation, stage.index) - here):
             text = (

@@ -44,7 +44,7 @@ def test_network_that_cannot_be_traced_hides_no_wrong_number(monkeypatch):
 def test_layout_that_no_launcher_offers_is_not_proved(monkeypatch):
     # The proof of thousands of tiles took minutes, and what they are too many for came after it.
     monkeypatch.setattr(planning, "TorchProcess", fake_torch(lambda config: forked(4, True)))
-    monkeypatch.setattr("hires.plan.planner.verify", None)
+    monkeypatch.setattr("hires.plan.planner.judged", None)
     plan = planned(config_of("train", 7, tiles=[13, 10], microbatches=2))
     errors = [f.key for f in plan.findings if f.severity == "error"]
     assert errors == ["batch", "launcher.max_ranks"]
@@ -62,8 +62,7 @@ def of_microbatches(config: RunConfig, rank: int) -> RankMemory:
 
 def forecast(config: RunConfig, graph: Graph, memory: Any = of_microbatches) -> Plan:
     plan = make_plan(config, graph)
-    Planner(fake_torch(lambda config: graph, memory)()).add_memory(config, plan)
-    return plan
+    return Planner(fake_torch(lambda config: graph, memory)()).with_memory(config, plan)
 
 
 def test_second_forecast_comes_from_the_cache(graph, tmp_path, monkeypatch):

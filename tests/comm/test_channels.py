@@ -5,7 +5,7 @@ Stand-ins have its names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,7 +75,7 @@ def test_ranks_compute_the_same_on_channels(tmp_path: Path):
     parallel = {"tiles": [2, 1], "stages": 2, "spatial_stages": 1, "microbatches": 2}
     config = config_of(parallel=parallel)
     plan = plan_of_config(config)
-    plan.backend = "nccl"
+    plan = replace(plan, backend="nccl")
     given = (to_dict(config), plan.to_dict(), str(tmp_path))
     [verdict, backends] = run_ranks(verify_on_channels, plan.world, *given)[0]
     assert verdict["ok"], verdict

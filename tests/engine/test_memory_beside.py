@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,12 @@ def planned(folder: Path, route: str, **parallel: Any) -> tuple[Any, Any]:
 
 def test_memory_of_backends_is_a_part_that_a_node_counts_once(tmp_path: Path):
     config, plan = planned(tmp_path, "shm", replicas=3)
-    plan.memory = [one.to_dict() for one in footprint(config, plan)]
+    plan = replace(plan, memory=[one.to_dict() for one in footprint(config, plan)])
     [one] = {entry["shm_bytes"] for entry in plan.memory}
     assert one == backend_bytes(plan, 0) > 2**20
     apart = [entry | {"shm_bytes": 0} for entry in plan.memory]
     room = Room(None, None)
     whole = room.per_node(plan)[0].bytes
-    plan.memory = apart
+    plan = replace(plan, memory=apart)
     assert room.per_node(plan)[0].bytes - whole == 3 * one // 2
     assert backend_bytes(planned(tmp_path, "gloo", replicas=3)[1], 0) == 0

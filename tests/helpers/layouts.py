@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def verified(folder: Path, gradients: str = "", **keys: Any) -> dict[str, Any]:
     """Returns verify.json of a layout that ran on ranks; ``gradients`` replaces the plan's way."""
     config = config_of(**keys)
     plan = plan_of(config)
-    plan.gradients = gradients or plan.gradients
+    plan = replace(plan, gradients=gradients or plan.gradients)
     assert plan.ok, plan.findings
     given = (to_dict(config), plan.to_dict(), str(folder))
     return run_ranks(verify, plan.world, *given)[0]

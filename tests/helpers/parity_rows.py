@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Row:
     def plan(self, config: RunConfig) -> Plan:
         """Returns the plan of such a config, in which the row has what it says."""
         plan = plan_of(config)
-        plan.gradients = self.gradients or plan.gradients
+        plan = replace(plan, gradients=self.gradients or plan.gradients)
         assert plan.ok, plan.findings
         assert self.has in ("", *(node.kind for node in plan.graph.nodes))
         return plan

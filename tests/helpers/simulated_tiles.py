@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from hires.parallel.context import Context
 from hires.plan.conversions import convert
 from hires.plan.graph import INPUT, Graph
 from hires.plan.halos import wanted_rects
-from hires.plan.layout import connect
+from hires.plan.layout import connected
 from hires.plan.norm_levels import with_norms_together
 from hires.plan.plan import Plan, Stage
 from hires.plan.rules import TILED, rule_in
@@ -53,10 +54,10 @@ def laid_out(
 ) -> tuple[Graph, Stage]:
     """Returns one stage of tiles whose only exchange would be that of the images."""
     stage = Stage(0, 0, len(graph.nodes), list(grid), 0)
-    graph, refused = convert(graph, [stage], gather=False)
+    graph, [stage], refused = convert(graph, [stage], gather=False)
     assert not refused, refused
     graph = with_norms_together(graph, [stage]) if joint else graph
-    connect(graph, [stage], fuse, joint)
+    stage = connected(graph, stage, fuse, joint)
     held = [(0, 0, 0, 0)] * stage.num_tiles
     for index in graph.consumers[INPUT]:
         node = graph.nodes[index]
@@ -65,8 +66,7 @@ def laid_out(
         wanted = wanted_rects(graph, stage, node, INPUT, rule)
         held = [cover(a, b) for a, b in zip(held, wanted, strict=True)]
     stage.extents[INPUT] = [list(rect) for rect in held]
-    stage.comm = [op for op in stage.comm if op.kind != "halo"]
-    return graph, stage
+    return graph, replace(stage, comm=[op for op in stage.comm if op.kind != "halo"])
 
 
 def run_tiles(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hires.nets.trace import trace
 from hires.plan.conversions import convert
 from hires.plan.graph import Graph
-from hires.plan.layout import connect
+from hires.plan.layout import connected
 from hires.plan.plan import Finding, Stage
 from hires.plan.undivided import no_rules
 
@@ -40,12 +40,13 @@ def traced(
 def tiled(graph: Graph, tiles: tuple[int, int] = (2, 2)) -> tuple[Stage, list[Finding]]:
     """Returns the graph as one stage of tiles, and what tiles cannot compute without a gather."""
     stage = Stage(0, 0, len(graph.nodes), list(tiles), 0)
-    return stage, lay_out(graph, [stage])
+    [laid], findings = laid_out(graph, [stage])
+    return laid, findings
 
 
-def lay_out(graph: Graph, stages: list[Stage], fuse: int = 1) -> list[Finding]:
-    """Fills in how values lie in the stages and what travels; returns what cannot be computed."""
-    result, refused = convert(graph, stages, gather=False)
+def laid_out(graph: Graph, stages: list[Stage], fuse: int = 1) -> tuple[list[Stage], list[Finding]]:
+    """Returns stages with their layouts and what travels, and what cannot be computed."""
+    result, stages, refused = convert(graph, stages, gather=False)
     if not refused:
-        connect(result, stages, fuse)
-    return no_rules(result, refused)
+        stages = [connected(result, stage, fuse) for stage in stages]
+    return stages, no_rules(result, refused)

@@ -10,7 +10,7 @@ from hires.nets.trace import trace_config
 from hires.plan.graph import Graph
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
-from hires.plan.validation import add_validation
+from hires.plan.validation import with_validation
 
 _KEPT: dict[str, str] = {}
 """Key of a trace -> the graph as JSON, so that no test sees what another one changed."""
@@ -26,6 +26,4 @@ def graph_of(config: RunConfig) -> Graph:
 
 def plan_of(config: RunConfig) -> Plan:
     """Returns the plan of a config."""
-    plan = make_plan(config, graph_of(config))
-    add_validation(config, plan, graph_of)
-    return plan
+    return with_validation(config, make_plan(config, graph_of(config)), graph_of)

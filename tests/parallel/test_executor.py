@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def test_large_gradients_are_summed_where_the_plan_has_them(
     # Nearly every weight of this network travels alone.
     monkeypatch.setattr(gradient_sums, "ALONE_BYTES", 256)
     plan, config = planned({"tiles": [2, 1]}, memory)
-    plan.gradients = gradients
+    plan = replace(plan, gradients=gradients)
     check(plan, config)
     program = [event.kind for event in events(plan, 0)]
     inside = program[program.index("backward") : program.index("wait_sends")]

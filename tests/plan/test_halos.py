@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hires.plan.halos import companions
 from hires.plan.plan import CommOp, Stage
-from tests.helpers.tiny_nets import Forward, lay_out, tiled, traced
+from tests.helpers.tiny_nets import Forward, laid_out, tiled, traced
 
 
 def halos(forward: Forward, tiles: tuple[int, int] = (2, 1), **parts: Any) -> list[CommOp]:
@@ -65,8 +65,8 @@ def test_halos_of_two_values_of_a_cell_set_out_together():
 def fused(forward: Forward, fuse: int, **parts: Any) -> Stage:
     """The stage of a network on images of 12x8 in two rows of tiles."""
     graph = traced(forward, (2, 4, 12, 8), **parts)
-    stage = Stage(0, 0, len(graph.nodes), [2, 1], 0)
-    assert not lay_out(graph, [stage], fuse)
+    [stage], findings = laid_out(graph, [Stage(0, 0, len(graph.nodes), [2, 1], 0)], fuse)
+    assert not findings
     return stage
 
 
@@ -115,7 +115,8 @@ def test_values_that_leave_the_stage_are_not_held_wider():
     graph = traced(chain, (2, 4, 12, 8), **CHAIN)
     cut = graph.position["c"]
     stages = [Stage(0, 0, cut, [2, 1], 0), Stage(1, cut, len(graph.nodes), [2, 1], 2)]
-    assert not lay_out(graph, stages, 4)
+    stages, findings = laid_out(graph, stages, 4)
+    assert not findings
     assert [op.node for stage in stages for op in halos_of(stage)] == ["a", "c"]
     assert set(stages[0].extents) == {"a"}
     assert set(stages[1].extents) == {"c"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import MemoryConfig, RunConfig
 from hires.core.units import MIB
@@ -25,8 +27,8 @@ from tests.helpers.small_plans import plan_of
 def with_peaks(*peaks: int, plan: Plan | None = None, **facts: int) -> Plan:
     """A plan of one stage a rank, whose ranks need so many MiB."""
     plan = plan or plan_of(stages=len(peaks), replicas=2)
-    plan.memory = [RankMemory(0, 0, 0, peak * MIB, 0, **facts).to_dict() for peak in peaks]
-    return plan
+    memory = [RankMemory(0, 0, 0, peak * MIB, 0, **facts).to_dict() for peak in peaks]
+    return replace(plan, memory=memory)
 
 
 def test_machine_holds_all_ranks_together_with_their_libraries():
@@ -113,7 +115,7 @@ def test_memory_is_that_of_the_narrowest_group_around_the_process(tmp_path, monk
 def test_buffers_of_nccl_follow_from_the_communicators_of_a_rank():
     plan = plan_of(tiles=[2, 1], stages=2, spatial_stages=1)
     assert nccl_bytes(plan, 0) == 0  # gloo
-    plan.backend = "nccl"
+    plan = replace(plan, backend="nccl")
     # Rank 0: the sums of its tiles and of its stage's gradients with rank 1; halos from rank 1 and
     # gradients from rank 2. Rank 2 alone holds stage 1, and gets values from rank 0.
     assert nccl_bytes(plan, 0) == (2 * LOOPS + 2 * MESSAGE_LOOPS) * CONNECTION_BYTES

@@ -17,7 +17,7 @@ from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.program import events
-from hires.plan.proof.prove import judged, verify
+from hires.plan.proof.prove import judged
 from tests.helpers.custom_nets import Scaled
 from tests.helpers.small_plans import BATCH, LAYOUTS, config_of, forked, plan_of
 
@@ -75,8 +75,7 @@ def test_tiles_exchange_halos_statistics_and_gradients_in_order():
 def test_large_gradients_travel_alone_and_the_last_layer_goes_first(mode, monkeypatch):
     large = 4 * 4 * 4 * 9  # bytes of the weight of conv3
     monkeypatch.setattr(gradient_sums, "ALONE_BYTES", large)
-    plan = plan_of(tiles=[2, 1])
-    plan.gradients = mode
+    plan = replace(plan_of(tiles=[2, 1]), gradients=mode)
     weights = {name: plan.graph.params[f"{name}.weight"] for name in ("last", "conv3", "conv2")}
     program = [*events(plan, 0)]
     issued = [event for event in program if event.kind == "issue"]
@@ -101,7 +100,7 @@ def test_sum_of_a_parameter_that_two_nodes_use_is_never_early(monkeypatch):
     monkeypatch.setattr(gradient_sums, "ALONE_BYTES", 16)
     config = config_of(tiles=[2, 1])
     plan = make_plan(config, trace(Scaled(), [config.batch, 3, *config.image], True))
-    plan.gradients = "early"
+    plan = replace(plan, gradients="early")
     nodes = {one.parameters[0]: one.node for one in gradient_sums.sums_of(plan, 0) if one.alone}
     assert (nodes["norm.weight"], nodes["conv1.weight"]) == ("", "conv1")
 
@@ -123,7 +122,7 @@ def test_messages_have_the_named_type_and_statistics_their_own(name, dtype, scal
                 types.setdefault(event.kind, set()).add(event.dtype)
     assert types.get("send", {dtype}) == types.get("recv", {dtype}) == {dtype}
     assert types["collective"] == {dtype, "float32"}
-    assert not [f for f in verify(plan) if f.severity == "error"]
+    assert not judged(plan).findings
     after, before = (traffic.totals(one)["by_kind"] for one in (plan, plain))
     for kind in {"stage", "join", "halo"} & before.keys():
         assert after[kind]["bytes"] == scale * before[kind]["bytes"]
@@ -151,7 +150,7 @@ def test_ranks_agree_and_sum_norms_once_between_the_sums_and_the_update(monkeypa
         "hires.plan.proof.prove.events",
         lambda plan, rank: (e for e in events(plan, rank) if rank or e.kind != "agree"),
     )
-    texts = " ".join(f.text for f in verify(changed("sp grid", **both)) if f.severity == "error")
+    texts = " ".join(f.text for f in judged(changed("sp grid", **both)).findings)
     assert "the agreement that all gradients are finite" in texts
 
 
@@ -244,4 +243,4 @@ def test_every_replica_that_nodes_divide_otherwise_is_proved(table, monkeypatch)
         return program if rank != 5 else program[:index] + program[index + 1 :]
 
     monkeypatch.setattr("hires.plan.proof.prove.events", dropped)
-    assert any("from rank 5, which never sends it" in one.text for one in verify(plan))
+    assert any("from rank 5, which never sends it" in one.text for one in judged(plan).findings)

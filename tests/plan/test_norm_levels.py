@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hires.plan.conversions import convert
 from hires.plan.graph import Graph, Node
-from hires.plan.layout import connect
+from hires.plan.layout import connected
 from hires.plan.norm_levels import with_norms_together
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan, Stage
@@ -30,11 +30,11 @@ def gathers(plan: Plan) -> dict[bool, int]:
 def messages(graph: Graph) -> tuple[Graph, list[list[str]]]:
     """Returns a graph on two tiles, reordered, and the norms of each message."""
     stage = Stage(0, 0, len(graph.nodes), [2, 1], 0)
-    graph, refused = convert(graph, [stage])
+    graph, [stage], refused = convert(graph, [stage])
     assert not refused
     graph = with_norms_together(graph, [stage])
     assert stage.last == len(graph.nodes)
-    connect(graph, [stage], 1, joint=True)
+    stage = connected(graph, stage, joint=True)
     return graph, [op.readers or [op.node] for op in stage.comm if op.kind == "norm"]
 
 

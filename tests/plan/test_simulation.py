@@ -80,8 +80,7 @@ def conv(task: str, overlap: str, **parallel: Any) -> Plan:
     keys = {"image": [8, 6], "batch": parallel.get("replicas", 1), "task": {"name": task}}
     plan = make_plan(from_dict({**keys, "parallel": {"tiles": [2, 1], **parallel}}), graph)
     assert plan.ok, plan.findings
-    plan.halo_overlap = overlap
-    return plan
+    return dataclasses.replace(plan, halo_overlap=overlap)
 
 
 def test_halo_comes_before_its_convolution_or_hides_behind_its_interior():

@@ -46,6 +46,11 @@ class Verdict:
             return f"{count} problem{'s' if count > 1 else ''}"
         return f"deadlock-free, {self.messages} messages and {self.collectives} collectives a step"
 
+    @property
+    def findings(self) -> list[Finding]:
+        """The first problems, as errors."""
+        return [Finding("error", "parallel", text) for text in self.proof.problems[:SHOWN]]
+
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, for ``hires plan --prove --json``."""
         return {
@@ -104,13 +109,6 @@ def _without_cycles() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def verify(plan: Plan) -> list[Finding]:
-    """Returns the problems of the proof as errors, and sets the plan's verdict."""
-    verdict = judged(plan)
-    plan.verdict = verdict.text
-    return [Finding("error", "parallel", text) for text in verdict.proof.problems[:SHOWN]]
 
 
 def creation(members: list[list[int]], rank: int) -> Iterator[Event]:

@@ -93,7 +93,7 @@ class Rehearsal:
         self.report(f"predicting the memory of {option.config.parallel.label} ...")
         option.rehearsed = True
         try:
-            plan.memory = self.rehearse(option.config, plan)
+            plan = plan.with_results(memory=self.rehearse(option.config, plan))
         except (ConfigError, PlanError) as error:
             option.fits, option.limit = False, str(error)
             self.failures.append(str(error))
