@@ -14,8 +14,9 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store import campaign, file_names
 from hires.core.store.attempts import Attempt
+from hires.core.store.ends import End
 from hires.core.store.rundir import RunDir
-from hires.launcher.interface import FrozenRun, Outcome, SubmitOptions, Submitted, launcher_of
+from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, launcher_of
 from hires.launcher.status import running_elsewhere
 from hires.launcher.supervision.watchdog import hang_head
 
@@ -58,7 +59,7 @@ def submit(
 
 def wait_for(
     config: RunConfig, run: RunDir, world: int, job: str | None = None, args: Sequence[str] = ()
-) -> Outcome:
+) -> End:
     """Returns how an attempt ended; shows the steps meanwhile. Without a job it starts the ranks.
 
     Ctrl-C ends the waiting for a job only. ``args`` are further words for every rank.
@@ -73,7 +74,7 @@ def wait_for(
         raise
 
 
-def explain(outcome: Outcome, run: RunDir, keep: bool = True, *, head: bool = True) -> None:
+def explain(outcome: End, run: RunDir, keep: bool = True, *, head: bool = True) -> None:
     """Prints what went wrong with checkpoints, and why an attempt failed; names a kept folder.
 
     Without ``head`` the cause itself is left to an error of the caller's.

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,9 +25,10 @@ from hires.core.python_command import module_command
 from hires.core.ranks.gpus import VISIBLE
 from hires.core.store import file_names, provenance, rundir
 from hires.core.store.attempts import Attempt, next_attempt
+from hires.core.store.ends import End, State
 from hires.launcher.interface import FrozenRun, Share
 from hires.launcher.local.local_gpus import LocalGpus
-from hires.launcher.local.local_launcher import leave
+from hires.launcher.local.local_launcher import end_without_ranks
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.rank_group import last_lines
 from hires.launcher.status import running_elsewhere
@@ -79,10 +80,13 @@ class Ended:
     task: FrozenRun
     attempt: int | None
     """None if no attempt could be made."""
-    state: str
-    """``done``, ``failed``, ``cancelled``, ``lost``; ``saved``: asked to stop, and can go on."""
-    cause: str | None = None
+    end: End
     wall_s: float = 0.0
+
+    @property
+    def state(self) -> str:
+        """That of its end; ``saved``: it was asked to stop, and can go on."""
+        return "saved" if self.end.exit_code == PREEMPTED else self.end.state
 
 
 class Watcher(Protocol):
@@ -145,7 +149,7 @@ class LocalQueue:
                         self._look(run)
                         if code is not None and not _may_be_all(run, code):
                             self.running.remove(run)
-                            self._ended(run, code, *_end_of(run, code))
+                            self._end(Ended(run.task, run.attempt, _end_of(run, code), run.wall_s))
                     self.stopped = self._stop_reason()
                     for run in self.running:  # a second Ctrl-C makes it hurry
                         if run.lost_s is not None:
@@ -189,7 +193,7 @@ class LocalQueue:
         try:
             process = spawn.start_logged("its launcher", command, environ, log, **options)
         except RunError as error:
-            leave(task.path, attempt, "failed", str(error))
+            end_without_ranks(task.path, attempt, End(State.FAILED, str(error), "launch"))
             raise
         self.running.append(Running(task, attempt, process, log, gpus=gpus or ()))
 
@@ -217,7 +221,7 @@ class LocalQueue:
         except running_elsewhere.UnderWayError as error:
             self._watcher.left(task, str(error))
         except RunError as error:
-            self._end(Ended(task, None, "failed", str(error)))
+            self._end(Ended(task, None, End(State.FAILED, str(error), "launch")))
         else:
             self._tails[task.path] = LinesTail(run.attempt_dir, file_names.METRICS)
             self._watcher.started(task, run.attempt)
@@ -243,13 +247,8 @@ class LocalQueue:
         for line in self._tails[run.task.path].read():
             self._watcher.line(run.task, line)
 
-    def _ended(self, run: Running, code: int, state: str, cause: str | None) -> None:
-        """Takes in how an attempt ended."""
-        state = "saved" if code == PREEMPTED else state
-        self._end(Ended(run.task, run.attempt, state, cause, run.wall_s))
-
     def _end(self, end: Ended) -> None:
-        self._done[end.task.path] += end.state == "done"
+        self._done[end.task.path] += end.state == State.DONE
         self.ends.append(end)
         self._watcher.ended(end)
 
@@ -275,16 +274,20 @@ def _may_be_all(run: Running, code: int) -> bool:
     return time.monotonic() - run.lost_s < _DIE_S
 
 
-def _end_of(run: Running, code: int) -> tuple[str, str | None]:
-    """Returns state and cause, as the launcher wrote them or as they look if it could not."""
+def _end_of(run: Running, code: int) -> End:
+    """Returns how an attempt ended, as its launcher wrote it or as it looks if it could not."""
     if end := Attempt(run.task.path, run.attempt).exit:
-        return end["state"], end.get("cause")
+        return end
     if run.signals:
-        state, cause = "cancelled", "stopped before its ranks were started"
+        end = End(State.CANCELLED, "stopped before its ranks were started", started=run.started)
     else:
-        state, how = "failed", f"exited with code {code}"
-        if code < 0:
-            state, how = "lost", f"was killed by {signal.Signals(-code).name}"
+        how = (
+            f"was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"exited with code {code}"
+        )
         cause = ": ".join([f"its launcher {how}", *last_lines(run.log)[-1:]])
-    leave(run.task.path, run.attempt, state, cause, started=run.started)
-    return state, cause
+        end = End(State.FAILED, cause, "launch", started=run.started)
+        end = replace(end, state=State.LOST, reason=None) if code < 0 else end
+    end_without_ranks(run.task.path, run.attempt, end)
+    return end

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from hires.core.errors import RunError
 from hires.core.store import file_names, provenance
 from hires.core.store.attempts import Attempt
-from hires.core.store.ends import write_cancelled
+from hires.core.store.ends import End, State
 from hires.core.store.files import write_atomically
 from hires.launcher.interface import cancel_jobs
-from hires.launcher.status.run_state import PENDING, RUNNING, RunState
+from hires.launcher.status.state import RunState
 
 WAIT_S = 15.0
 """How long a launcher may take to stop its ranks and write its end."""
@@ -28,7 +28,9 @@ def cancel_all(states: Sequence[RunState]) -> Iterator[tuple[RunState, str, bool
     """Stops runs; yields each with what was done about it, in words, and whether that worked."""
     attempts = [
         Attempt(s.path, s.attempt)
-        if s.path is not None and s.attempt is not None and s.state in (PENDING, RUNNING)
+        if s.path is not None
+        and s.attempt is not None
+        and s.state in (State.PENDING, State.RUNNING)
         else None
         for s in states
     ]
@@ -48,7 +50,7 @@ def cancel_all(states: Sequence[RunState]) -> Iterator[tuple[RunState, str, bool
                 with contextlib.suppress(OSError):
                     path.unlink()
     for state, attempt in zip(states, attempts, strict=True):
-        waits = state.state == PENDING
+        waits = state.state == State.PENDING
         try:
             if attempt is None:
                 yield state, f"is {state.state}; there is nothing to cancel", True
@@ -59,7 +61,9 @@ def cancel_all(states: Sequence[RunState]) -> Iterator[tuple[RunState, str, bool
             else:
                 cause = f"job {attempt.job_name} was cancelled"
                 if waits:  # no supervisor will write its end
-                    write_cancelled(attempt.run, attempt.number, f"{cause} while it waited")
+                    end = attempt.exit or End(State.CANCELLED)
+                    end = end.cancelled(f"{cause} while it waited")
+                    end.write(attempt.run, attempt.number)
                 yield state, cause, True
         except RunError as error:
             yield state, str(error), False
@@ -84,7 +88,7 @@ def _stop_process(attempt: Attempt) -> str:
     while time.monotonic() < deadline:
         end = Attempt(attempt.run, attempt.number).exit
         if end:
-            return f"is {end.get('state')}: {end.get('cause')}"
+            return f"is {end.state}: {end.cause}"
         time.sleep(_POLL_S)
     raise RunError(
         f"{attempt.run.name}: {process} was asked to end, and has not ended within {WAIT_S:g} s; "

@@ -16,53 +16,29 @@ import json
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError
+from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.registry import Registry
 from hires.core.store import file_names, provenance
-from hires.core.store.attempts import job_name, next_attempt
+from hires.core.store.attempts import Attempt, job_name, next_attempt
+from hires.core.store.ends import End
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
 from hires.core.store.rundir import RunDir
 from hires.launcher.doctor_check import Check
-from hires.launcher.end_reasons import END_REASONS
 from hires.launcher.ranks.places import RankPlaces, here
-from hires.launcher.status.run_state import RunState
 
 Job = dict[str, Any]
 """The job of an attempt, as its ``job.json`` holds it."""
-PENDING, RUNNING, ENDED, GONE, UNKNOWN = "pending", "running", "ended", "gone", "unknown"
+ENDED, GONE, UNKNOWN = "ended", "gone", "unknown"
+"""States of a job that neither waits nor runs."""
 
 OnLine = Callable[[dict[str, Any]], None]
 """Called with every new line of the ranks."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a launch ended."""
-
-    state: str
-    """``done``, ``failed`` or ``cancelled``; of a job that left no ``exit.json``, ``lost``."""
-    cause: str | None = None
-    """Why it is not done, in one paragraph."""
-    exit_codes: dict[int, int] = field(default_factory=dict)
-    """By rank; negative: the signal that ended it, which may be the launcher's."""
-    tail: list[str] = field(default_factory=list)
-    """The last lines of the log of ``failed_rank``, which failed first."""
-    failed_rank: int | None = None
-    reason: str | None = None
-    """The cause in one word, of :data:`END_REASONS`."""
-
-    @property
-    def exit_code(self) -> int:
-        """What the command that launched should exit with."""
-        if self.reason in END_REASONS:
-            return END_REASONS[self.reason].exit_code
-        return {"done": 0, "cancelled": INTERRUPTED}.get(self.state, RunError.exit_code)
 
 
 @dataclass(frozen=True)
@@ -70,7 +46,7 @@ class JobStatus:
     """The state of one job, from its scheduler."""
 
     state: str
-    """``PENDING``, ``RUNNING``, ``ENDED``, ``GONE`` (no such job) or ``UNKNOWN`` (no answer)."""
+    """That of a run that waits or runs, or ``ENDED``, ``GONE`` or ``UNKNOWN`` (no answer)."""
     reason: str | None = None
     """Why it waits, why there is no answer, or how it ended: a key of ``JOB_ENDS`` if one fits."""
     expected: str | None = None
@@ -180,7 +156,7 @@ class Launcher(ABC):
     @abstractmethod
     def wait(
         self, run: RunDir, job: str | None, on_line: OnLine | None, args: Sequence[str] = ()
-    ) -> Outcome:
+    ) -> End:
         """Returns how a run ended; without a job of :meth:`submit` it starts the ranks here.
 
         ``args`` are further words for every rank, only without jobs. A ConfigError says that the
@@ -233,12 +209,12 @@ class Launcher(ABC):
         """Cancels jobs; a RunError says why they cannot be cancelled."""
         raise RunError(f"the launcher {type(self).__name__} has no jobs that could be cancelled")
 
-    def silent_end(self, run: RunDir, job: str) -> str | None:
-        """Returns why a job ended without ``exit.json``, if the scheduler says so."""
+    def silent_end(self, attempt: Attempt) -> str | None:
+        """Returns why the job of an attempt ended before it began, if the scheduler says so."""
         return None
 
-    def avoided_nodes(self, states: Sequence[RunState], configs: Sequence[RunConfig]) -> list[str]:
-        """Returns the nodes that the next attempts of runs which ended so should not use."""
+    def avoided_nodes(self, failed: Sequence[Attempt], configs: Sequence[RunConfig]) -> list[str]:
+        """Returns the nodes that the next attempts should not use, after some of which failed."""
         return []
 
     # hires doctor
@@ -298,6 +274,14 @@ def job_states(jobs: Iterable[Job]) -> dict[str, JobStatus]:
             why = str(error)
         states |= {job_name(job): JobStatus(UNKNOWN, why) for job in own} | answers
     return states
+
+
+def silent_end(attempt: Attempt) -> str | None:
+    """Returns why the job of an attempt ended before it began; None: that is not known."""
+    try:
+        return launcher_named(str(attempt.job["launcher"])).silent_end(attempt)
+    except ConfigError:  # a launcher that is not installed here
+        return None
 
 
 def cancel_jobs(jobs: Iterable[Job]) -> None:

@@ -11,12 +11,12 @@ import time
 
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
-from hires.core.store.ends import write_cancelled
+from hires.core.store.ends import ENDS, End, State
 from hires.core.store.rundir import RunDir
-from hires.launcher.end_reasons import JOB_ENDS, restarts
-from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus, Launcher, OnLine, Outcome
-from hires.launcher.local.local_launcher import leave
+from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus, Launcher, OnLine
+from hires.launcher.local.local_launcher import end_without_ranks
 from hires.launcher.status.run_progress import LinesTail
+from hires.launcher.status.state import judge
 
 FILES_S = 0.5
 """How often the run folder is read."""
@@ -41,35 +41,38 @@ class JobWait:
         self._submitted = Attempt(run, run.attempt).job or named  # its file may be damaged
         self._tail = LinesTail(run.attempt_dir, file_names.METRICS)
         self._queried_s = 0.0
-        self._ends: list[str] = []  # the scheduler's last answers, if all say that the job ended
+        self._ends: list[
+            JobStatus
+        ] = []  # the scheduler's last answers, if all say that the job ended
 
-    def wait(self) -> Outcome:
+    def wait(self) -> End:
         """Returns how the run ended, in the last attempt that the job made."""
-        while (outcome := self.poll()) is None:
+        while (end := self.poll()) is None:
             time.sleep(FILES_S)
-        return outcome
+        return end
 
-    def poll(self) -> Outcome | None:
+    def poll(self) -> End | None:
         """Returns how the run ended; None while it goes on."""
         self._follow()
         if time.monotonic() - self._queried_s >= QUERY_S:
             self._queried_s = time.monotonic()
             [self.status] = self.launcher.job_states([self._submitted]).values()
             if self.status.state in (ENDED, GONE):
-                self._ends.append(self.status.reason or "forgotten")
+                self._ends.append(self.status)
             elif self.status.state != UNKNOWN:
                 self._ends.clear()
         over = len(self._ends) >= _EQUAL_ANSWERS
-        end = Attempt(self.run, self.attempt).exit
-        if end and over and self._ends[-1] == "CANCELLED" and restarts(end.get("reason")):
-            cause = f"job {self.job} was cancelled while it waited to go on"
-            write_cancelled(self.run.path, self.attempt, cause)
-            end = Attempt(self.run, self.attempt).exit
-        if end and (over or not restarts(end.get("reason"))):
-            self._follow()
-            codes = {int(rank): code for rank, code in end.get("exit_codes", {}).items()}
-            return Outcome(end["state"], end.get("cause"), codes, reason=end.get("reason"))
-        return self._without_exit(self._ends[-1]) if over and not end else None
+        attempt = Attempt(self.run, self.attempt)
+        end = attempt.exit
+        if end is None:
+            return self._without_exit(attempt, self._ends[-1]) if over else None
+        if over and self._ends[-1].reason == "CANCELLED" and end.restarts:
+            end = end.cancelled(f"job {self.job} was cancelled while it waited to go on")
+            end.write(self.run.path, self.attempt)
+        if not over and end.restarts:
+            return None
+        self._follow()
+        return end
 
     def _follow(self) -> None:
         """Passes new metrics on, and turns to the job's next attempt if there is one."""
@@ -82,20 +85,12 @@ class JobWait:
                 self.attempt, self._ends = number, []
                 self._tail = LinesTail(attempt.folder, file_names.METRICS)
 
-    def _without_exit(self, word: str) -> Outcome:
+    def _without_exit(self, attempt: Attempt, answer: JobStatus) -> End | None:
         """Returns the end of a job that left no ``exit.json``; a certain one is written."""
-        state, reason = JOB_ENDS.get(word, ("lost", None))
-        how = "was cancelled" if word == "CANCELLED" else f"ended with {word}"
-        cause = f"job {self.job} {how} before it wrote its end"
-        if word != "CANCELLED" and reason is None:
-            silent = self.launcher.silent_end(self.run, self.job)
-            if silent is None:
-                cause = (
-                    f"job {self.job} ended ({word.lower()}) and left no exit.json: its supervisor "
-                    f"was killed, or its node does not see {self.run.path}; its scheduler may say "
-                    f"more"
-                )
-                return Outcome("lost", cause)
-            state, cause, reason = "failed", silent, "launch"
-        leave(self.run.path, self.attempt, state, cause, reason)
-        return Outcome(state, cause, reason=reason)
+        state = judge(attempt, answer)
+        if state.state not in ENDS:
+            return None
+        end = End(state.state, state.cause, state.reason)
+        if state.state != State.LOST:
+            end_without_ranks(self.run.path, self.attempt, end)
+        return end

@@ -271,7 +271,7 @@ def failures(found: Found) -> Iterator[Row]:
     """Yields one row an attempt that failed, with the state of its run."""
     for run in found.runs:
         state = run.end[0]
-        ends = {one.number: end_of(one.exit) for one in run.attempts if one.exit}
+        ends = {one.number: end_of(vars(one.exit)) for one in run.attempts if one.exit}
         ends = {number: end for number, end in ends.items() if end[0] != "done"}
         if not ends and state in ("failed", "lost", "cancelled", "unknown"):
             ends = {run.shown.number: run.end}

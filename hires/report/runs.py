@@ -153,7 +153,7 @@ class Run:
         if self.record.state == "done":
             return "done", None, None
         if self.last is not None and self.last.exit:
-            return end_of(self.last.exit)
+            return end_of(vars(self.last.exit))
         if self.status is not None:
             return self.status
         if self.record.state is not None:
@@ -243,7 +243,7 @@ def read_run(path: Path) -> Run:
         own = record if record.attempt == number else read_record(folder, notes)
         records += [own] if own.state is not None else []
         attempts.append(Attempt(path, number, notes))
-    ended = [attempt for attempt in attempts if attempt.exit.get("state") == "done"]
+    ended = [attempt for attempt in attempts if attempt.is_done]
     # If it exists, a note says already what is wrong with it.
     if ended and not records and not os.path.lexists(path / file_names.RECORD):
         why = f"is missing, though attempt a{ended[-1].number} ended as done: it has no numbers"

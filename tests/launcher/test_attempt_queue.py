@@ -151,7 +151,7 @@ def test_failed_run_or_killed_launcher_stops_no_other(make, monkeypatch):
     assert (left["state"], left["cause"]) == ("lost", "its launcher was killed by SIGKILL")
     result = run(tasks)
     assert states(result) == [(1, "done"), (0, "failed"), (0, "done")]
-    assert "exited with code 1" in result.ends[1].cause
+    assert "exited with code 1" in result.ends[1].end.cause
 
 
 def test_interrupt_stops_what_runs_and_leaves_the_rest_pending(make, monkeypatch):

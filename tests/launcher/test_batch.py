@@ -14,11 +14,12 @@ import pytest
 
 from hires.core.store import attempts, file_names, provenance, records, rundir
 from hires.core.store.attempts import Attempt
+from hires.core.store.ends import End
 from hires.core.store.rundir import RunDir
 from hires.launcher import interface
 from hires.launcher.interface import JobStatus, note_job
 from hires.launcher.local import local_launcher
-from hires.launcher.local.local_launcher import leave
+from hires.launcher.local.local_launcher import end_without_ranks
 from hires.launcher.slurm import allocation
 from hires.launcher.slurm import job as slurm_job
 from hires.launcher.slurm.allocation import Allocation, JobNode
@@ -201,7 +202,7 @@ def test_failed_run_is_not_queued_again_and_a_cancelled_one_is_cancelled(fake_wo
     assert (exit_json(run, 1)["state"], exit_json(run, 1)["reason"]) == ("cancelled", None)
     last = RunDir(run.path, attempts.next_attempt(run.path))
     (last.attempt_dir / "cancel").touch()
-    leave(run.path, 2, "failed", "sbatch does not answer")
+    end_without_ranks(run.path, 2, End("failed", "sbatch does not answer"))
     assert exit_json(run, 2)["cause"] == "cancelled; sbatch does not answer"
     assert exit_json(run, 2)["state"] == "cancelled"
 
@@ -252,18 +253,15 @@ def test_other_code_may_be_allowed_and_the_latest_planner_counts(fake_world, clu
     assert slurm_job.main([str(run.path), "0"]) == 0
 
 
-def test_silent_attempt_is_ended_by_the_next_start_of_its_job_alone(fake_world, monkeypatch):
-    for job, ends in (("7", True), ("6", False)):
+def test_silent_attempt_is_ended_by_the_next_start_so_that_its_ranks_end(fake_world, monkeypatch):
+    for job, state, reason in (("7", "failed", "node"), ("6", "lost", None)):
         run = fake_world("ok", campaign=f"of-{job}")
         note_job("slurm", run.attempt_dir, job, None)
         records.event(run, 0, "launch_started", pid=1, host="n1")
-        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
         gone = {"6": JobStatus(interface.GONE)}
         monkeypatch.setattr(interface, "job_states", lambda _, gone=gone: gone)
+        old = time.time() - 2 * OLD_S
+        os.utime(run.attempt_dir / "events.jsonl", (old, old))
         assert JobRun(run.path, JOB, 0).take_attempt() == 1
-        assert (run.attempt_dir / "exit.json").exists() == ends
         assert Attempt(run.path, 1).job_name == "7"
-        if ends:
-            left = exit_json(run)
-            assert (left["state"], left["reason"]) == ("failed", "node")
-            assert "left no exit.json" in str(left["cause"])
+        assert (exit_json(run)["state"], exit_json(run)["reason"]) == (state, reason)

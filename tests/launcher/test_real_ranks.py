@@ -16,9 +16,9 @@ import pytest
 
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.store import records, rundir
+from hires.core.store.ends import End
 from hires.core.store.reading import read_rank_lines
 from hires.core.store.rundir import RunDir
-from hires.launcher.interface import Outcome
 from hires.launcher.local import local_launcher
 from tests.helpers.launches import ROOT, alive, events, exit_json, rank_pids
 from tests.helpers.patience import until
@@ -55,7 +55,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
-def launch(run: RunDir, signalled: int | None = None, number: int = 0, **options: Any) -> Outcome:
+def launch(run: RunDir, signalled: int | None = None, number: int = 0, **options: Any) -> End:
     """Runs it; after its third step a rank, or -1 the launcher, gets a signal."""
 
     def act() -> None:
@@ -121,7 +121,7 @@ def test_run_over_an_mpi_ends_as_all_others_do(made, mpi):
     """Done, stuck and preempted, with messages that the MPI carries."""
     keys: dict[str, Any] = {"launcher": {"name": "mpirun", "mpi": mpi}}
     keys["comm"] = {"backend": "mpi", "shared_memory": False, "timeout_s": 60.0}
-    assert launch(made(steps=3, **keys)) == Outcome("done", None, {0: 0, 1: 0}, [])
+    assert launch(made(steps=3, **keys)).exit_codes == {0: 0, 1: 0}
     stuck = made(**{**keys, "campaign": "stuck", "comm": {**keys["comm"], "timeout_s": 10.0}})
     assert launch(stuck, 1, signal.SIGSTOP).failed_rank == 1
     assert "rank 1" in (stuck.attempt_dir / "hang.txt").read_text()

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.core.store import provenance, reading
+from hires.core.store.ends import State
 from hires.launcher import interface
 from hires.launcher.interface import JobStatus
 from hires.launcher.slurm import scheduler
@@ -123,8 +124,8 @@ def test_attempt_that_nobody_began_is_lost_after_a_while(run):
 
 
 GONE = JobStatus(interface.GONE)
-WAITS = JobStatus(interface.PENDING, "Priority", "2031-02-03T04:05:06")
-RUNS = JobStatus(interface.RUNNING)
+WAITS = JobStatus(State.PENDING, "Priority", "2031-02-03T04:05:06")
+RUNS = JobStatus(State.RUNNING)
 SILENT = JobStatus(interface.UNKNOWN, "squeue is not installed here")
 
 
@@ -140,7 +141,7 @@ def ended(word: str) -> JobStatus:
     [
         ((WAITS,), "", "pending", None, "Priority"),
         ((RUNS,), "", "running", None, None),
-        ((JobStatus(interface.RUNNING, "stopped"),), "", "running", None, "stopped"),
+        ((JobStatus(State.RUNNING, "stopped"),), "", "running", None, "stopped"),
         ((SILENT,), "", "pending", None, "squeue is not installed here"),  # is no verdict
         ((GONE, WAITS), "", "pending", None, "Priority"),
         ((GONE, GONE), "", "lost", None, None),
@@ -211,7 +212,7 @@ def test_job_that_is_stopped_has_no_time_left(run):
     steps(begin(run, 0, **ELSEWHERE), 9)
     left = [
         state_of(run, says(answer)).left_s
-        for answer in (RUNS, JobStatus(interface.RUNNING, "stopped by a signal"))
+        for answer in (RUNS, JobStatus(State.RUNNING, "stopped by a signal"))
     ]
     assert left == [pytest.approx(45.5), None]
 

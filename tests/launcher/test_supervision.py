@@ -13,10 +13,9 @@ import hires
 from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.core.ranks import heartbeat
 from hires.core.ranks.heartbeat import RankStatus, stacks_file
+from hires.core.store.ends import END_REASONS, JOB_ENDS, End
 from hires.core.store.provenance import collect
 from hires.launcher.doctor_check import ask, node_checks
-from hires.launcher.end_reasons import END_REASONS, JOB_ENDS, restarts
-from hires.launcher.interface import Outcome
 from hires.launcher.ranks.rank_group import last_lines
 from hires.launcher.supervision import blame, watchdog
 from hires.launcher.supervision.blame import OomCount, first_failure
@@ -123,8 +122,8 @@ def test_error_of_a_rank_or_the_kernel_proves_the_reason(world, tmp_path, monkey
 
 def test_reasons_decide_exit_codes_and_whether_jobs_start_again():
     again = ["preempted", "requeued", "timeout", "node"]
-    assert [word for word in END_REASONS if restarts(word)] == again
-    assert not restarts(None)
+    assert [word for word in END_REASONS if End("failed", reason=word).restarts] == again
+    assert not End("failed").restarts
     ends = {"CANCELLED": ("cancelled", None), "DEADLINE": ("failed", "timeout")}
     ends |= {"BOOT_FAIL": ("failed", "node"), "OUT_OF_MEMORY": ("failed", "oom")}
     assert ends.items() <= JOB_ENDS.items()
@@ -137,7 +136,7 @@ def test_reasons_decide_exit_codes_and_whether_jobs_start_again():
         ("lost", None, 1),
         ("cancelled", None, 130),
     ):
-        assert Outcome(state, None, {}, [], None, reason).exit_code == code
+        assert End(state, reason=reason).exit_code == code
     page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
     assert {word: rows.get(word) for word in END_REASONS} == {

@@ -158,7 +158,7 @@ class SweepProgress(Bars):
                 record = records.read_record(folder or path)
             rates = record["throughput"]["img_per_s"] if record else None
             text += f", {rates['median']:.4g} img/s" if rates else ", no throughput"
-        text += f", {seconds(end.wall_s)}" + (f": {end.cause}" if end.cause else "")
+        text += f", {seconds(end.wall_s)}" + (f": {end.end.cause}" if end.end.cause else "")
         self._count(end.task, text)
         if end.state in ("failed", "lost") and folder is not None:
             self.print(f"    logs: {folder / file_names.LOGS}")

@@ -168,7 +168,7 @@ def as_json(points: Points, queue: LocalQueue | None, repeat: int = 1) -> dict[s
     """Returns the points as plain values; ``queue`` is None if no attempt was to be started."""
     by_path: dict[Path, list[dict[str, Any]]] = collections.defaultdict(list)
     for end in queue.ends if queue else ():
-        attempt = {"attempt": end.attempt, "state": end.state, "cause": end.cause}
+        attempt = {"attempt": end.attempt, "state": end.state, "cause": end.end.cause}
         by_path[end.task.path].append(attempt)
     listed = []
     for point in points.valid:
@@ -299,7 +299,7 @@ def _finish(sweep: Sweep, queue: LocalQueue, recorded: campaign.Campaign) -> int
         done = f"{states['done']} of {total} attempts done"
         print(f"{done}; tables and campaign.json: {sweep.folder}", file=sys.stderr)
     for end in bad:
-        print(f"hires: {end.task.path.name} {end.state}: {end.cause}", file=sys.stderr)
+        print(f"hires: {end.task.path.name} {end.state}: {end.end.cause}", file=sys.stderr)
     if states["saved"]:
         print(
             f"{plural(states['saved'], 'attempt')} saved; run the same command again to resume",

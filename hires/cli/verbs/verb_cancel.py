@@ -9,9 +9,9 @@ from argparse import Namespace
 from hires.cli.options import Parser, named_runs
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import campaign
+from hires.core.store.ends import State
 from hires.launcher.cancel import WAIT_S, cancel_all
 from hires.launcher.status.run_selection import select
-from hires.launcher.status.run_state import PENDING, RUNNING
 from hires.launcher.status.state import states
 
 _POLL_S = 0.1
@@ -42,9 +42,9 @@ def main(args: Namespace) -> int:
             else:
                 print(f"{folder.name}: its sweep starts nothing more, and has ended")
     all_states = states(selection.paths)
-    live = [state for state in all_states if state.state in (PENDING, RUNNING)]
+    live = [state for state in all_states if state.state in (State.PENDING, State.RUNNING)]
     # Pending runs are cancelled first, so that none starts in the place of one that was stopped.
-    order = sorted(live or all_states[:1], key=lambda state: state.state != PENDING)
+    order = sorted(live or all_states[:1], key=lambda state: state.state != State.PENDING)
     for state, message, stopped in cancel_all(order):
         if stopped:
             print(f"{state.name}: {message}")

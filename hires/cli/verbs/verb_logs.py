@@ -142,11 +142,11 @@ def _follow(logs: RankLogs, pattern: re.Pattern[str], attempt: int, newer: bool)
         if newer and last is not None and last > attempt:
             attempt, is_announced = attempt + 1, False
             print(f"attempt {attempt}", file=sys.stderr)
-        elif end and (end.get("state") == "done" or not newer):
+        elif end and (end.state == "done" or not newer):
             return
         else:
             if end and not is_announced:
                 is_announced = True
-                why = f"attempt {attempt} {end.get('state')}: {end.get('cause')}"
+                why = f"attempt {attempt} {end.state}: {end.cause}"
                 print(f"{why}; waiting for the next one", file=sys.stderr)
             time.sleep(POLL_S)

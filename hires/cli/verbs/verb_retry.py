@@ -28,16 +28,17 @@ from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError
 from hires.core.registry import offer
 from hires.core.store import attempts, campaign, frozen, records, rundir, trust
-from hires.core.store.file_names import last_number
+from hires.core.store.attempts import Attempt
+from hires.core.store.ends import State
+from hires.core.store.file_names import attempt_numbers, last_number
 from hires.core.store.naming import COSMETIC, plain
 from hires.launcher.interface import FrozenRun, SubmitOptions, launcher_of
 from hires.launcher.status.run_selection import select
-from hires.launcher.status.run_state import FAILED, INFEASIBLE, RUNNING, STATES, RunState
 from hires.launcher.status.running_elsewhere import alone, refuse_begun
-from hires.launcher.status.state import states
+from hires.launcher.status.state import RunState, states
 
-_NEVER = (RUNNING, INFEASIBLE)
-RETRIED = tuple(state for state in STATES if state not in _NEVER)
+_NEVER = (State.RUNNING, State.INFEASIBLE)
+RETRIED = tuple(state for state in State if state not in _NEVER)
 """States of runs that may be run again."""
 FREE = [
     key
@@ -78,7 +79,7 @@ PARSER = Parser(
 
 def main(args: Namespace) -> int:
     """Runs points again: jobs are submitted, others run here, one after the other."""
-    wanted = chosen("--state", args.state, STATES)
+    wanted = chosen("--state", args.state, tuple(State))
     for name in wanted:
         if name in _NEVER:
             raise ConfigError(
@@ -88,7 +89,9 @@ def main(args: Namespace) -> int:
     seen = {path: last_number(path) for path in paths}
     all_states = states(paths)
     # A run that is done may still lack repeats, which failed.
-    ended = [s for s in all_states if s.state in wanted or (s.missing > 0 and FAILED in wanted)]
+    ended = [
+        s for s in all_states if s.state in wanted or (s.missing > 0 and State.FAILED in wanted)
+    ]
     if not ended:
         print(f"nothing to retry: no run is {' or '.join(wanted)}")
         if all_states:
@@ -162,8 +165,15 @@ def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunCon
 
 def _submit(runs: Sequence[FrozenRun], states: States, seen: Seen, argv: list[str]) -> int:
     configs = {run.path: run.config for run in runs}
-    launcher, ends = launcher_of(runs[0].config), [states[run.path] for run in runs]
-    exclude = tuple(launcher.avoided_nodes(ends, list(configs.values())))
+    every = [Attempt(run.path, number) for run in runs for number in attempt_numbers(run.path)]
+    latest = {(path, state.attempt) for path, state in states.items() if state.reason == "node"}
+    failed = [
+        attempt
+        for attempt in every
+        if (attempt.run, attempt.number) in latest
+        or (attempt.exit is not None and attempt.exit.reason == "node")
+    ]
+    exclude = tuple(launcher_of(runs[0].config).avoided_nodes(failed, list(configs.values())))
     if exclude:
         print(f"not on {', '.join(exclude)}, where an attempt failed", file=sys.stderr)
     options = SubmitOptions(argv, exclude=exclude)

@@ -16,11 +16,11 @@ from hires.cli.screens.screen import plural, print_json, print_lines
 from hires.cli.screens.screen_table import table_lines
 from hires.core import streams, terminal, units
 from hires.core.errors import INTERRUPTED, ConfigError
+from hires.core.store.ends import State
 from hires.core.store.reading import printable
 from hires.core.terminal import behind
 from hires.launcher.status.run_selection import select
-from hires.launcher.status.run_state import DONE, PENDING, RUNNING, STATES, RunState
-from hires.launcher.status.state import states
+from hires.launcher.status.state import RunState, states
 from hires.report.config_values import listed
 
 WATCH_S = 2.0
@@ -48,7 +48,7 @@ def main(args: Namespace) -> int:
         while True:
             selection = select(args.names, args.results)
             shown = [*states(selection.paths), *selection.planned]
-            shown.sort(key=lambda state: on_screen and state.state == DONE)  # stable
+            shown.sort(key=lambda state: on_screen and state.state == State.DONE)  # stable
             if args.json:
                 print_json({"runs": [dataclasses.asdict(state) for state in shown]})
                 return 0
@@ -68,7 +68,7 @@ def main(args: Namespace) -> int:
             if (
                 streams.output_is_lost()
                 or not args.watch
-                or not any(state.state in (PENDING, RUNNING) for state in shown)
+                or not any(state.state in (State.PENDING, State.RUNNING) for state in shown)
             ):
                 return 0
             time.sleep(WATCH_S)
@@ -104,7 +104,7 @@ def lines(states: Sequence[RunState]) -> list[str]:
 def count(states: Sequence[RunState]) -> str:
     """Returns how many runs are in which state."""
     counts = collections.Counter(state.state for state in states)
-    parts = ", ".join(f"{counts[name]} {name}" for name in STATES if counts[name])
+    parts = ", ".join(f"{counts[name]} {name}" for name in State if counts[name])
     return f"{plural(len(states), 'run')}: {parts}"
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, launch_file, provenance, reading, trust
+from hires.core.store.ends import End, State, end_of
 from hires.core.store.file_names import StrPath, attempt_dir, last_number
 from hires.core.store.files import cannot_write, make_folder, write_atomically
 from hires.core.store.reading import Note, Notes, Values
@@ -31,36 +32,37 @@ class Attempt:
     """One attempt of a run: its folder, which need not exist, and what its files hold.
 
     A file is read at its first use and kept: an Attempt is a snapshot; make another one
-    to look again. A file that is missing or cannot be used is an empty dict.
+    to look again. A file that is missing or cannot be used is an empty dict, or None.
     """
 
     def __init__(
-        self,
-        run: StrPath,
-        number: int,
-        notes: list[Note] | None = None,
-        *,
-        strict: bool = False,
-        held: Mapping[str, Values] | None = None,
+        self, run: StrPath, number: int, notes: list[Note] | None = None, *, strict: bool = False
     ) -> None:
-        """Notes what is wrong with its files, or raises a RunError if ``strict``.
-
-        ``held`` has values of ``exit``, ``env`` or ``record`` that need not be read.
-        """
+        """Notes what is wrong with its files, or raises a RunError if ``strict``."""
         self.run = Path(run)
         self.number = number
         self.folder = attempt_dir(run, number)
         self.notes: Notes = None if strict else notes if notes is not None else []
-        self.__dict__.update(held or {})  # cached_property looks here first
 
     @cached_property
-    def exit(self) -> Values:
-        """``exit.json``, how it ended: ``state``, ``reason`` and ``cause`` are text or missing."""
-        end = self._read(file_names.EXIT)
-        texts = [end.get("state"), end.get("reason") or "", end.get("cause") or ""]
-        if not end or all(isinstance(value, str) for value in texts):
-            return end
-        return reading.damaged(self.folder / file_names.EXIT, _WRONG_VALUE, self.notes)
+    def exit(self) -> End | None:
+        """How it ended, by ``exit.json``; None: it has not, or the file is damaged."""
+        values = self._read(file_names.EXIT)
+        try:
+            return end_of(values) if values else None
+        except ValueError:
+            reading.damaged(self.folder / file_names.EXIT, _WRONG_VALUE, self.notes)
+            return None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it completed the run."""
+        return self.exit is not None and self.exit.state == State.DONE
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether it has not ended, or ended for a reason after which jobs start again."""
+        return self.exit is None or self.exit.restarts
 
     @cached_property
     def job(self) -> Values:
@@ -114,7 +116,7 @@ class Attempt:
     @property
     def damaged(self) -> tuple[str, ...]:
         """Which of its small files, and its record, are there and cannot be used: ``a0/NAME``."""
-        values = {file_names.EXIT: self.exit, file_names.JOB: self.job}
+        values: dict[str, object] = {file_names.EXIT: self.exit, file_names.JOB: self.job}
         sizes = {reading.size_of(folder / file_names.RECORD) for folder in (self.folder, self.run)}
         # The run's record is a copy of one attempt's: of equal size, both are whole, or neither.
         if len(sizes) > 1 or -1 in sizes:

@@ -23,6 +23,7 @@ from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, frozen, message_sums, provenance, reading
 from hires.core.store.attempts import Attempt
+from hires.core.store.ends import ENDS
 from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import OPTION, append_line, write_atomically
 from hires.core.store.naming import SCHEMA, model_label
@@ -35,8 +36,6 @@ from hires.core.store.step_lines import (
     lines_before,
     pass_lines,
 )
-
-STATES = ("done", "failed", "cancelled", "lost")
 
 
 def require_seen(run_dir: StrPath) -> None:
@@ -125,7 +124,7 @@ def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None)
     lacks a step the state is ``failed``, with the cause. What cannot be read or written is a
     RunError.
     """
-    assert state in STATES, state
+    assert state in ENDS, state
     run_dir = Path(run_dir)
     own = Attempt(run_dir, attempt, strict=True)
     record = _build(own, read_config(run_dir), read_plan(run_dir), state, cause)

@@ -118,7 +118,7 @@ def refreeze(path: Path, config: RunConfig) -> None:
 
 def done_attempts(path: StrPath) -> list[int]:
     """Returns the attempts of a run that completed it, in order; none if there is no run."""
-    done = {n for n in attempt_numbers(path) if Attempt(path, n).exit.get("state") == "done"}
+    done = {n for n in attempt_numbers(path) if Attempt(path, n).is_done}
     of_record = done_attempt(path)
     return sorted(done if of_record is None else done | {of_record})
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, launch_file
+from hires.core.store.attempts import Attempt
+from hires.core.store.ends import End, State
 from hires.core.store.rundir import RunDir
-from hires.launcher.interface import LAUNCHERS, Launcher, OnLine, Outcome
+from hires.launcher.interface import LAUNCHERS, Launcher, OnLine
 from hires.launcher.job_wait import JobWait
-from hires.launcher.local.local_launcher import leave
+from hires.launcher.local.local_launcher import end_without_ranks
 from hires.launcher.slurm import scheduler, submission
 from hires.launcher.slurm.slurm_checks import cluster_checks, slurm_checks
 
@@ -44,12 +46,12 @@ class SlurmLauncher(Launcher):
         try:
             return submission.submit_run(run.path, run.attempt, config, after)
         except HiresError as error:
-            leave(run.path, run.attempt, "failed", str(error))
+            end_without_ranks(run.path, run.attempt, End(State.FAILED, str(error), "launch"))
             raise
 
     def wait(
         self, run: RunDir, job: str | None, on_line: OnLine | None, args: Sequence[str] = ()
-    ) -> Outcome:
+    ) -> End:
         """Waits until the job has ended."""
         assert job is not None
         return JobWait(self, run, job, on_line).wait()
@@ -59,9 +61,9 @@ class SlurmLauncher(Launcher):
         log = shlex.quote(str(run.path / file_names.JOB_LOG))
         return [("in the queue:", f"squeue --jobs={job}"), ("its output:", f"tail -F {log}")]
 
-    def silent_end(self, run: RunDir, job: str) -> str | None:
+    def silent_end(self, attempt: Attempt) -> str | None:
         """Returns that the node of a job does not see the run folder, if its exit code says so."""
-        code = launch_file.NO_FOLDER
+        code, job = launch_file.NO_FOLDER, str(attempt.job_name)
         try:
             codes = [shown.get("ExitCode", "") for shown in scheduler.show("job", job)]
         except RunError:
@@ -69,7 +71,7 @@ class SlurmLauncher(Launcher):
         if not any(text.startswith(f"{code}:") for text in codes):
             return None
         return (
-            f"job {job} ended with exit code {code}: its node does not see {run.path}, or cannot "
-            f"write {file_names.JOB_LOG} there; keep results= on a file system that all nodes "
-            f"mount at the same place"
+            f"job {job} ended with exit code {code}: its node does not see {attempt.run}, or "
+            f"cannot write {file_names.JOB_LOG} there; keep results= on a file system that all "
+            f"nodes mount at the same place"
         )

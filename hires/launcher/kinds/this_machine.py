@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks.mpi_starter import dialect_of
+from hires.core.store.ends import End
 from hires.core.store.rundir import RunDir
-from hires.launcher.interface import LAUNCHERS, Launcher, OnLine, Outcome
+from hires.launcher.interface import LAUNCHERS, Launcher, OnLine
 from hires.launcher.local.local_launcher import launch
 from hires.launcher.ranks.places import RankPlaces, on_hosts
 from hires.launcher.slurm import allocation
@@ -35,7 +36,7 @@ class LocalLauncher(Launcher):
 
     def wait(
         self, run: RunDir, job: str | None, on_line: OnLine | None, args: Sequence[str] = ()
-    ) -> Outcome:
+    ) -> End:
         """Starts the ranks and returns how they ended, see :class:`Launcher`."""
         return launch(run.path, run.attempt, args=args, on_line=on_line)
 

@@ -14,10 +14,10 @@ from hires.core.errors import ConfigError, EditedError, RunError
 from hires.core.ranks import ports
 from hires.core.store import attempts, edits, file_names, frozen, provenance, records, trust
 from hires.core.store.attempts import Attempt
-from hires.core.store.ends import write_exit
+from hires.core.store.ends import End, State
 from hires.core.store.file_names import StrPath
 from hires.core.store.reading import printable
-from hires.launcher.interface import OnLine, Outcome, launcher_of
+from hires.launcher.interface import OnLine, launcher_of
 from hires.launcher.ranks.places import RankPlaces
 from hires.launcher.ranks.rank_group import Launch
 from hires.launcher.status.run_progress import RunProgress
@@ -39,7 +39,7 @@ def launch(
     module: str = RANK,
     places: RankPlaces | None = None,
     aloud: bool = False,
-) -> Outcome:
+) -> End:
     """Runs all ranks of a run and returns how it ended; none is left then.
 
     Call it from a thread that lives until it returns: ranks die with the thread that started them.
@@ -55,7 +55,7 @@ def launch(
     trust.refuse_untrusted(run_dir)
     own, started = Attempt(run_dir, attempt), provenance.now()
     if (why := edited(run_dir)) is not None:
-        end = _write_end(own, Outcome("failed", why, reason="edited"), started, not args)
+        end = _write_end(own, End(State.FAILED, why, "edited", started=started), not args)
         return _print_end(own, end) if aloud else end
     config = records.read_config(run_dir)
     if places is None:
@@ -68,9 +68,9 @@ def launch(
             end = _run(job, interrupts)
         except BaseException as error:
             why = f"the launcher stopped: {str(error) or type(error).__name__}"
-            _write_end(own, Outcome("failed", why, reason="launch"), started, not args)
+            _write_end(own, End(State.FAILED, why, "launch", started=started), not args)
             raise
-        end = _write_end(own, end, started, not args)
+        end = _write_end(own, replace(end, started=started), not args)
     return _print_end(own, end) if aloud else end
 
 
@@ -95,19 +95,12 @@ def edited(run_dir: Path) -> str | None:
     return None
 
 
-def leave(
-    run_dir: StrPath,
-    attempt: int,
-    state: str,
-    cause: str,
-    reason: str | None = None,
-    started: str | None = None,
-) -> None:
-    """Writes ``exit.json`` and ``record.json``, if it can, of an attempt whose launcher cannot."""
-    # Where none is named, its ranks were not started.
-    reason = reason or ("launch" if state == "failed" else None)
-    own = Attempt(Path(run_dir).absolute(), attempt)
-    _write_end(own, Outcome(state, cause, reason=reason), started or provenance.now())
+def end_without_ranks(run_dir: StrPath, attempt: int, end: End) -> None:
+    """Writes the end of an attempt whose ranks never started, or whose launcher cannot.
+
+    Its ``record.json`` is written, too, if it can be.
+    """
+    _write_end(Attempt(Path(run_dir).absolute(), attempt), end)
 
 
 def say(text: str) -> None:
@@ -116,7 +109,7 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _print_end(own: Attempt, end: Outcome) -> Outcome:
+def _print_end(own: Attempt, end: End) -> End:
     """Prints how an attempt ended, and returns that."""
     for line in end.tail:
         sys.stderr.write(f"    {printable(line)}\n")
@@ -127,16 +120,18 @@ def _print_end(own: Attempt, end: Outcome) -> Outcome:
     return end
 
 
-def _run(job: Launch, interrupts: Interrupts) -> Outcome:
+def _run(job: Launch, interrupts: Interrupts) -> End:
     """Runs the ranks, which meet at a port of their own."""
     with ports.reserve(job.places.port) as port:
         return Supervisor(job, port, interrupts).run()
 
 
-def _write_end(own: Attempt, end: Outcome, started: str, measured: bool = True) -> Outcome:
+def _write_end(own: Attempt, end: End, measured: bool = True) -> End:
     """Writes how an attempt ended; returns the end, failed if it is not whole or not written."""
-    if end.state == "failed" and own.is_cancelled:
-        end = replace(end, state="cancelled", cause=f"cancelled; {end.cause}", reason=None)
+    end = replace(end, started=end.started or provenance.now())
+    if end.state == State.FAILED and own.is_cancelled:
+        cause = f"cancelled; {end.cause}"
+        end = replace(end, state=State.CANCELLED, cause=cause, reason=None)
     try:
         if measured:
             record = records.finish(own.run, own.number, end.state, end.cause)
@@ -145,13 +140,11 @@ def _write_end(own: Attempt, end: Outcome, started: str, measured: bool = True) 
         end = _failed_too(end, str(error))
     except Exception as error:  # a bug in making the record must not hide how the ranks ended
         end = _failed_too(end, f"no record could be made: {type(error).__name__}: {error}")
-    facts = {"state": end.state, "cause": end.cause, "reason": end.reason, "started": started}
     try:
-        write_exit(own.run, own.number, {**facts, "exit_codes": end.exit_codes})
+        end.write(own.run, own.number)
     except RunError as error:
         end = _failed_too(end, str(error))
-    # A rank that cannot even log does not say that the disk is full.
-    if end.state == "failed" and "No space" not in (end.cause or ""):
+    if end.state == State.FAILED:  # a rank that cannot even log does not say that the disk is full
         with contextlib.suppress(OSError):
             free_bytes = shutil.disk_usage(own.run).free
             if free_bytes < _FULL_BYTES:
@@ -160,7 +153,7 @@ def _write_end(own: Attempt, end: Outcome, started: str, measured: bool = True) 
     return end
 
 
-def _failed_too(end: Outcome, why: str) -> Outcome:
+def _failed_too(end: End, why: str) -> End:
     """Returns the end with one more reason; what was done is failed, cancelled stays."""
-    state = "failed" if end.state == "done" else end.state
+    state = State.FAILED if end.state == State.DONE else end.state
     return replace(end, state=state, cause=f"{end.cause}; {why}" if end.cause else why)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -41,10 +40,10 @@ from hires.core.store import (
     trust,
 )
 from hires.core.store.attempts import Attempt
+from hires.core.store.ends import End, State
 from hires.core.store.file_names import attempt_dir, attempt_numbers, rank_logs
-from hires.launcher.end_reasons import restarts
 from hires.launcher.interface import note_job
-from hires.launcher.local.local_launcher import launch, leave, say
+from hires.launcher.local.local_launcher import end_without_ranks, launch, say
 from hires.launcher.ranks.places import Preemption
 from hires.launcher.slurm import allocation, scheduler
 from hires.launcher.slurm.allocation import Allocation
@@ -116,7 +115,10 @@ class JobRun:
     @property
     def timeouts(self) -> int:
         """How many of them reached the time limit of the job."""
-        return sum(attempt.exit.get("reason") == "timeout" for attempt in self.attempts)
+        return sum(
+            attempt.exit is not None and attempt.exit.reason == "timeout"
+            for attempt in self.attempts
+        )
 
     @property
     def is_open(self) -> bool:
@@ -133,11 +135,11 @@ class JobRun:
             return False
         if not end:
             return True
-        if end["state"] == "cancelled":
+        if end.state == State.CANCELLED:
             return not own[-1].is_cancelled
-        if end.get("reason") == "timeout":
+        if end.reason == "timeout":
             return self.timeouts <= records.read_config(self.path).launcher.requeues
-        return end["state"] == "done" or restarts(end.get("reason"))
+        return end.state == State.DONE or end.restarts
 
     def take_attempt(self) -> int:
         """Returns the attempt to launch: the submitted one, or a new one if that was launched."""
@@ -145,8 +147,6 @@ class JobRun:
         is_fresh = attempt.folder.is_dir() and not (attempt.has_ended or attempt.launched)
         fresh = attempt.number if is_fresh else None
         with running_elsewhere.alone(self.path, self.job.name, fresh):
-            if fresh is None:
-                self._close_silent()
             number = attempts.next_attempt(self.path) if fresh is None else fresh
             if Attempt(self.path, number).job_name != self.job.name:
                 job, index = self.job.array or (self.job.job, None)
@@ -165,8 +165,8 @@ class JobRun:
             self._refuse_other_code(config)
             places = self.job.places(world, config)
         except HiresError as error:
-            reason = "edited" if isinstance(error, EditedError) else None
-            leave(self.path, number, "failed", str(error), reason)
+            reason = "edited" if isinstance(error, EditedError) else "launch"
+            end_without_ranks(self.path, number, End(State.FAILED, str(error), reason))
             raise
         own = self.attempts  # no attempt of this job is added while this one runs
 
@@ -188,31 +188,16 @@ class JobRun:
         if self.checkup:
             ranks = {"module": _CHECKUP_RANK, "args": (CHECKUP,)}
         outcome = launch(self.path, number, places=places, aloud=True, **ranks)
-        if outcome.state == "done" and not self.checkup:
+        if outcome.state == State.DONE and not self.checkup:
             # Tables are the business of reports, which launchers do not import.
             command = module_command("hires.report.tables", str(self.path))
             subprocess.run(command, check=False)
-        elif self._goes_on and restarts(outcome.reason):
+        elif self._goes_on and outcome.restarts:
             try:
                 scheduler.ask("scontrol", "requeue", self.job.name)
             except RunError as error:  # the attempt's end is written, and stays as it is
                 say(f"the job could not be queued again: {error}; start the run again to go on")
         return outcome.exit_code
-
-    def _close_silent(self) -> None:
-        """Writes the end of this job's latest attempt if its supervisor could not.
-
-        Slurm starts a job again unasked only after a node of it went down.
-        """
-        last = attempts.latest(self.path)
-        is_restarted = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
-        if last is None or last.has_ended or last.job_name != self.job.name or not is_restarted:
-            return
-        cause = (
-            f"job {self.job.name} was started again by Slurm, and the supervisor of this attempt "
-            f"left no exit.json: its node went down, or it was killed"
-        )
-        leave(self.path, last.number, "failed", cause, "node")
 
     def _refuse_other_code(self, config: RunConfig) -> None:
         """Raises a RunError if another hires has planned the run, unless that is allowed."""

@@ -20,9 +20,8 @@ from hires.core import programs
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store.attempts import Attempt, job_name
-from hires.core.store.file_names import attempt_numbers
-from hires.launcher.interface import ENDED, GONE, PENDING, RUNNING, UNKNOWN, Job, JobStatus
-from hires.launcher.status.run_state import RunState
+from hires.core.store.ends import State
+from hires.launcher.interface import ENDED, GONE, UNKNOWN, Job, JobStatus
 
 NOTHING = ("", "(null)", "None", "N/A", "Unknown")
 """Slurm's words for a value that is not set."""
@@ -145,21 +144,16 @@ def cancel(jobs: Iterable[Job]) -> None:
             raise RunError(f"{named} cannot be cancelled: {error}") from None
 
 
-def avoided_nodes(states: Sequence[RunState], configs: Sequence[RunConfig]) -> list[str]:
+def avoided_nodes(failed: Iterable[Attempt], configs: Sequence[RunConfig]) -> list[str]:
     """Returns the nodes that the next attempts of runs should avoid, sorted.
 
-    An attempt whose end has the reason ``node`` ran on nodes that its events name. If Slurm says
-    which of them are down, those are avoided; else all of them, as long as enough others are left.
+    Those that failed because of a node ran on nodes that their events name. If Slurm says which of
+    them are down, those are avoided; else all of them, as long as enough others are left.
     """
     suspects: set[str] = set()
-    for state in states:
-        for number in attempt_numbers(state.path) if state.path is not None else ():
-            attempt = Attempt(str(state.path), number)
-            is_latest = number == state.attempt and state.reason == "node"
-            if is_latest or attempt.exit.get("reason") == "node":
-                for event in attempt.events:
-                    if event.get("event") == "starter_started":
-                        suspects.update(map(str, event.get("nodes") or ()))
+    for event in (event for attempt in failed for event in attempt.events):
+        if event.get("event") == "starter_started":
+            suspects.update(map(str, event.get("nodes") or ()))
     if not suspects:
         return []
     partitions = {config.partition for config in configs}
@@ -236,9 +230,9 @@ def _status(state: str, reason: str, start: str) -> JobStatus:
     word = state.split()[0].rstrip("+") if state.split() else ""
     why = None if reason in NOTHING else reason
     if word in _PENDING:
-        return JobStatus(PENDING, why, None if start in NOTHING else start)
+        return JobStatus(State.PENDING, why, None if start in NOTHING else start)
     if word in _RUNNING:
-        return JobStatus(RUNNING, _STOPPED.get(word, why))
+        return JobStatus(State.RUNNING, _STOPPED.get(word, why))
     return JobStatus(ENDED, word) if word else JobStatus(UNKNOWN, f"no state in {state!r}")
 
 

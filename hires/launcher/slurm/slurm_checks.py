@@ -23,12 +23,13 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks import heartbeat
 from hires.core.store import file_names, reading
+from hires.core.store.ends import End, State
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.naming import plain
 from hires.core.store.reading import yaml_text
 from hires.core.store.rundir import RunDir
 from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, node_checks
-from hires.launcher.interface import Outcome, launcher_named
+from hires.launcher.interface import launcher_named
 from hires.launcher.job_wait import JobWait
 from hires.launcher.ranks.rank_group import last_lines
 from hires.launcher.slurm import scheduler, submission
@@ -121,14 +122,14 @@ def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) ->
         if outcome is None:
             reason = f" ({wait.status.reason})" if wait.status.reason else ""
             cause = f"after {patience_s:g} s it is {wait.status.state}{reason}; it was cancelled"
-            outcome = Outcome("cancelled", cause)
+            outcome = End(State.CANCELLED, cause)
         checks = _job_checks(folder, config, job, outcome)
     if all(check.state != FAILED for check in checks):
         shutil.rmtree(folder, ignore_errors=True)
     return checks
 
 
-def _job_checks(folder: Path, config: RunConfig, job: str, outcome: Outcome) -> list[Check]:
+def _job_checks(folder: Path, config: RunConfig, job: str, outcome: End) -> list[Check]:
     facts, met = _reports(folder, "facts"), _reports(folder, "met")
     if outcome.state == "done":
         nodes = ", ".join(one["node"] for one in facts) or "no node"

@@ -21,14 +21,14 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import file_names
 from hires.core.store.attempts import next_attempt
+from hires.core.store.ends import End, State
 from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import make_folder
 from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, note_job
-from hires.launcher.local.local_launcher import leave
+from hires.launcher.local.local_launcher import end_without_ranks
 from hires.launcher.slurm import scheduler
 from hires.launcher.status.run_selection import select
-from hires.launcher.status.run_state import DONE, PENDING, RUNNING, RunState
-from hires.launcher.status.state import states
+from hires.launcher.status.state import RunState, states
 
 CHECKUP = "--checkup"
 """Option of a job for the ranks of ``hires doctor``."""
@@ -111,7 +111,7 @@ def _submit_array(runs: Sequence[FrozenRun], options: SubmitOptions) -> list[Sub
         job = _submit(script, first.config, options.after)
     except HiresError as error:
         for path, attempt in begun:
-            leave(path, attempt, "failed", str(error))
+            end_without_ranks(path, attempt, End(State.FAILED, str(error), "launch"))
             submitted.append(Submitted(path, None, str(error)))
         return submitted
     for index, (path, attempt) in enumerate(begun):
@@ -156,14 +156,14 @@ def _condition(kind: str, name: str, results: StrPath) -> str:
         return f"{kind}:{name}"
     chosen = select([name], results)
     points = [*states(chosen.paths), *chosen.planned]
-    live = [state for state in points if state.state in (PENDING, RUNNING)]
+    live = [state for state in points if state.state in (State.PENDING, State.RUNNING)]
     without = [state for state in live if state.job is None]
     if without:
         raise ConfigError(
             f"{option} {name}: {_named(without)} no Slurm job that could be waited for; submit "
             f"what is pending with launcher=slurm first, or wait until it has ended"
         )
-    failed = [state for state in points if state not in live and state.state != DONE]
+    failed = [state for state in points if state not in live and state.state != State.DONE]
     if failed and kind == "afterok":
         raise ConfigError(
             f"{option} {name}: {_named(failed)} not done and will not be; mend it with "

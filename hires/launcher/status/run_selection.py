@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hires.core.store import campaign
+from hires.core.store.ends import State
 from hires.core.store.file_names import StrPath
 from hires.core.store.run_names import NamedRuns, campaigns, named, of_campaign
-from hires.launcher.status.run_state import PENDING, RunState
+from hires.launcher.status.state import RunState
 
 
 @dataclass
@@ -52,7 +53,7 @@ def _planned(folder: Path) -> list[RunState]:
     runs = {run.name for run in of_campaign(folder)}
     plans = campaign.read(folder, [])
     planned = [
-        RunState(None, point.run, folder.name, PENDING, cause="planned, and not begun")
+        RunState(None, point.run, folder.name, State.PENDING, cause="planned, and not begun")
         for point in plans.points
         if point.run not in runs
     ]

@@ -16,9 +16,11 @@ from pathlib import Path
 from hires.core.errors import RunError
 from hires.core.store import file_names, files
 from hires.core.store.attempts import Attempt, job_name
+from hires.core.store.ends import End, State
 from hires.launcher import interface
-from hires.launcher.interface import PENDING, RUNNING, UNKNOWN, JobStatus
-from hires.launcher.status.state import age_s, is_alive, may_restart
+from hires.launcher.interface import UNKNOWN, JobStatus
+from hires.launcher.local.local_launcher import end_without_ranks
+from hires.launcher.status.state import age_s, is_alive
 
 _PATIENCE_S = 120.0
 """How long another process may hold the lock while it queries the scheduler."""
@@ -44,7 +46,31 @@ def alone(run: Path, job: str | None = None, submitted: int | None = None) -> It
         for why in holders([run], job, submitted).values():
             by = "" if job is None else f" by job {job}"
             raise UnderWayError(f"{run.name} is not begun{by}: {why}")
+        for attempt in _silent(run):
+            _close(attempt, job)
         yield
+
+
+def _silent(run: Path) -> list[Attempt]:
+    """Returns the attempts whose ranks were started, and which left no ``exit.json``."""
+    every = [Attempt(run, number) for number in file_names.attempt_numbers(run)]
+    return [attempt for attempt in every if attempt.launched and not attempt.has_ended]
+
+
+def _close(attempt: Attempt, job: str | None) -> None:
+    """Writes the end of an attempt that no job or process has, as far as it is seen.
+
+    Ranks that are stopped or cut off, as on a laptop that sleeps, end themselves when they see it:
+    they would write the same checkpoints as the attempt that begins now.
+    """
+    end = End(State.LOST, "it gave no sign of life when the next attempt began")
+    if job is not None and attempt.job_name == job:  # Slurm does that only if a node went down
+        cause = (
+            f"job {job} was started again by Slurm, and the supervisor of this attempt left no "
+            f"exit.json: its node went down, or it was killed"
+        )
+        end = End(State.FAILED, cause, "node")
+    end_without_ranks(attempt.run, attempt.number, end)
 
 
 def holders(
@@ -56,7 +82,7 @@ def holders(
     ``job`` and ``submitted`` see :func:`alone`.
     """
     every = {run: [Attempt(run, n) for n in file_names.attempt_numbers(run)] for run in runs}
-    jobs = [a.job for some in every.values() for a in some if a.job and may_restart(a)]
+    jobs = [a.job for some in every.values() for a in some if a.job and a.may_go_on]
     statuses = interface.job_states(each for each in jobs if job_name(each) != job)
     held: dict[Path, str] = {}
     for attempt in itertools.chain(*every.values()):
@@ -100,12 +126,12 @@ def _holder(
         if job is None and not attempt.launched and age_s(attempt) <= _STARTS_S:
             return f"{label} was just made, and its ranks are being started"
         return None
-    if name == job or not may_restart(attempt):
+    if name == job or not attempt.may_go_on:
         return None
     status = statuses[name]
     # A job that waits with a later attempt will itself see that this one runs.
-    waits = status.state == PENDING and (submitted is None or attempt.number <= submitted)
-    if waits or status.state == RUNNING:
+    waits = status.state == State.PENDING and (submitted is None or attempt.number <= submitted)
+    if waits or status.state == State.RUNNING:
         return f"job {name} has it as {label} ({status.state})"
     if status.state == UNKNOWN and (not attempt.launched or is_alive(attempt)):
         return f"job {name} may have it as {label}, and {status.reason or 'its state is unknown'}"

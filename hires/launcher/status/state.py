@@ -18,26 +18,62 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hires.core.ranks.heartbeat import clock_ahead_s, heartbeats, last_sign
 from hires.core.store import campaign, checkpoints, file_names, provenance, reading, rundir
 from hires.core.store.attempts import Attempt, latest
+from hires.core.store.ends import JOB_ENDS, State
 from hires.core.store.naming import SCHEMA
 from hires.core.store.records import other_schema
 from hires.launcher import interface
-from hires.launcher.end_reasons import JOB_ENDS, restarts
-from hires.launcher.interface import ENDED, GONE, PENDING, RUNNING, UNKNOWN, JobStatus
+from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus
 from hires.launcher.status.run_progress import read_ends
-from hires.launcher.status.run_state import CANCELLED, DONE, FAILED, LOST, STATES, RunState
 
 OLD_S = 60.0
 """A heartbeat of this age has stopped: twelve beats."""
 AGAIN_S = 1.0
 """What looks lost is looked at again after so long: its exit.json may be on its way."""
 _NUMBER = re.compile(r'^(?:  ")?(steps|batch)"?: (\d+),?$', re.MULTILINE)  # of YAML or JSON
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of one point."""
+
+    path: Path | None
+    """The run folder; None: the point cannot run, so it has none."""
+    name: str
+    """Of the folder; of a point without one its overrides."""
+    campaign: str
+    state: str
+    """One of :class:`State`."""
+    reason: str | None = None
+    """Kind of failure: a key of :data:`hires.core.store.ends.END_REASONS`."""
+    cause: str | None = None
+    """Why, in words; of a pending run why it waits."""
+    attempt: int | None = None
+    """None: none was begun."""
+    step: int = 0
+    """Steps that all ranks have finished; before the first of an attempt, those that are saved."""
+    steps: int = 0
+    img_per_s: float | None = None
+    """Of a run that is done the median of its record, else what it was lately."""
+    left_s: float | None = None
+    """Seconds that the other steps take at this speed; of runs that are under way."""
+    peak_bytes: int | None = None
+    """Of the rank that needs most."""
+    expected: str | None = None
+    """When a pending job is expected to start."""
+    job: str | None = None
+    heartbeat_s: float | None = None
+    """Seconds since the last sign of life; of runs that are under way."""
+    repeats: int = 1
+    """How many complete attempts a sweep asked for."""
+    missing: int = 0
+    """How many of them a run that is done lacks."""
 
 
 def states(paths: Sequence[Path]) -> list[RunState]:
@@ -50,11 +86,6 @@ def states(paths: Sequence[Path]) -> list[RunState]:
     for index, state in zip(doubtful, again, strict=True):
         judged[index] = state
     return judged
-
-
-def may_restart(attempt: Attempt) -> bool:
-    """Whether an attempt has not ended, or ended for a reason after which jobs start again."""
-    return not attempt.exit or restarts(attempt.exit.get("reason"))
 
 
 def is_alive(attempt: Attempt) -> bool:
@@ -73,7 +104,7 @@ def age_s(attempt: Attempt) -> float:
 
 def _look(paths: Sequence[Path]) -> list[RunState]:
     attempts = [latest(path) for path in paths]
-    jobs = [a.job for a in attempts if a is not None and a.job and may_restart(a)]
+    jobs = [a.job for a in attempts if a is not None and a.job and a.may_go_on]
     answers = interface.job_states(jobs)
 
     @functools.cache
@@ -82,14 +113,14 @@ def _look(paths: Sequence[Path]) -> list[RunState]:
 
     judged = []
     for path, attempt in zip(paths, attempts, strict=True):
-        state = RunState(path, path.name, path.parent.name, PENDING, cause="no attempt was begun")
+        state = RunState(
+            path, path.name, path.parent.name, State.PENDING, cause="no attempt was begun"
+        )
         if attempt is not None:
-            answer = answers.get(attempt.job_name or "", JobStatus(UNKNOWN))
-            state = replace(state, attempt=attempt.number, cause=None)
-            state = _judge(state, attempt, answer)
+            state = judge(attempt, answers.get(attempt.job_name or "", JobStatus(UNKNOWN)))
         state = _with_progress(state, path, attempt)
         # A repeat that failed leaves the run done, so the state alone does not show it.
-        wanted = repeats(path.parent).get(path.name, 1) if state.state == DONE else 1
+        wanted = repeats(path.parent).get(path.name, 1) if state.state == State.DONE else 1
         if wanted > 1:
             missing = max(0, wanted - len(rundir.done_attempts(path)))
             state = replace(state, repeats=wanted, missing=missing)
@@ -109,45 +140,50 @@ def _with_damage(state: RunState, latest: Attempt | None) -> RunState:
 
 def _is_doubtful(state: RunState) -> bool:
     """Whether a run looks lost for the first time, or cancelled, without an ``exit.json``."""
-    if state.path is None or state.attempt is None or state.state not in (LOST, CANCELLED):
+    if (
+        state.path is None
+        or state.attempt is None
+        or state.state not in (State.LOST, State.CANCELLED)
+    ):
         return False
     attempt = Attempt(state.path, state.attempt)
     if attempt.has_ended:  # of a job that was queued again, and cancelled as it waited
-        return state.state == CANCELLED and may_restart(attempt)
-    return state.state == CANCELLED or state.heartbeat_s is None or state.heartbeat_s <= OLD_S
+        return state.state == State.CANCELLED and attempt.may_go_on
+    return state.state == State.CANCELLED or state.heartbeat_s is None or state.heartbeat_s <= OLD_S
 
 
-def _judge(state: RunState, attempt: Attempt, answer: JobStatus) -> RunState:
-    end = attempt.exit
-    if end and answer.state in (PENDING, RUNNING) and may_restart(attempt):
+def judge(attempt: Attempt, answer: JobStatus) -> RunState:
+    """Returns the state of a run, of its latest attempt and what the scheduler says of its job."""
+    run, end, name = attempt.run, attempt.exit, attempt.job_name
+    state = RunState(run, run.name, run.parent.name, State.PENDING, attempt=attempt.number)
+    if end and answer.state in (State.PENDING, State.RUNNING) and end.restarts:
         why = f" ({answer.reason})" if answer.reason else ""
-        again = f"queued again after {end['reason']}{why}"
-        return replace(state, cause=again, expected=answer.expected, job=attempt.job_name)
-    if end and answer == JobStatus(ENDED, "CANCELLED") and may_restart(attempt):
-        waited = f"job {attempt.job_name} was cancelled while it waited to go on"
-        return replace(state, state=CANCELLED, cause=waited)
-    if end and end["state"] != DONE:  # an earlier attempt may have been complete
-        record = reading.read_json(attempt.run / file_names.RECORD, [])
-        if record.get("state") == DONE and type(record.get("attempt")) is int:
-            return replace(state, state=DONE, attempt=record["attempt"])
+        again = f"queued again after {end.reason}{why}"
+        return replace(state, cause=again, expected=answer.expected, job=name)
+    if end and answer == JobStatus(ENDED, "CANCELLED") and end.restarts:
+        waited = f"job {name} was cancelled while it waited to go on"
+        return replace(state, state=State.CANCELLED, cause=waited)
+    if end and end.state != State.DONE:  # an earlier attempt may have been complete
+        record = reading.read_json(run / file_names.RECORD, [])
+        if record.get("state") == State.DONE and type(record.get("attempt")) is int:
+            return replace(state, state=State.DONE, attempt=record["attempt"])
     if end:
-        name = end["state"] if end["state"] in STATES else FAILED
-        return replace(state, state=name, reason=end.get("reason"), cause=end.get("cause"))
+        return replace(state, state=end.state, reason=end.reason, cause=end.cause)
     age, launched = age_s(attempt), attempt.launched
     if attempt.job:
-        return _judge_job(replace(state, job=attempt.job_name), attempt, answer, age)
+        return _judge_job(replace(state, job=name), attempt, answer, age)
     if not launched and age <= OLD_S and not attempt.damaged:
         return replace(state, cause="its ranks were not started yet")
     state = replace(state, heartbeat_s=age)
     if is_alive(attempt):
-        return replace(state, state=RUNNING)
+        return replace(state, state=State.RUNNING)
     cause: str | None = _silent(age, launched.get("host"))
     if not launched:
         cause = None if attempt.damaged else "the launcher exited before it started any rank"
     elif provenance.lives(launched) is False:
         who = f"its process {launched.get('pid')} on {launched.get('host')}"
         cause = f"{who} is gone, and left no exit.json"
-    return replace(state, state=LOST, cause=cause)
+    return replace(state, state=State.LOST, cause=cause)
 
 
 def _judge_job(state: RunState, attempt: Attempt, answer: JobStatus, age: float) -> RunState:
@@ -156,30 +192,37 @@ def _judge_job(state: RunState, attempt: Attempt, answer: JobStatus, age: float)
     beats = began and age <= OLD_S
     if began:
         state = replace(state, heartbeat_s=age)
-    if answer.state == PENDING:
+    if answer.state == State.PENDING:
         return replace(state, cause=answer.reason, expected=answer.expected)
-    if answer.state == RUNNING:
+    if answer.state == State.RUNNING:
         silent = None if beats or not began else _silent(age)
-        return replace(state, state=RUNNING, cause=answer.reason or silent)
+        return replace(state, state=State.RUNNING, cause=answer.reason or silent)
     ended = answer.state == ENDED
+    why = interface.silent_end(attempt) if ended and not began else None
+    if why is not None:
+        return replace(state, state=State.FAILED, reason="launch", cause=why)
     if (ended or (answer.state == GONE and not beats)) and attempt.is_cancelled:
-        return replace(state, state=CANCELLED, cause=f"{job} was cancelled, and left no exit.json")
+        return replace(
+            state, state=State.CANCELLED, cause=f"{job} was cancelled, and left no exit.json"
+        )
     if ended and answer.reason in JOB_ENDS:
         name, reason = JOB_ENDS[answer.reason]
         cause = f"{job} ended with {answer.reason}, and left no exit.json"
         return replace(state, state=name, reason=reason, cause=cause)
     if beats:
-        return replace(state, state=RUNNING)
+        return replace(state, state=State.RUNNING)
     if answer.state == UNKNOWN:
         why = answer.reason or "the scheduler does not answer"
         if began:
-            return replace(state, state=LOST, cause=f"{_silent(age)}; {why}")
+            return replace(state, state=State.LOST, cause=f"{_silent(age)}; {why}")
         return replace(state, cause=why)
     if not began and age <= OLD_S:
         return replace(state, cause="the scheduler does not list it yet")
     how = "has ended" if ended else "is not known to the scheduler"
-    why = "left no exit.json" if began else "never began: it was cancelled there, or died at once"
-    return replace(state, state=LOST, cause=f"{job} {how}, and {why}")
+    why = "left no exit.json: its supervisor was killed"
+    if not began:
+        why = f"never began: it was cancelled there, or its node does not see {attempt.run}"
+    return replace(state, state=State.LOST, cause=f"{job} {how}, and {why}")
 
 
 def _silent(age: float, host: Any = None) -> str:
@@ -190,19 +233,19 @@ def _with_progress(state: RunState, path: Path, attempt: Attempt | None) -> RunS
     """Adds how far a run is, how fast, and with how much memory."""
     numbers = _config_numbers(path)
     steps = numbers.get("steps", 0)
-    if state.state == DONE:
+    if state.state == State.DONE:
         return _with_record(replace(state, step=steps, steps=steps), path / file_names.RECORD)
     # An attempt that has not begun, or not finished a step, goes on where the run was saved.
     saved = checkpoints.saved_step(path)
     state = replace(state, step=saved, steps=steps)
-    if attempt is None or (state.state == PENDING and not attempt.launched):
+    if attempt is None or (state.state == State.PENDING and not attempt.launched):
         return state
     ends = read_ends(attempt.folder, len(heartbeats(attempt.folder)))
     speed = numbers.get("batch", 0) / ends.step_s if ends.step_s else None
     if ends.damaged:
         state = _damaged(state, f"{attempt.folder.name}/{file_names.METRICS}")
     state = replace(state, step=ends.steps or saved, img_per_s=speed, peak_bytes=ends.peak_bytes)
-    if state.state == RUNNING and ends.step_s and not state.cause:
+    if state.state == State.RUNNING and ends.step_s and not state.cause:
         return replace(state, left_s=ends.step_s * max(0, steps - state.step))
     return state
 

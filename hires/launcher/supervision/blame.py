@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import PREEMPTED
-from hires.launcher.end_reasons import END_REASONS
-from hires.launcher.interface import Outcome
+from hires.core.store.ends import END_REASONS, End, State
 from hires.launcher.ranks.rank_group import Rank, last_lines
 
 STOPPED = (None, 0, -signal.SIGTERM, -signal.SIGKILL)
@@ -29,7 +28,7 @@ _OOM_OF_STEP = re.compile(r"^slurmstepd\S*: error: Detected \d+ oom_kill event",
 
 def first_failure(
     ranks: Sequence[Rank], failed: Iterable[int], events: Iterable[_Event], oom: str | None = None
-) -> Outcome:
+) -> End:
     """Returns the end of a world as that of the rank that failed first.
 
     ``failed`` ended with an error before the supervisor stopped the rest. Those of them that could
@@ -44,7 +43,7 @@ def first_failure(
     tail = last_lines(first.log)
     cause, reason = _explained(first, reports.get(first.rank), tail, oom)
     cause = f"rank {first.rank} {cause}"
-    return Outcome("failed", cause, tail=tail, failed_rank=first.rank, reason=reason)
+    return End(State.FAILED, cause, reason, tail=tuple(tail), failed_rank=first.rank)
 
 
 def _order(rank: Rank, report: _Event | None) -> tuple[int, float, float]:

@@ -31,7 +31,7 @@ from hires.core.errors import PREEMPTED
 from hires.core.ranks import meeting
 from hires.core.store import file_names, provenance
 from hires.core.store.attempts import Attempt
-from hires.launcher.interface import Outcome
+from hires.core.store.ends import End, State
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.places import Preemption
 from hires.launcher.ranks.rank_group import ChildRanks, CommandRanks, Launch, Rank, RankGroup
@@ -69,7 +69,7 @@ class Supervisor:
         self._looks_for_exit = not (job.folder / file_names.EXIT).exists()
         self._asked_s = 0.0
 
-    def run(self) -> Outcome:
+    def run(self) -> End:
         """Returns how the world ended, when no process of it is left; RunError: it never began."""
         self.job.note("launch_started", port=self.port, **provenance.myself())
         secret = self.job.folder / file_names.SECRET
@@ -85,7 +85,7 @@ class Supervisor:
                 secret.unlink(missing_ok=True)
         return replace(end, exit_codes={r.rank: r.code for r in self.ranks if r.code is not None})
 
-    def _watch(self) -> Outcome:
+    def _watch(self) -> End:
         looked_s = 0.0
         while True:
             self._look()
@@ -96,7 +96,7 @@ class Supervisor:
             if codes - {None, 0, PREEMPTED} or codes == {0, PREEMPTED}:
                 return self._fail()
             if codes == {0}:
-                return Outcome("done")
+                return End(State.DONE)
             if codes == {PREEMPTED}:  # the scheduler signalled the ranks themselves
                 return self._preempted(self.job.places.preemption())
             if self.interrupts.requests:
@@ -109,7 +109,7 @@ class Supervisor:
                     return self._hang()
             time.sleep(POLL_S)
 
-    def _cancel(self) -> Outcome:
+    def _cancel(self) -> End:
         """Stops all ranks because of a signal; the second one makes it hurry."""
         self.job.note("stopping", why=self.interrupts.name)
         self._group.stop(GRACE_S, lambda: self.interrupts.count > 1)
@@ -117,9 +117,9 @@ class Supervisor:
         is_asked = self.interrupts.number == signal.SIGTERM
         if is_asked and (preemption := self._termination()) is not None:
             return self._preempted(preemption)
-        return Outcome("cancelled", f"stopped by {self.interrupts.name}")
+        return End(State.CANCELLED, f"stopped by {self.interrupts.name}")
 
-    def _preempt(self) -> Outcome:
+    def _preempt(self) -> End:
         """Makes the ranks save their state, and waits until they have ended."""
         self.job.note("preemption_requested")
         self._group.preempt()
@@ -131,7 +131,7 @@ class Supervisor:
             return self._fail()
         self._group.stop(GRACE_S, self._is_interrupted)
         if all(rank.code == 0 for rank in self.ranks):
-            return Outcome("done")
+            return End(State.DONE)
         return self._preempted(preemption)
 
     def _any_failed(self) -> bool:
@@ -141,13 +141,13 @@ class Supervisor:
         asks = self.job.places.termination
         return None if asks is None else asks()
 
-    def _preempted(self, preemption: Preemption) -> Outcome:
+    def _preempted(self, preemption: Preemption) -> End:
         saved = [line for line in self._events.read() if line.get("event") == "preempted"]
         done = f" after {saved[-1]['step']} of {self.job.config.steps} steps" if saved else ""
         cause = f"{preemption.cause}{done}; {preemption.then}"
-        return Outcome("failed", cause, reason=preemption.reason)
+        return End(State.FAILED, cause, reason=preemption.reason)
 
-    def _stopped_by_a_file(self) -> Outcome | None:
+    def _stopped_by_a_file(self) -> End | None:
         """Stops all ranks if another process wrote the attempt's end or a request to cancel it.
 
         Slurm gives up a node that does not answer and starts its job again elsewhere, though all
@@ -157,10 +157,9 @@ class Supervisor:
             return self._cancel()
         attempt = Attempt(self.job.run_dir, self.job.attempt)
         end = attempt.exit if self._looks_for_exit else None
-        if not end:
-            return None
-        self._stop("another process has ended this attempt")
-        return Outcome(str(end.get("state")), end.get("cause"), reason=end.get("reason"))
+        if end is not None:
+            self._stop("another process has ended this attempt")
+        return end
 
     def _see_request(self) -> bool:
         """Counts a request of ``hires cancel`` as SIGTERM, once; returns whether there is one."""
@@ -172,7 +171,7 @@ class Supervisor:
             self.interrupts.count_signal(signal.SIGTERM, "hires cancel")
         return True
 
-    def _hang(self) -> Outcome:
+    def _hang(self) -> End:
         """Stops all ranks because nothing moves any more; ``hang.txt`` says where each stands."""
         job = self.job
         hang = watchdog.investigate(
@@ -181,9 +180,9 @@ class Supervisor:
         self._stop("hang", cause=hang.cause)
         cause = f"{hang.cause}; stopped after comm.timeout_s={job.config.comm.timeout_s:g} s"
         rank = hang.culprits[0] if len(hang.culprits) == 1 else None
-        return Outcome("failed", cause, failed_rank=rank, reason="hang")
+        return End(State.FAILED, cause, failed_rank=rank, reason="hang")
 
-    def _fail(self) -> Outcome:
+    def _fail(self) -> End:
         """Stops all ranks because one failed, and finds the first cause."""
         # The first exit seen need not be the first cause: neighbours fail within milliseconds, and
         # each may still report why.
@@ -208,7 +207,7 @@ class Supervisor:
             self.job.note("stopping", why=broken)
             self._feed()
             proved = blame.proved_reason("", f"{broken}{self._oom.rose() or ''}")
-            return Outcome("failed", broken, reason=proved or self._launch_reason())
+            return End(State.FAILED, broken, reason=proved or self._launch_reason())
         # A preempted rank is reported as the cause only if no other rank failed.
         failed = [rank.rank for rank in self.ranks if rank.code not in (None, 0, PREEMPTED)]
         failed = failed or [rank.rank for rank in self.ranks if rank.code]

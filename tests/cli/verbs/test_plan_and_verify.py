@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hires.launcher.local.local_launcher import Outcome
+from hires.core.store.ends import End
 from hires.plan.plan import Plan
 from tests.helpers.commands import SMALL
 
@@ -70,7 +70,7 @@ def rank_0_finds(monkeypatch):
             answer |= {"decisive": each["gradients"], "precision": seen["precision"]}
             answer |= {"by_noise": ["gradients/a"] if noise else []}
             (path / f"a{attempt}" / "verify.json").write_text(json.dumps(answer))
-            return Outcome("done" if ok else "failed", None, {0: 0 if ok else 1}, [])
+            return End("done" if ok else "failed", exit_codes={0: 0 if ok else 1})
 
         monkeypatch.setattr("hires.launcher.kinds.this_machine.launch", launch)
         return seen

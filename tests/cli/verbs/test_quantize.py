@@ -16,9 +16,8 @@ from safetensors.numpy import load_file, save_file
 
 from hires.core.errors import ConfigError
 from hires.core.store import frozen, records
-from hires.core.store.ends import write_exit
+from hires.core.store.ends import End
 from hires.core.store.network_weights import find_weights
-from hires.launcher.local.local_launcher import Outcome
 from hires.plan.passes.int8_scales import observed_values, params_digest
 from hires.plan.plan import Plan
 from hires.quant.affine import affine_of
@@ -53,8 +52,8 @@ def ranks(monkeypatch, traced):
         more["noise"] = {name: 60.0 - k for k, name in enumerate(values)}
         scales = Scales(*facts, values, ranges, source=key, **more)
         write_scales(path / f"a{attempt}" / "scales.json", scales)
-        write_exit(path, attempt, {"state": "done", "cause": None, "exit_codes": {0: 0}})
-        return Outcome("done", None, {0: 0}, [])
+        End("done", exit_codes={0: 0}).write(path, attempt)
+        return End("done", exit_codes={0: 0})
 
     monkeypatch.setattr("hires.launcher.kinds.this_machine.launch", launch)
     return seen
@@ -152,7 +151,7 @@ def test_full_disk_leaves_an_earlier_pair_or_nothing(hires, ranks, monkeypatch):
     ("state", "code", "how"), [("failed", 1, "failed"), ("cancelled", 130, "was cancelled")]
 )
 def test_calibration_that_does_not_end_well_leaves_no_file(hires, monkeypatch, state, code, how):
-    ended, begun = Outcome(state, "conv1 cannot be calibrated", {0: code}, []), []
+    ended, begun = End(state, "conv1 cannot be calibrated", exit_codes={0: code}), []
     launch = "hires.launcher.kinds.this_machine.launch"
     monkeypatch.setattr(launch, lambda *a, **k: begun.append(a) or ended)
     answer = hires(*QUANTIZE, "out=n8.safetensors")

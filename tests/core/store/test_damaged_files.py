@@ -142,7 +142,7 @@ def run(tmp_path_factory) -> Path:
     entry = message_entries.ENTRY.pack(0, 0, -1, 64, 5.0, 5.25, 6.0, 7.0)
     message_entries.write(attempt, 0, header, entry)
     records.finish(made, 0, "done")
-    ends.write_exit(path, 0, {"state": "done", "cause": "", "exit_codes": {"0": 0}})
+    ends.End("done", exit_codes={0: 0}).write(path, 0)
     sweep = {"argv": argv, "time": "2031-01-01T00:00:00+00:00"}
     points = [PlannedPoint(path.name, ["image=8"])]
     campaign.write(path.parent, Campaign("x", [sweep], points, [ExcludedPoint(["a=1"], "why")]))

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import attempts, campaign, ends, files, naming, records, run_names, rundir
+from hires.core.store import attempts, campaign, files, naming, records, run_names, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
+from hires.core.store.ends import End
 from tests.helpers.launches import ROOT
 from tests.helpers.new_runs import ARGV, PLAN, complete, leftovers
 from tests.helpers.patience import PATIENCE_S
@@ -226,10 +227,10 @@ def test_later_sweep_adds_and_replaces_and_is_read_back(tmp_path):
 
 def test_cancelled_attempt_keeps_the_cause_of_its_earlier_end(config):
     run = rundir.create(config, PLAN, ARGV)
-    early = {"state": "failed", "reason": "preempted", "cause": "it made way"}
-    ends.write_exit(run.path, 0, {**early, "exit_codes": {10: 75, 2: 75}})
-    ends.write_cancelled(run.path, 0, "cancelled while it waited")
-    end = Attempt(run.path, 0).exit
-    assert (end["state"], end["reason"]) == ("cancelled", None)
-    assert end["cause"] == "cancelled while it waited; before that: it made way"
-    assert list(end["exit_codes"]) == ["2", "10"]
+    early = End("failed", "it made way", "preempted", {10: 75, 2: 75})
+    early.write(run.path, 0)
+    before = Attempt(run.path, 0).exit
+    assert before == replace(early, ended=before.ended)
+    before.cancelled("cancelled while it waited").write(run.path, 0)
+    text = "cancelled while it waited; before that: it made way"
+    assert Attempt(run.path, 0).exit == replace(before, state="cancelled", cause=text, reason=None)
