@@ -32,9 +32,8 @@ from hires.bench.race import Runner
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import INT8
 from hires.engine.device import RankDevice, to_host
-from hires.engine.verify import largest_values, reference_step, tensor_error
-from hires.engine.verify_bounds import EXACT, MOST, bounds_of, lowest
-from hires.engine.verify_int8 import float_sums, quantised_step
+from hires.engine.verify import largest_values, quantised_step, reference_step, tensor_error
+from hires.engine.verify_bounds import EXACT, MOST, bounds_of, float_sums, lowest
 
 VALUE_TOLERANCE = 1e-3
 """Largest error of loss or outputs as they are timed, over the largest expected value."""

@@ -15,7 +15,7 @@ from hires.data.opening import open_data
 from hires.data.order import step_images
 from hires.engine.build import whole_model
 from hires.engine.kept_layers import enough_kept
-from hires.engine.verify_int8 import quantised_step
+from hires.engine.verify import quantised_step
 from hires.plan.operators.operator_facts import facts_of
 from hires.quant.scales import read_scales
 from tests.helpers.jobs import run_folders

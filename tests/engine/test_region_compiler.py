@@ -14,7 +14,7 @@ from hires.engine import region_compiler
 from hires.engine.build import filled_tensors, place_tensors
 from hires.engine.device import HOST
 from hires.engine.region_tensorrt import RegionModule
-from hires.engine.verify_int8 import alone
+from hires.engine.verify import alone
 from hires.parallel import compiled_region
 from hires.parallel.compiled_region import CompiledRegion
 from hires.parallel.stage import StageModule

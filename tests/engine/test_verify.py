@@ -12,7 +12,7 @@ from torch import nn
 from hires.core.config.run_config import from_dict
 from hires.engine import verify
 from hires.engine.device import RankDevice
-from hires.engine.verify import lowers, noise_of, reference_step, summary, words
+from hires.engine.verify import lowers, noises, reference_step, summary, words
 from hires.engine.verify_bounds import BITWISE, EXACT, KINDS, LOWERED
 from hires.nets.trace import trace
 from tests.helpers.layouts import verified
@@ -80,7 +80,7 @@ def test_noise_of_a_network_that_amplifies_it_is_measured_by_several_draws(monke
 
     config, reference = _step_of(monkeypatch, net_of(nn.Conv2d(3, 8, 3), Chain()))
     clones = {n: t.clone() for n, t in reference.items()}
-    draws = [noise["gradients/0.weight"] for noise in noise_of(config, RankDevice(), clones, False)]
+    draws = [noise["gradients/0.weight"] for noise in noises(config, RankDevice(), clones, EXACT)]
     assert draws == sorted(draws)
     assert draws[-1] > draws[0] > 1e-12
 
@@ -111,7 +111,7 @@ def test_bias_before_a_norm_is_noise_and_its_weight_is_not(monkeypatch):
     net = net_of(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     config, reference = _step_of(monkeypatch, net)
     clones = {n: t.clone() for n, t in reference.items()}
-    *_, noise = noise_of(config, RankDevice(), clones, draws=False)
+    *_, noise = noises(config, RankDevice(), clones, EXACT)
     assert noise["gradients/0.bias"] > 0
     assert noise["gradients/0.weight"] < 1e-12
     assert max(error for name, error in noise.items() if name.startswith("output/")) < 1e-12
@@ -131,9 +131,9 @@ def test_network_that_computes_in_float32_has_its_noise(monkeypatch):
     assert not lowers(trace(net_of(), [2, 8, 16, 16], training=True, dtype=torch.float64))
     config, reference = _step_of(monkeypatch, net)
     clones = {n: t.clone() for n, t in reference.items()}
-    *_, noise = noise_of(config, RankDevice(), clones, draws=False)
+    *_, noise = noises(config, RankDevice(), clones, EXACT)
     assert max(noise.values()) < 1e-10
-    *_, noise = noise_of(config, RankDevice(), clones, draws=False, lowers=True)
+    *_, noise = noises(config, RankDevice(), clones, LOWERED)
     assert 1e-9 < noise["gradients/0.weight"] < 1e-6
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hires.engine.verify_bounds import BITWISE
-from hires.engine.verify_int8 import FloatSums, float_sums
+from hires.engine.verify_bounds import BITWISE, FloatSums, float_sums
 from hires.plan.plan import Plan
 from tests.helpers.quantised_nets import QuantisedNet, small_quantised
 from tests.helpers.simulated_tiles import laid_out
