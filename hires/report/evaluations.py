@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 from hires.core.evaluation_summary import paired_difference, wilson
 from hires.core.store import file_names, reading
@@ -40,25 +40,6 @@ AGREEMENT = (
 """``difference``: of top-1, on the same images."""
 _OF_FOLDERS = ("folder", "pairs", "slide")
 """Kinds of data whose folder says what the images are."""
-
-
-class SamePredictions(NamedTuple):
-    """For how many images two evaluations predict the same class, and how often one is right."""
-
-    same: int
-    images: int
-    gained: int
-    """Images for which only the first is right."""
-    lost: int
-    """Images for which only the second is right."""
-
-    def cells(self) -> Row:
-        """Returns shares from 0 to 1 with the ends of their 95 % intervals."""
-        difference = (self.gained - self.lost) / self.images
-        ends = wilson(self.same, self.images) or (0.0, 1.0)
-        off = paired_difference(self.gained, self.lost, self.images) or (-1.0, 1.0)
-        numbers = (self.same / self.images, *ends, difference, *off)
-        return dict(zip((column.key for column in AGREEMENT[1:]), numbers, strict=True))
 
 
 @dataclass
@@ -112,23 +93,25 @@ def evaluated(run: Run) -> bool:
     return run.end[0] == "done" and run.record.evaluation is not None
 
 
-def agreement(a: Run, b: Run) -> SamePredictions | None:
-    """Returns how two evaluations agree; None: of other images, or no classes of images.
+def agreement(a: Run, b: Run) -> Row:
+    """Returns how two evaluations agree: shares with the ends of their 95 % intervals.
 
-    Images are the same if names and classes of all are, wherever the data lay.
+    Empty: of other images, or no classes of images. Images are the same if names and classes of
+    all are, wherever the data lay.
     """
     ours, theirs = (_predicted(run.shown.folder) for run in (a, b))
-    if ours is None or theirs is None or not ours.id:
-        return None
-    if (ours.id, ours.label) != (theirs.id, theirs.label):
-        return None
+    if ours is None or theirs is None or (ours.id, ours.label) != (theirs.id, theirs.label):
+        return {}
     both = [*zip(ours.predicted, theirs.predicted, ours.label, strict=True)]
-    return SamePredictions(
-        sum(x == y for x, y, _ in both),
-        len(both),
-        gained=sum(x == label != y for x, y, label in both),
-        lost=sum(y == label != x for x, y, label in both),
-    )
+    images, same = len(both), sum(x == y for x, y, _ in both)
+    if not images:
+        return {}
+    gained = sum(x == label != y for x, y, label in both)
+    lost = sum(y == label != x for x, y, label in both)
+    ends = wilson(same, images) or (0.0, 1.0)
+    off = paired_difference(gained, lost, images) or (-1.0, 1.0)
+    numbers = (same / images, *ends, (gained - lost) / images, *off)
+    return dict(zip((column.key for column in AGREEMENT[1:]), numbers, strict=True))
 
 
 @functools.lru_cache(maxsize=8)
@@ -153,13 +136,12 @@ def evaluations(found: Found) -> Iterator[Row]:
     """Yields the accuracy of every evaluation, beside its most exact mate's predictions."""
     for run, mates in precision_mates(found.runs, evaluated):
         best = most_exact(run, mates)
-        same = None if best is None else agreement(run, best)
         yield {
             **run.point,
             QUANT.key: quant_text(run),
             _DATA.key: data_label(run),
             **cells_of(run.record.evaluation),
-            **({} if same is None else same.cells()),
+            **({} if best is None else agreement(run, best)),
             "reference": best and best.record.precision,
         }
 

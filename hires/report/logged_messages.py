@@ -5,7 +5,6 @@ Calls and bytes are those of all ranks in one step; seconds and shares are those
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -29,10 +28,6 @@ _NOT_PLANNED = (
 """Keys that change no message of the plan."""
 STAGED = " staged"
 """Behind an algorithm whose messages go through buffers of the host."""
-STUDY = (10, 17, 24, 25, 26)
-"""Powers of two between the classes of the EDSR study, which has none below 1 KB and from 64 MB."""
-STUDY_CLASSES = ("below 1 KB", "1-128 KB", "128 KB-16 MB", "16-32 MB", "32-64 MB", "64 MB and more")
-"""In which the study of EDSR under Horovod gives the time of all-reduces; a KB has 1024 bytes."""
 _COUNT, _BYTES = Column("count", "calls", digits=0), Column("bytes", "bytes", "MiB", 1 / MIB, 3)
 _COSTS = (
     Column("issue_s", "calling", "ms", 1e3, 2),
@@ -80,7 +75,7 @@ class MessageSums:
 
         ``planned_count`` and ``planned_bytes`` are there where the plan decides all these keys.
         """
-        planned = self.planned if set(keys) <= {*PLANNED_KEYS, "class"} else None
+        planned = self.planned if set(keys) <= {*PLANNED_KEYS} else None
         rows = added(self.rows, keys)
         if planned is not None:
             # Also what was planned and never ran.
@@ -94,12 +89,6 @@ class MessageSums:
                 row |= {"planned_count": own["count"], "planned_bytes": own["bytes"]}
         return [{**row, "share": _share([row], self.step_s)} for row in rows]
 
-    def by_study_class(self) -> list[Row]:
-        """Returns one row for each class of the EDSR study in which there are messages."""
-        for row in (*self.rows, *self.planned):
-            row["class"] = bisect.bisect(STUDY, row["size"])
-        return [{**row, "class": STUDY_CLASSES[row["class"]]} for row in self.by("class")]
-
     def differences(self) -> list[str]:
         """Returns in words where calls, bytes or routes are not those of the plan."""
         lines = []
@@ -110,10 +99,10 @@ class MessageSums:
                     lines.append(f"{_message_words(row)}: {numbers}")
         planned: dict[tuple[Any, ...], set[str]] = {}
         for row in self.planned:
-            ways = planned.setdefault(tuple(row[key] for key in PLANNED_KEYS), set())
+            ways = planned.setdefault(_planned_key(row), set())
             ways.add(f"{row['backend']} {row['algorithm']}")
         for row in added(self.rows, ROUTED_KEYS):
-            ways = planned.get(tuple(row[key] for key in PLANNED_KEYS), set())
+            ways = planned.get(_planned_key(row), set())
             way = f"{row['backend']} {row['algorithm'].removesuffix(STAGED)}"
             if ways and way not in ways:
                 words = f"through {way}, planned {' or '.join(sorted(ways))}"
@@ -135,20 +124,18 @@ class MessageSums:
         """Returns the tables of a run's messages; those of single ranks only of few ranks."""
         sizes = [{**row, "from": size_words(row["size"])} for row in self.by("operation", "size")]
         of_operation, of_kind = texts(operation="operation", kind="kind")
-        of_size, of_class = texts(**{"from": "from", "class": "size"})
         of_backend = texts(backend="backend", algorithm="algorithm")
-        [rank] = counts(rank="rank")
-        sums = (_COUNT, _BYTES, *_COSTS)
+        [of_size], [rank], sums = (
+            texts(**{"from": "from"}),
+            counts(rank="rank"),
+            (_COUNT, _BYTES, *_COSTS),
+        )
         by_kind = self.by("operation", "kind")
         tables = [
             table_of("comm", "By operation and kind", (of_operation, of_kind, *_PLANNED), by_kind),
             table_of("comm", "By operation and size", (of_operation, of_size, *_PLANNED), sizes),
             table_of("comm", "By backend", (*of_backend, *sums), self.by("backend", "algorithm")),
-            table_of(
-                "comm", "By the classes of the EDSR study", (of_class, *_PLANNED),
-                self.by_study_class(),
-            ),
-        ]  # fmt: skip
+        ]
         if len(self.by_rank) <= MAX_RANKS:
             tables.append(table_of("comm", "By rank", (rank, *sums), self.by_rank))
         return tables
@@ -165,7 +152,6 @@ class MessageSums:
             "by_operation": self.by("operation", "kind"),
             "by_size": self.by("operation", "size"),
             "by_backend": self.by("backend", "algorithm"),
-            "by_study_class": self.by_study_class(),
             "by_rank": self.by_rank,
         }
 
@@ -246,13 +232,12 @@ def messages(found: Found) -> Iterator[Row]:
         sums = message_sums(run.record.comm)
         backends: dict[tuple[Any, ...], list[str]] = {}
         for row in [] if sums is None else added(sums.rows, (*PLANNED_KEYS, "backend")):
-            backends.setdefault(tuple(row[k] for k in PLANNED_KEYS), []).append(row["backend"])
+            backends.setdefault(_planned_key(row), []).append(row["backend"])
         for row in [] if sums is None else sums.by(*PLANNED_KEYS):
             yield {
                 **run.point,
                 **{key: row[key] for key in ("operation", "kind", "issue_s", "wait_s")},
-                "backends": ", ".join(backends.get(tuple(row[k] for k in PLANNED_KEYS), []))
-                or None,
+                "backends": ", ".join(backends.get(_planned_key(row), [])) or None,
                 "least_bytes": 0 if row["size"] < 0 else 2 ** row["size"],
                 "calls_per_step": row["count"],
                 "planned_calls_per_step": row["planned_count"],
@@ -276,6 +261,10 @@ def _share(rows: Iterable[Row], step_s: float) -> float | None:
     """Returns which part of a step some rows are; None if its time is unknown."""
     seconds = sum(float(row["issue_s"] + row["wait_s"]) for row in rows)
     return seconds / step_s if step_s > 0 else None
+
+
+def _planned_key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[key] for key in PLANNED_KEYS)
 
 
 def _message_words(row: Row) -> str:

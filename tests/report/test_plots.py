@@ -27,7 +27,7 @@ from tests.helpers.small_plans import LAYOUTS, plan_of
 
 OF_ONE_RUN = {"memory_per_rank", "step_split", "timeline", "loss"}
 OF_CAMPAIGN = OF_ONE_RUN | {
-    "traffic", "tile_grid", "message_costs", "throughput_by_layout", "throughput_by_image",
+    "traffic", "message_costs", "throughput_by_layout", "throughput_by_image",
     "precision_error",
 }  # fmt: skip
 

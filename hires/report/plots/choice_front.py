@@ -8,7 +8,7 @@ step time
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
 from dataclasses import dataclass, field
 
 from matplotlib.axes import Axes
@@ -18,7 +18,6 @@ from hires.core.units import MIB
 from hires.report.plots import style
 from hires.report.plots.base import MAX_RUNS, Drawing, PlotData, labelled, plot
 from hires.report.record import RunRecord, typed
-from hires.report.runs import Run
 
 
 @dataclass
@@ -44,8 +43,12 @@ class LayoutChoice:
 @plot(118, "choice", "Layouts that were chosen from")
 def choice_front(data: PlotData) -> Drawing | str:
     """Draws predicted step time and memory of all layouts of a choice, and their Pareto front."""
-    every = [(run, choice_of(run)) for run in data.frames.run_list]
-    choices = [(run, choice) for run, choice in every if choice.options][:MAX_RUNS]
+    choices = []
+    for run in data.frames.run_list:
+        with contextlib.suppress(ValueError):  # it is damaged
+            choice: LayoutChoice = typed(LayoutChoice, read_choice(run.path) or {})
+            choices += [(run, choice)] if choice.options else []
+    choices = choices[:MAX_RUNS]
     if not choices:
         return "no run had its layout chosen (parallel=auto)"
     fig, axes = style.panels(len(choices), 2, 2.8)
@@ -62,29 +65,6 @@ def choice_front(data: PlotData) -> Drawing | str:
     return Drawing(fig, f"Chosen: {chosen}. The memory of hollow marks is an estimate.")
 
 
-def choice_of(run: Run) -> LayoutChoice:
-    """Returns the choice of a run; an empty one if it has none, and a note if it is damaged."""
-    try:
-        choice: LayoutChoice = typed(LayoutChoice, read_choice(run.path) or {})
-    except ValueError:
-        return LayoutChoice()
-    return choice
-
-
-def pareto_front(layouts: Sequence[PlacedLayout]) -> list[PlacedLayout]:
-    """Returns the layouts that no other one beats in time and memory at once, by time.
-
-    >>> layouts = [PlacedLayout(*of, "") for of in ((2, 2), (1, 3), (3, 3), (3, 1), (1, 4))]
-    >>> [(one.step_s, one.peak_bytes) for one in pareto_front(layouts)]
-    [(1, 3), (2, 2), (3, 1)]
-    """
-    front: list[PlacedLayout] = []
-    for one in sorted(layouts, key=lambda one: (one.step_s, one.peak_bytes)):
-        if not front or one.peak_bytes < front[-1].peak_bytes:
-            front.append(one)
-    return front
-
-
 def _draw(axis: Axes, choice: LayoutChoice, record: RunRecord) -> None:
     for one in choice.options:
         look = style.layout_style(one.layout)
@@ -97,7 +77,10 @@ def _draw(axis: Axes, choice: LayoutChoice, record: RunRecord) -> None:
             one.step_s * 1e3, one.peak_bytes / MIB, ls="", marker="x", color=style.MUTED,
             label="does not fit",
         )  # fmt: skip
-    front = pareto_front(choice.options)
+    front: list[PlacedLayout] = []
+    for one in sorted(choice.options, key=lambda one: (one.step_s, one.peak_bytes)):
+        if not front or one.peak_bytes < front[-1].peak_bytes:
+            front.append(one)
     axis.plot(
         [one.step_s * 1e3 for one in front], [one.peak_bytes / MIB for one in front],
         color=style.MUTED, lw=1.0, zorder=0, label="Pareto front",

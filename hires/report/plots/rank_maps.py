@@ -1,39 +1,15 @@
-"""Plots where the tiles of a layout lie, and how much its ranks send to each other."""
+"""Plots how much the ranks of a layout send to each other."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
-from matplotlib.patches import Rectangle
 
 from hires.core.units import MIB
 from hires.plan import traffic
-from hires.plan.graph import INPUT
-from hires.plan.plan import Plan
-from hires.plan.tiling import own_rect
 from hires.report.plots import style
 from hires.report.plots.base import Drawing, PlotData, plot
-
-_COLOURS = (style.SKY, style.ORANGE, style.GREEN, style.PURPLE, style.YELLOW, style.BLUE)
-
-
-@plot(90, "tile_grid", "The tile grid over the image")
-def grid(data: PlotData) -> Drawing | str:
-    """Draws the image with the tiles of the first stage, for every tiled run."""
-    runs = [(drawn, plan) for drawn, plan in data.plans if plan.stages[0].num_tiles > 1]
-    if not runs:
-        return "no run that is drawn cuts the image into tiles"
-    fig, axes = style.panels(len(runs), 3, 2.4)
-    for axis, (drawn, plan) in zip(axes, runs, strict=True):
-        _draw_tiles(axis, plan)
-        style.title(axis, drawn.label)
-    return Drawing(
-        fig,
-        "Tiles of the first stage and their ranks; hatched is the halo that it borrows first.",
-    )
 
 
 @plot(80, "traffic", "Traffic from rank to rank")
@@ -56,34 +32,6 @@ def between_ranks(data: PlotData) -> Drawing | str:
         "Bytes of one step of the plan, from the rank on the left to the rank below. A sum of "
         "gradients is drawn as if each rank sent the same to every other.",
     )
-
-
-def _draw_tiles(axis: Axes, plan: Plan) -> None:
-    """Draws the tiles of one plan, and the halos of the image."""
-    height, width = plan.graph.input_shape[2:]
-    stage = plan.stages[0]
-    for tile in range(stage.num_tiles):
-        r0, r1, c0, c1 = own_rect([height, width], stage.tiles, tile)
-        colour = _COLOURS[(tile // stage.tiles[1] + tile % stage.tiles[1]) % len(_COLOURS)]
-        look: dict[str, Any] = {"facecolor": colour, "edgecolor": style.PAPER, "lw": 1.5}
-        axis.add_patch(Rectangle((c0, r0), c1 - c0, r1 - r0, **look))
-        if stage.num_tiles <= 36:
-            ranks = [plan.rank_of(0, d, 0, tile) for d in range(plan.num_directions)]
-            names = [f"rank {rank}{way}" for rank, way in zip(ranks, ("", " up"), strict=False)]
-            at: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "color": "black"}
-            axis.text((c0 + c1) / 2, (r0 + r1) / 2, "\n".join(names), **at)
-    for _, _, r0, r1, c0, c1 in _first_halo(plan):
-        look = {"facecolor": "none", "edgecolor": "black", "hatch": "////", "lw": 0}
-        axis.add_patch(Rectangle((c0, r0), c1 - c0, r1 - r0, **look))
-    axis.set(xlim=(0, width), ylim=(height, 0), aspect="equal", xlabel="column", ylabel="row")
-    axis.set(xticks=[0, width], yticks=[0, height])
-    axis.grid(False)
-
-
-def _first_halo(plan: Plan) -> list[Any]:
-    # Messages (source, target, r0, r1, c0, c1) of the image that tiles borrow first.
-    halos = [op for op in plan.stages[0].comm if op.kind == "halo" and op.value == INPUT]
-    return list(halos[0].messages) if halos else []
 
 
 def _draw_matrix(axis: Axes, sent: list[list[float]], most: float) -> QuadMesh:
