@@ -41,6 +41,9 @@ GOOD = {
     "export": ("--to", "csv", "--out", "out"),
     "weights": ("show", "w.safetensors"),
     "status": (),
+    "logs": ("RUN",),
+    "retry": (),
+    "cancel": ("RUN",),
     "list": ("runs",),
     "data": ("make", "d", "--classes", "2", "--count", "2", "--size", "16"),
 }

@@ -9,16 +9,18 @@ import re
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
-from hires.cli.options import RUN, Parser, flag, option
+from hires.cli.options import JSON, RUN, Parser, flag, option
+from hires.cli.screens.screen import print_json
 from hires.core import streams
 from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import attempt_dir, is_dir, last_number, rank_logs
 from hires.core.store.run_names import locate
-from hires.launcher.status.run_progress import MAX_LINE, FileTail
+from hires.launcher.status.run_progress import FileTail
 
 POLL_S = 0.2
 _MOST_BYTES = 20_000
@@ -39,6 +41,7 @@ PARSER = Parser(
     option("--rank", "R", "only this rank", action="append", type=int),
     option("--grep", "X", "only lines that match a regular expression"),
     option("--attempt", "K", "unset: the latest", type=int),
+    JSON,
 )
 
 
@@ -46,44 +49,35 @@ LogEntry = tuple[str, int, list[str]]
 """Time, rank, and lines that belong together; before the first time in a log it is empty."""
 
 
-class RankLog(FileTail):
-    """One rank's log, and how far it was read."""
-
-    def __init__(self, rank: int, path: Path) -> None:
-        super().__init__(path)
-        self.rank, self._time = rank, ""
-
-    def entries(self, to_end: bool) -> Iterator[LogEntry]:
-        """Yields the entries that were added; ``to_end`` as :meth:`FileTail.lines` has it."""
-        lines: list[str] = []
-        for data in self.lines(to_end):
-            text = data[:_MOST_BYTES].decode(errors="replace").rstrip("\r\n")
-            if len(data) > _MOST_BYTES:
-                text += f"... ({len(data)} bytes{' or more' if len(data) == MAX_LINE else ''})"
-            if (match := _TIME.match(text)) is not None:
-                if lines:
-                    yield self._time, self.rank, lines
-                self._time, lines = match[0], []
-            lines.append(text)
-        if lines:
-            yield self._time, self.rank, lines
-
-
 class RankLogs:
-    """The logs of some ranks of a run, or of all if it names none."""
+    """The logs of some ranks of a run, or of all if it names none, and how far they were read."""
 
     def __init__(self, run: Path, ranks: Collection[int] = ()) -> None:
         self.run, self.ranks = run, ranks
-        self._logs: dict[Path, RankLog] = {}
+        self._tails: dict[Path, FileTail] = {}
+        self._times: dict[int, str] = {}
+        """Rank -> that of its last entry."""
 
-    def read(self, attempt: int, to_end: bool = False) -> Iterator[LogEntry]:
-        """Yields what has been added to the logs of an attempt, by time and then by rank."""
-        files = rank_logs(attempt_dir(self.run, attempt)).items()
-        wanted = [(rank, path) for rank, path in files if not self.ranks or rank in self.ranks]
-        self._logs = {path: self._logs.get(path) or RankLog(rank, path) for rank, path in wanted}
+    def read(self, attempt: int, to_end: bool = False) -> list[LogEntry]:
+        """Returns what has been added to the logs of an attempt, by time and then by rank.
+
+        ``to_end`` is as :meth:`FileTail.lines` has it.
+        """
+        entries: list[LogEntry] = []
         # One after the other: a process may not have the logs of thousands of ranks open.
-        added = [entry for log in self._logs.values() for entry in log.entries(to_end)]
-        yield from sorted(added, key=lambda entry: entry[:2])
+        for rank, path in rank_logs(attempt_dir(self.run, attempt)).items():
+            if self.ranks and rank not in self.ranks:
+                continue
+            begun = False
+            for data in self._tails.setdefault(path, FileTail(path)).lines(to_end):
+                text = data[:_MOST_BYTES].decode(errors="replace").rstrip("\r\n")
+                match = _TIME.match(text)
+                self._times[rank] = match[0] if match else self._times.get(rank, "")
+                if match or not begun:
+                    entries.append((self._times[rank], rank, []))
+                entries[-1][2].append(text + "..." * (len(data) > _MOST_BYTES))
+                begun = True
+        return sorted(entries, key=lambda entry: entry[:2])
 
 
 def main(args: Namespace) -> int:
@@ -105,6 +99,8 @@ def main(args: Namespace) -> int:
         raise ConfigError(f"{run.name} has no attempt {attempt}; there are {there}")
     logs = RankLogs(run, args.rank or ())
     if args.follow:
+        if args.json:
+            raise ConfigError("--follow prints again and again, and --json one object; leave one")
         try:
             _follow(logs, pattern, attempt, newer=args.attempt is None)
         except KeyboardInterrupt:  # the usual end, which needs no message
@@ -119,14 +115,22 @@ def main(args: Namespace) -> int:
         raise ConfigError(f"rank {missing[0]} has no log in attempt {attempt}; {have}")
     if not there_are:
         print(f"attempt {attempt} has no logs: no rank was started", file=sys.stderr)
-    _show(logs.read(attempt, to_end=True), pattern)
+    lines = _lines(logs.read(attempt, to_end=True), pattern)
+    if args.json:
+        print_json({"attempt": attempt, "lines": lines})
+    else:
+        _print(lines)
     return 0
 
 
-def _show(entries: Iterator[LogEntry], pattern: re.Pattern[str]) -> None:
-    for _, rank, lines in entries:
-        for text in filter(pattern.search, lines):
-            print(f"[{rank}] {text}")
+def _lines(entries: Sequence[LogEntry], pattern: re.Pattern[str]) -> list[dict[str, Any]]:
+    found = ((rank, text) for _, rank, texts in entries for text in texts if pattern.search(text))
+    return [{"rank": rank, "text": text} for rank, text in found]
+
+
+def _print(lines: Sequence[dict[str, Any]]) -> None:
+    for line in lines:
+        print(f"[{line['rank']}] {line['text']}")
 
 
 def _follow(logs: RankLogs, pattern: re.Pattern[str], attempt: int, newer: bool) -> None:
@@ -135,7 +139,7 @@ def _follow(logs: RankLogs, pattern: re.Pattern[str], attempt: int, newer: bool)
     while True:
         # The end is read before the logs: lines written before it are then printed.
         end, last = Attempt(logs.run, attempt).exit, last_number(logs.run)
-        _show(logs.read(attempt), pattern)
+        _print(_lines(logs.read(attempt), pattern))
         sys.stdout.flush()
         if streams.output_is_lost():
             return

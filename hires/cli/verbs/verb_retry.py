@@ -8,12 +8,14 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hires.cli.compose.choices import config_keys, groups
 from hires.cli.compose.overrides import checked, parsed
 from hires.cli.earlier_runs import EarlierRuns, begin
 from hires.cli.options import (
     CONTINUE,
+    JSON,
     SHARED,
     TRUST_OWNER,
     Parser,
@@ -21,6 +23,7 @@ from hires.cli.options import (
     named_runs,
     option,
 )
+from hires.cli.screens.screen import print_json
 from hires.cli.start_run import explain, submit, wait_for
 from hires.cli.verbs.verb_status import count
 from hires.cli.verbs.verb_status import repeats as lacking
@@ -74,6 +77,7 @@ PARSER = Parser(
         action="append",
         default=[],
     ),
+    JSON,
 )
 
 
@@ -92,22 +96,14 @@ def main(args: Namespace) -> int:
     ended = [
         s for s in all_states if s.state in wanted or (s.missing > 0 and State.FAILED in wanted)
     ]
-    if not ended:
-        print(f"nothing to retry: no run is {' or '.join(wanted)}")
-        if all_states:
-            print(count(all_states))
-        return 0
-    code = 0
-    here: list[FrozenRun] = []
-    jobs: dict[str, list[FrozenRun]] = {}
-    earlier = EarlierRuns()
     by_path = {state.path: state for state in ended if state.path}
+    code, earlier, frozen_runs = 0, EarlierRuns(), list[FrozenRun]()
     for path, state in by_path.items():  # all are checked before the first one starts
         try:
             trust.refuse_untrusted(path)
             config = records.read_config(path)
             records.read_plan(path)
-        except HiresError as error:  # an older hires wrote it, or it is damaged
+        except HiresError as error:  # another hires wrote it, or it is damaged
             print(f"hires: {path.name} is left out: {error}", file=sys.stderr)
             code = RunError.exit_code
             continue
@@ -118,21 +114,33 @@ def main(args: Namespace) -> int:
         if args.set:
             command = attempts.reproduce_line_of(path) or "hires run ..."
             config = with_keys(config, args.set, command)
-        launcher = launcher_of(config)
-        runs = jobs.setdefault(config.launcher.name, []) if launcher.has_jobs else here
-        runs.append(FrozenRun(path, None, config, max(1, state.missing)))
-    for _, runs in sorted(jobs.items()):
-        code = _submit(runs, by_path, seen, args.argv) or code
-    return _run_here(here, by_path, seen) or code
+        frozen_runs.append(FrozenRun(path, None, config, max(1, state.missing)))
+    results: list[dict[str, Any]] = []
+    if not ended and not args.json:
+        print(f"nothing to retry: no run is {' or '.join(wanted)}")
+        print("".join(f"{count(all_states)}\n" for _ in all_states[:1]), end="")
+    for name in sorted({run.config.launcher.name for run in frozen_runs}):
+        runs = [run for run in frozen_runs if run.config.launcher.name == name]
+        if launcher_of(runs[0].config).has_jobs:
+            code = _submit(runs, by_path, seen, args, results) or code
+    here = [run for run in frozen_runs if not launcher_of(run.config).has_jobs]
+    code = _run_here(here, by_path, seen, results) or code
+    if args.json:
+        print_json({"runs": results})
+    else:
+        for result in results:
+            if "state" in result:
+                print(f"{result['run']}: {result['state']}")
+    return code
 
 
 def _continued(path: Path, config: RunConfig, earlier: EarlierRuns) -> tuple[RunConfig, list[str]]:
-    held = frozen.read(path)
-    if held is None:  # an older hires made it
+    inputs = frozen.read(path)
+    if inputs is None:
         return config, ["it is not known which runs it may continue: begin it anew"]
     if config.checkpoint.resume == "never":  # of one run, perhaps among many
         return config, ["it begins at step 0, as it was made with checkpoint.resume=never"]
-    return begin(config, path, held.inputs, earlier, go_on=True)
+    return begin(config, path, inputs.inputs, earlier, go_on=True)
 
 
 def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunConfig:
@@ -145,11 +153,6 @@ def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunCon
         key, equals, _ = change.partition("=")
         if not equals or key not in config_keys():
             raise ConfigError(f"--set {change}: there is no key {key!r}; {offer(key, FREE)}")
-        if key == "checkpoint.continues":
-            raise ConfigError(
-                f"--set {change}: `hires retry --continue` finds the checkpoint; to name it, use "
-                f"`{command} {shlex.quote(change)}`"
-            )
         if key not in FREE:
             raise ConfigError(
                 f"--set {change} makes another point, which is a run of its own: "
@@ -163,7 +166,10 @@ def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunCon
     return from_dict(values)
 
 
-def _submit(runs: Sequence[FrozenRun], states: States, seen: Seen, argv: list[str]) -> int:
+def _submit(
+    runs: Sequence[FrozenRun], states: States, seen: Seen, args: Namespace,
+    results: list[dict[str, Any]],
+) -> int:  # fmt: skip
     configs = {run.path: run.config for run in runs}
     every = [Attempt(run.path, number) for run in runs for number in attempt_numbers(run.path)]
     latest = {(path, state.attempt) for path, state in states.items() if state.reason == "node"}
@@ -176,14 +182,18 @@ def _submit(runs: Sequence[FrozenRun], states: States, seen: Seen, argv: list[st
     exclude = tuple(launcher_of(runs[0].config).avoided_nodes(failed, list(configs.values())))
     if exclude:
         print(f"not on {', '.join(exclude)}, where an attempt failed", file=sys.stderr)
-    options = SubmitOptions(argv, exclude=exclude)
+    options = SubmitOptions(args.argv, exclude=exclude)
     submitted = submit(runs, options, lambda path: rundir.refreeze(path, configs[path]), seen)
-    jobs = [one for one in submitted if one.job is not None]
-    print(f"{len(jobs)} of {len(runs)} runs submitted; `hires status` watches")
-    return 0 if len(jobs) == len(runs) else RunError.exit_code
+    results += [{"run": one.path.name, "job": one.job, "why": one.why} for one in submitted]
+    num_jobs = sum(one.job is not None for one in submitted)
+    if not args.json:
+        print(f"{num_jobs} of {len(runs)} runs submitted; `hires status` watches")
+    return 0 if num_jobs == len(runs) else RunError.exit_code
 
 
-def _run_here(runs: Sequence[FrozenRun], states: States, seen: Seen) -> int:
+def _run_here(
+    runs: Sequence[FrozenRun], states: States, seen: Seen, results: list[dict[str, Any]]
+) -> int:
     code = 0
     turns = [run for run in runs for _ in range(run.attempts)]
     for number, turn in enumerate(turns, start=1):
@@ -203,7 +213,7 @@ def _run_here(runs: Sequence[FrozenRun], states: States, seen: Seen) -> int:
             code = RunError.exit_code
             continue
         explain(outcome, run)
-        print(f"{run.name}: {outcome.state}")
+        results.append({"run": run.name, "attempt": run.attempt, "state": outcome.state})
         code = code or outcome.exit_code
         if outcome.exit_code == INTERRUPTED:
             return INTERRUPTED

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hires.cli.verbs import verb_status
 from hires.cli.verbs.verb_logs import RankLogs
 from hires.launcher.status import state
 from tests.helpers.commands import REPOSITORY
@@ -59,6 +60,16 @@ def test_every_point_has_a_line_with_its_state_and_numbers(hires, tmp_path, monk
     ):
         answer = hires("status", name)
         assert (answer.code, text in answer.err) == (2, True)
+
+
+def test_watching_goes_on_while_runs_wait(hires, tmp_path, monkeypatch):
+    make_run(tmp_path / "results", "one-00000001")
+
+    def sleep(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verb_status.time, "sleep", sleep)
+    assert hires("status", "--watch").code == 130  # it looks again
 
 
 def following(folder: Path, *words: str) -> subprocess.Popen[str]:
