@@ -33,8 +33,7 @@ from hires.core.store.step_lines import PREDICTED_LINE, earlier_steps, pass_line
 from hires.core.text_table import spreadsheet_text
 from hires.data.source import Source
 from hires.engine.evaluate import DATA_KEYS
-from hires.engine.map_formats import MapKind
-from hires.engine.prediction_maps import PredictionMaps
+from hires.engine.prediction_maps import MapKind, PredictionMaps
 from hires.engine.seen_outputs import (
     Counted,
     broken_pixels,

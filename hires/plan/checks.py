@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hires.core.config.data_config import TIFF
+from hires.core.config.data_config import OME_TIFF
 from hires.core.config.parallel_config import SCHEDULES, ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import ONE_PASS
@@ -242,7 +242,7 @@ def check_prediction(config: RunConfig, graph: Graph) -> list[Finding]:
     """Returns an error if a prediction names a form of maps, and its network makes none."""
     form = config.predict.format
     shape = graph.shape(graph.output)
-    if config.task.name != "predict" or form == TIFF or len(shape) != 2:
+    if config.task.name != "predict" or form == OME_TIFF or len(shape) != 2:
         return []
     text = (
         f"predict.format={form} is the form of maps, and the network returns {shape}, classes of "

@@ -11,8 +11,7 @@ import pytest
 from hires.core.ranks.timeline import BACKWARD, FORWARD, HALO, OPTIMISER, WAIT, Span, StepSpans
 from hires.core.store import file_names
 from hires.core.store.choice_file import write_choice
-from hires.engine.map_formats import MapKind
-from hires.engine.prediction_maps import PredictionMaps
+from hires.engine.prediction_maps import MapKind, PredictionMaps
 from hires.plan.simulation.simulate import simulate
 from hires.report import frames, map_overviews
 from hires.report.map_overviews import NOT_FINITE, overviews
@@ -173,9 +172,9 @@ def test_choice_is_drawn_with_its_front(tmp_path):
 CLASSES = ["_sky", "<b>road</b>", "$x$"]
 
 
-def predicted_run(results, maps, axes, form="tiff"):
+def predicted_run(results, maps, axes, form="ome-tiff"):
     """Makes the folder of a complete prediction with some maps, named by their numbers."""
-    kind = MapKind(maps[0].shape, maps[0].dtype, axes, None if axes == "YXS" else CLASSES)
+    kind = MapKind(maps[0].shape, maps[0].dtype, axes, () if axes == "YXS" else CLASSES)
     run = report_run(results)
     folder, names = run / "a0" / file_names.PREDICTIONS, map(str, range(len(maps)))
     files = PredictionMaps(folder, names, kind, form)
@@ -193,7 +192,7 @@ def read(run):
     return overviews(one, 6, notes), notes
 
 
-@pytest.mark.parametrize("form", ["tiff", "ome-tiff", "zarr"])
+@pytest.mark.parametrize("form", ["ome-tiff", "zarr"])
 def test_overview_shrinks_a_map_and_counts_its_classes(tmp_path, monkeypatch, form):
     monkeypatch.setattr(map_overviews, "MAX_SIDE", 20)
     whole = np.random.default_rng(0).integers(0, 3, (61, 45), np.uint8)
@@ -228,11 +227,11 @@ def test_predicted_maps_are_drawn_with_their_classes_and_damaged_ones_noted(tmp_
     image = np.random.default_rng(0).random((20, 30, 3), np.float32)
     [[one], _] = read(predicted_run(tmp_path / "b", [image], "YXS"))
     np.testing.assert_array_equal(one.image, image)
-    file = run / "a0" / "predictions" / "0.tif"
+    file = run / "a0" / "predictions" / "0.ome.tif"
     file.write_bytes(file.read_bytes()[:50])
     overviews, notes = read(run)
     assert len(overviews) == 5
-    assert "0.tif" in str(notes[0])
+    assert "0.ome.tif" in str(notes[0])
     record = json.loads((run / "record.json").read_text())
     record["prediction"]["map"]["shape"] = [10**9, 10**9]  # no memory is reserved for it
     change(run, **record)

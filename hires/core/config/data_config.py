@@ -247,7 +247,7 @@ class ValidateConfig(Section, key="validate"):
 
 PROBABILITY = "probability"
 PARQUET = "parquet"
-TIFF, OME_TIFF, ZARR = "tiff", "ome-tiff", "zarr"
+OME_TIFF, ZARR = "ome-tiff", "zarr"
 
 
 @dataclass
@@ -264,7 +264,7 @@ class PredictConfig(Section, key="predict"):
     """Form of the table of images: ``csv``, or ``parquet``, which is smaller and keeps the types
     of its columns."""
 
-    format: str = value(TIFF, choices=(TIFF, OME_TIFF, ZARR))
-    """Form of the map, or image, of each sample: ``tiff`` (``ID.tif``), ``ome-tiff``
-    (``ID.ome.tif``, with axes and names of classes as OME-XML), or ``zarr`` (``ID.zarr``, a folder
-    of Zarr 3, in chunks of at most 1024 x 1024 pixels). All hold the same numbers, uncompressed."""
+    format: str = value(OME_TIFF, choices=(OME_TIFF, ZARR))
+    """Form of the map, or image, of each sample: ``ome-tiff`` (``ID.ome.tif``, a TIFF with axes and
+    names of classes as OME-XML), or ``zarr`` (``ID.zarr``, a folder of Zarr 3, in chunks of at most
+    1024 x 1024 pixels). Both hold the same numbers, uncompressed."""
