@@ -76,23 +76,26 @@ def gradient_mode(config: RunConfig, choice: RouteChoice) -> str:
     return EARLY if cores is not None and cores > ranks * config.launcher.threads else LATE
 
 
-def sums_of(plan: Plan, stage: int, scatters: bool | None = None) -> list[GradientSum]:
-    """Returns the messages in which a stage's gradients are summed, in the order of issue.
+def scatters_gradients(config: RunConfig, mode: str) -> bool:
+    """Whether the gradients of a divided update are scattered, which sends two thirds of the bytes.
 
-    ``scatters``: whether a divided update scatters them; None: as the plan has it.
+    A reduce-scatter begins behind the backward pass, so sums beside the pass (``early``) are not.
     """
-    return _sums(plan, stage, plan.gradients, plan.scatters if scatters is None else scatters)
+    wanted, divides = config.optimizer.exchange, config.optimizer.shard
+    fitting = mode != EARLY if wanted == "auto" else wanted == "scatter"
+    return divides and config.task.name == "train" and fitting
 
 
 @derived
-def _sums(plan: Plan, stage: int, mode: str, scatters: bool) -> list[GradientSum]:
+def sums_of(plan: Plan, stage: int) -> list[GradientSum]:
+    """Returns the messages in which a stage's gradients are summed, in the order of issue."""
     if not plan.training or num_holders(plan, stage) == 1:
         return []
     params, users = plan.graph.params, trained(plan, stage)
     dtype, wide = gradient_dtype(plan), wide_dtype(plan)
     several = plan.num_replicas * plan.num_directions > 1
     statistics = tuple(running_decays(plan, stage)) if several else ()
-    if scatters and shares_of_holders(plan, stage):
+    if plan.scatters and shares_of_holders(plan, stage):
         numbers = [sum(params[name].num_elements for name in some) for some in (users, statistics)]
         scattered = GradientSum((*users,), (), numbers[0], dtype, False, "", REDUCE_SCATTER)
         summed = GradientSum((), statistics, numbers[1], wide, False)
@@ -100,8 +103,8 @@ def _sums(plan: Plan, stage: int, mode: str, scatters: bool) -> list[GradientSum
     least = ALONE_BYTES // BYTES[dtype]
     # The backward pass makes the last layer's gradients first.
     large = [name for name in reversed(users) if params[name].num_elements >= least]
-    alone = [] if mode == TOGETHER else large
-    early = mode == EARLY and plan.num_directions == 1
+    alone = [] if plan.gradients == TOGETHER else large
+    early = plan.gradients == EARLY and plan.num_directions == 1
     sums = []
     for name in alone:
         # Complete at the first of its nodes: with several, others may precede that one.

@@ -84,6 +84,7 @@ def gradient_dtype(plan: Plan) -> str:
     return plan.message_dtype or wide_dtype(plan)
 
 
+@derived
 def trained(plan: Plan, stage: int) -> dict[str, list[str]]:
     """Returns the parameters to which the backward pass of a stage comes, and the users of each.
 

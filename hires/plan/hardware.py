@@ -129,9 +129,6 @@ def check_hardware(config: RunConfig) -> Iterator[Finding]:
     there, ranks = gpus_of_node(config), ranks_of_node(config)
     if device == CUDA:
         yield from _unmet(config, there, ranks)
-        yield from _unused(config, there, ranks)
-    else:
-        yield from _idle(config, device)
     yield from _unstarted(config)
     if backend in MEMORY and config.num_nodes > 1:
         text = (
@@ -139,7 +136,7 @@ def check_hardware(config: RunConfig) -> Iterator[Finding]:
             f"{config.num_nodes} nodes; use comm.backend=gloo or mpi, or one node"
         )
         yield Finding("error", "comm.backend", text)
-    yield from _without_effect(config, backend)
+    yield from _set_twice(config, backend)
     if backend in STREAMED and device != CUDA:
         text = (
             f"comm.backend={backend} carries tensors of GPUs only, and device={device} has none; "
@@ -194,17 +191,9 @@ def _unstarted(config: RunConfig) -> Iterator[Finding]:
     yield Finding("error", "comm.backend", text)
 
 
-def _without_effect(config: RunConfig, backend: str) -> Iterator[Finding]:
-    # Options of libraries that carry nothing here, and variables that are set twice.
+def _set_twice(config: RunConfig, backend: str) -> Iterator[Finding]:
+    # Variables of libraries that two keys set.
     there = library_options.libraries((backend, *config.comm.backends), config.mpi)
-    for option in library_options.unused(config.comm.options, there):
-        holders = ", ".join(library_options.holders(option))
-        carries = f" through {', '.join(there)}" if there else ""
-        text = (
-            f"comm.options.{option} is of {holders}, and comm.backend={backend} sends"
-            f"{carries} without it; leave it out, or use another comm.backend or launcher.mpi"
-        )
-        yield Finding("warning", "comm.options", text)
     site = config.cluster.environment
     for name, value in library_options.variables(config.comm.options, there).items():
         if site.get(name, value) != value:
@@ -213,9 +202,6 @@ def _without_effect(config: RunConfig, backend: str) -> Iterator[Finding]:
                 f"{site[name]}; leave one of the two out"
             )
             yield Finding("error", "comm.options", text)
-    if config.comm.options.get("cuda_ipc") and config.comm.visible == "own" and "nccl" not in there:
-        text = "comm.options.cuda_ipc needs ranks that see each other's GPUs; set comm.visible=node"
-        yield Finding("warning", "comm.visible", text)
 
 
 def _unmet(config: RunConfig, there: int | None, ranks: int) -> Iterator[Finding]:
@@ -253,43 +239,6 @@ def _unmet(config: RunConfig, there: int | None, ranks: int) -> Iterator[Finding
             f"cluster.options.gpus-per-node={there or ranks}"
         )
         yield Finding("error", "cluster.options", text)
-
-
-def _unused(config: RunConfig, there: int | None, ranks: int) -> Iterator[Finding]:
-    # GPUs that a job holds, and its ranks do not use.
-    asked = requested_gpus(config)
-    if asked is None or there is None or not there:
-        return
-    if there < min(ranks, asked):
-        text = (
-            f"the job holds {asked} GPUs of a node, and cluster.gpus={there} lets its {ranks} "
-            f"ranks use {there}; use cluster.gpus={asked}, or request {there}"
-        )
-        yield Finding("warning", "cluster.options", text)
-    elif ranks < asked:
-        text = (
-            f"the job holds {asked} GPUs of a node, and its "
-            f"{f'{ranks} ranks use one each' if ranks > 1 else 'one rank uses one'}; use a layout "
-            f"of more ranks, fewer nodes, or request {ranks}"
-        )
-        yield Finding("warning", "cluster.options", text)
-
-
-def _idle(config: RunConfig, device: str) -> Iterator[Finding]:
-    # GPUs beside a run that computes on cores.
-    asked = requested_gpus(config)
-    if asked:
-        text = (
-            f"the job holds {asked} GPU{'s' if asked > 1 else ''} of a node, but device={device} "
-            f"computes on its cores; use device=cuda, or request none in cluster.options"
-        )
-        yield Finding("warning", "device", text)
-    elif config.cluster.gpus and config.cluster.gpus > 0:
-        text = (
-            f"cluster.gpus={config.cluster.gpus}, but device={device} computes on cores; use "
-            f"device=cuda to compute on GPUs"
-        )
-        yield Finding("warning", "device", text)
 
 
 def _total(value: object) -> int:

@@ -10,7 +10,7 @@ numbers, moves those, and sends them to the others, in one of two ways:
                 holder 1   sums of conv2.. | moves conv2, fc 0-9  | gathers what both have moved
 
 Of b bytes of gradients and as many of parameters, n ranks send 3 (n - 1) b in the first way and
-2 (n - 1) b in the second (:mod:`hires.plan.update_exchange`). Both have the same shares.
+2 (n - 1) b in the second. Both have the same shares.
 
 A share is a run of whole rows of the parameters (along their first dim) in the order of the
 network. It begins at a multiple of ``UNIT`` numbers of its parameter, where a kernel with vectors
@@ -26,10 +26,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from hires.core.units import size
 from hires.plan.event import BYTES
 from hires.plan.graph import Parameter
 from hires.plan.groups import ALONE_BYTES, gradient_group, groups, held_stages, trained, wide_dtype
-from hires.plan.plan import Plan, derived
+from hires.plan.plan import Finding, Plan, derived
 
 UNIT = 64
 PACKED_BYTES = 2**22
@@ -111,36 +112,31 @@ def _rows_of(parameter: Parameter) -> tuple[int, int, int]:
     return rows, max(1, each), UNIT // math.gcd(UNIT, max(1, each))
 
 
-def publications(plan: Plan, stage: int, scatters: bool | None = None) -> list[Publication]:
+@derived
+def publications(plan: Plan, stage: int) -> list[Publication]:
     """Returns the messages behind an update, in order: large parts alone, small ones packed.
 
-    ``scatters``: whether gradients are scattered, so that one gather brings all of them; None: as
-    the plan has it.
+    One gather brings all of them where gradients are scattered.
     """
-    return _publications(plan, stage, plan.scatters if scatters is None else scatters)
-
-
-@derived
-def _publications(plan: Plan, stage: int, scatters: bool) -> list[Publication]:
     dtype, shares = wide_dtype(plan), shares_of_holders(plan, stage)
-    size = BYTES[dtype]  # training keeps its parameters in this type
+    width = BYTES[dtype]  # training keeps its parameters in this type
     made: list[Publication] = []
 
     def add(owner: int, parts: list[Rows]) -> None:
         if parts:
             made.append(Publication(owner, (*parts,), dtype, sum(p.numbers for p in parts)))
 
-    if scatters:
+    if plan.scatters:
         most = max((sum(p.numbers for p in rows) for rows in shares.values()), default=0)
         every = tuple(part for rows in shares.values() for part in rows)
         return [Publication(-1, every, dtype, most)] if every else []
     for owner, rows in shares.items():
         packed: list[Rows] = []
         for part in rows:
-            if part.numbers * size >= ALONE_BYTES:
+            if part.numbers * width >= ALONE_BYTES:
                 add(owner, [part])
                 continue
-            if sum(p.numbers for p in (*packed, part)) * size > PACKED_BYTES:
+            if sum(p.numbers for p in (*packed, part)) * width > PACKED_BYTES:
                 add(owner, packed)
                 packed = []
             packed.append(part)
@@ -157,3 +153,27 @@ def owned_numbers(plan: Plan, rank: int) -> int:
         whole = sum(plan.graph.params[name].num_elements for name in names)
         total += sum(part.numbers for part in shares[rank]) if shares else whole
     return total
+
+
+def division_notes(plan: Plan, sent_bytes: int) -> list[Finding]:
+    """Returns a note on what the division of the optimiser's state is worth, and on its price.
+
+    ``sent_bytes``: gradients and parameters of a step, of all ranks.
+    """
+    if not plan.shards_optimizer or not plan.training:
+        return []
+    if not any(shares_of_holders(plan, stage.index) for stage in plan.stages):
+        text = (
+            "optimizer.shard=true divides nothing: each stage is held by one rank; leave it "
+            "out, or use parallel.replicas, parallel.tiles or parallel.directions=2"
+        )
+        return [Finding("warning", "optimizer.shard", text)]
+    most = max(owned_numbers(plan, rank) for rank in range(plan.world))
+    held = (held_stages(plan, rank) for rank in range(plan.world))
+    whole = max(sum(plan.stages[stage].params for stage in stages) for stages in held)
+    way = "reduce-scatters and all-gathers" if plan.scatters else "all-reduces and broadcasts"
+    text = (
+        f"a rank moves, and keeps the optimiser's state of, {most:,} of up to {whole:,} numbers; "
+        f"gradients and parameters travel by {way}, {size(sent_bytes)} a step of all ranks"
+    )
+    return [Finding("note", "optimizer.shard", text)]

@@ -195,7 +195,7 @@ class Plan:
     optimizer_states: int = 1
     """Numbers that the optimiser keeps for each parameter."""
     scatters: bool = False
-    """Whether it gets the sums of that part alone (``plan.update_exchange``)."""
+    """Whether it gets the sums of that part alone (``plan.ownership``)."""
     scales_loss: bool = False
     """Whether ranks agree before every update that all gradients are finite (``fp16``)."""
     clips_gradients: bool = False

@@ -12,12 +12,13 @@ from hires.core.precisions import PRECISIONS
 from hires.plan import checks, regions
 from hires.plan.channels import carriers
 from hires.plan.conversions import convert
-from hires.plan.gradient_sums import gradient_mode
+from hires.plan.gradient_sums import gradient_mode, scatters_gradients
 from hires.plan.graph import Graph
 from hires.plan.hardware import check_hardware, device_of
 from hires.plan.layout import connected, edges_of
 from hires.plan.message_routes import routes_from
 from hires.plan.norm_levels import with_norms_together
+from hires.plan.ownership import division_notes
 from hires.plan.partition import layer_starts, partition, segments_of
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import CommOp, Finding, Plan, Stage
@@ -27,7 +28,6 @@ from hires.plan.rules import WHOLE
 from hires.plan.schedule import SCHEDULES, forward_only
 from hires.plan.traffic import route_cases, totals
 from hires.plan.undivided import far_halos, gather_prices, no_rules, vanishing
-from hires.plan.update_exchange import exchange_notes, scatters_gradients
 
 
 def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) -> Plan:
@@ -61,18 +61,20 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     stages = [_joined(config, plan, graph, stage) for stage in stages]
     plan = replace(plan, graph=graph, stages=stages, edges=edges_of(graph, stages, plan.training))
     findings += [*vanishing(graph, stages), *far_halos(stages), *gather_prices(plan)]
-    plan = replace(plan, scatters=scatters_gradients(config, plan))
     plan = replace(plan, routes=routes_from(plan, choice, route_cases(plan)))
-    verdict = judged(plan)
-    findings += [*verdict.findings, *carriers(plan), *exchange_notes(plan)]
+    verdict, sums = judged(plan), totals(plan)
+    of_update = (one for one in sums["by_route"] if one["kind"] in ("gradient", "parameter"))
+    notes = division_notes(plan, sum(one["bytes"] for one in of_update))
+    findings += [*verdict.findings, *carriers(plan), *notes]
     if config.engine.compile != "off":
         findings += regions.findings(plan, config.engine.compile)
-    return plan.with_results(findings=findings, verdict=verdict.text, totals=totals(plan))
+    return plan.with_results(findings=findings, verdict=verdict.text, totals=sums)
 
 
 def _uncut(config: RunConfig, graph: Graph, choice: RouteChoice) -> Plan:
     """Returns what the keys decide, with the network in one stage."""
     parallel, training = config.parallel, config.task.name == "train"
+    gradients = gradient_mode(config, choice)
     return Plan(
         graph=graph,
         stages=[Stage(0, 0, len(graph.nodes), [1, 1], 0)],
@@ -92,7 +94,8 @@ def _uncut(config: RunConfig, graph: Graph, choice: RouteChoice) -> Plan:
         backend=choice.backend,
         num_nodes=config.num_nodes,
         table=facts_of_table(config),
-        gradients=gradient_mode(config, choice),
+        gradients=gradients,
+        scatters=scatters_gradients(config, gradients),
         num_directions=parallel.directions,
         num_pairs=parallel.pairs,
     )

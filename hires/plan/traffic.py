@@ -8,7 +8,6 @@ precision or better, those of gradients as ``comm.dtype`` says.
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,21 +16,18 @@ from typing import Any, NamedTuple
 from hires.core.units import MIB
 from hires.plan.event import BYTES, DIVIDED, JOINT, OF_WORLD, POSTS, Event
 from hires.plan.gradient_sums import sums_of
-from hires.plan.groups import AGREEMENT, NORM, Agreement, num_holders, wide_dtype
+from hires.plan.groups import AGREEMENT, NORM, Agreement, groups, num_holders, wide_dtype
 from hires.plan.halos import map_shape
 from hires.plan.message_routes import SUMMED, RouteCase, routes_of
 from hires.plan.ownership import (
-    ALL_GATHER,
     PUBLISH,
     REDUCE_SCATTER,
     publications,
-    shares_of_holders,
 )
 from hires.plan.plan import Plan, Stage, derived
-from hires.plan.program import pass_comm
-from hires.plan.route_choice import OF_ALL, STAGES, TILES
+from hires.plan.program import events, pass_comm
+from hires.plan.route_choice import BUCKETS, HOLDERS, OF_ALL, STAGES, TILES
 from hires.plan.routes import Route
-from hires.plan.update_exchange import holders_messages
 
 BOUNDS = (1024, 16 * 1024, 256 * 1024, 4 * MIB)
 CLASSES = ("below 1 KiB", "1 to 16 KiB", "16 to 256 KiB", "256 KiB to 4 MiB", "4 MiB and more")
@@ -217,9 +213,16 @@ def _pass_sums(plan: Plan) -> Iterator[_TrafficSum]:
 def _step_sums(plan: Plan) -> Iterator[_TrafficSum]:
     for stage in plan.stages:
         holders = num_holders(plan, stage.index)
-        for one in holders_messages(plan, stage.index):
-            case = RouteCase(one.operation, one.place, holders, one.dtype, one.num_bytes)
-            yield _TrafficSum(one.kind, holders, one.sent_bytes, case)
+        for one in sums_of(plan, stage.index):
+            num_bytes = one.elements * BYTES[one.dtype]
+            place = HOLDERS if one.alone or one.scatters else BUCKETS
+            case = RouteCase(one.operation, place, holders, one.dtype, num_bytes)
+            sent_bytes = (1 if one.scatters else 2) * (holders - 1) * num_bytes
+            yield _TrafficSum("gradient", holders, sent_bytes, case)
+        for update in publications(plan, stage.index):
+            width, facts = BYTES[update.dtype], (update.operation, HOLDERS, holders, update.dtype)
+            case, sent_bytes = RouteCase(*facts, update.elements * width), update.total * width
+            yield _TrafficSum("parameter", holders, (holders - 1) * sent_bytes, case)
     for kind, number in _meetings(plan) if plan.world > 1 else ():
         case = RouteCase("all_reduce", OF_ALL, plan.world, number.dtype, AGREEMENT_BYTES)
         yield _TrafficSum(kind, plan.world, 2 * (plan.world - 1) * AGREEMENT_BYTES, case)
@@ -232,57 +235,26 @@ def _meetings(plan: Plan) -> list[tuple[str, Agreement]]:
 
 
 def totals(plan: Plan) -> dict[str, Any]:
-    """Returns messages and bytes of one step of the world: in all, by kind, and by route."""
-    by_kind: dict[str, dict[str, Any]] = {}
-    rows = []
-    for (kind, size_class, route), (messages, num_bytes) in by_route(plan).items():
-        entry = by_kind.setdefault(kind, {"messages": 0, "bytes": 0, "backend": route})
-        entry["messages"] += messages
-        entry["bytes"] += num_bytes
-        if route not in entry["backend"].split(", "):
-            entry["backend"] += f", {route}"
-        row = {"kind": kind, "class": CLASSES[size_class], "route": route}
-        rows.append({**row, "messages": messages, "bytes": num_bytes})
-    return {
-        "messages": sum(entry["messages"] for entry in by_kind.values()),
-        "bytes": sum(entry["bytes"] for entry in by_kind.values()),
-        "by_kind": by_kind,
-        "by_route": rows,
-    }
+    """Returns messages and bytes of one step of the world: in all, and by kind and route."""
+    rows: list[dict[str, Any]] = [
+        {"kind": k, "class": CLASSES[c], "route": route, "messages": messages, "bytes": num_bytes}
+        for (k, c, route), (messages, num_bytes) in by_route(plan).items()
+    ]
+    sums = {name: sum(row[name] for row in rows) for name in ("messages", "bytes")}
+    return {**sums, "by_route": rows}
 
 
 def matrix(plan: Plan) -> list[list[float]]:
-    """Returns bytes of one step by source and target rank; all-reduces count as all to all."""
+    """Returns bytes of one step by source and target rank; collectives count as all to all."""
     sent = [[0.0] * plan.world for _ in range(plan.world)]
-    copies = [*itertools.product(range(plan.num_replicas), range(plan.num_directions))]
-
-    def ranks_of(stage: Stage, copy: tuple[int, int]) -> list[int]:
-        return [plan.rank_of(*copy, stage.index, place) for place in range(stage.num_ranks)]
-
-    for one, copy in itertools.product(pass_traffic(plan), copies):
-        passes = len(plan.microbatches_of(copy[1]))
-        makers, readers = ranks_of(one.makers, copy), ranks_of(one.readers, copy)
-        for (maker, reader, *_), num_bytes in zip(one.rows, one.sizes, strict=True):
-            source, target = makers[maker], readers[reader]
-            source, target = (target, source) if one.back else (source, target)
-            sent[source][target] += num_bytes * passes
-        for source, target in itertools.permutations(makers, 2) if one.to_all else ():
-            sent[source][target] += one.to_all * passes
-    for stage in plan.stages:
-        holders = {rank for copy in copies for rank in ranks_of(stage, copy)}
-        shares = shares_of_holders(plan, stage.index).items()
-        moved = {rank: sum(part.numbers for part in rows) for rank, rows in shares}
-        for one_sum in sums_of(plan, stage.index):
-            width = BYTES[one_sum.dtype]
-            share, scatters = int(2 * one_sum.elements * width / len(holders)), one_sum.scatters
-            for source, target in itertools.permutations(holders, 2):
-                sent[source][target] += moved[target] * width if scatters else share
-        for update in publications(plan, stage.index):
-            width, all_send = BYTES[update.dtype], update.kind == ALL_GATHER
-            for source, target in itertools.permutations(holders, 2):
-                if all_send or source == update.owner:
-                    numbers = moved[source] if all_send else update.elements
-                    sent[source][target] += numbers * width
-    for source, target in itertools.permutations(range(plan.world), 2):
-        sent[source][target] += len(_meetings(plan)) * int(2 * AGREEMENT_BYTES / plan.world)
+    members = [*groups(plan), [*range(plan.world)]]  # the last has the index of the world
+    for rank in range(plan.world):
+        program = [*events(plan, rank)]
+        for event, call in zip(program, operations(plan, rank, program), strict=True):
+            if call is None or call.operation == "recv" or call.kind == BARRIER:
+                continue
+            ranks = [rank, event.peer] if event.kind == "send" else members[event.peer]
+            parts = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1}.get(call.operation)
+            for target in {*ranks} - {rank}:
+                sent[rank][target] += call.num_bytes * (parts / len(ranks) if parts else 1)
     return sent

@@ -102,3 +102,12 @@ def plan_of(task: str = "train", batch: int = BATCH, **parallel: Any) -> Plan:
     config = config_of(task, batch, **parallel)
     samples = max(1, batch // config.parallel.pieces)
     return make_plan(config, forked(samples, task == "train"))
+
+
+def by_kind(plan: Plan) -> dict[str, tuple[int, int]]:
+    """Returns messages and bytes of one step, by kind."""
+    sums: dict[str, tuple[int, int]] = {}
+    for row in plan.totals["by_route"]:
+        messages, num_bytes = sums.get(row["kind"], (0, 0))
+        sums[row["kind"]] = messages + row["messages"], num_bytes + row["bytes"]
+    return sums

@@ -31,7 +31,7 @@ from hires.plan.simulation.simulate import simulate
 from tests.helpers.damage import prove
 from tests.helpers.random_plans import random_plan
 from tests.helpers.simulated import EqualCosts
-from tests.helpers.small_plans import BATCH, LAYOUTS, config_of, forked, plan_of
+from tests.helpers.small_plans import BATCH, LAYOUTS, by_kind, config_of, forked, plan_of
 
 layouts = pytest.mark.parametrize("name", LAYOUTS)
 
@@ -123,7 +123,7 @@ def test_layout_is_proved_where_backends_are_mixed(name, tmp_path):
 def check_traffic(plan: Plan) -> None:
     """Compares totals, and who sends how much to whom, with the calls of all ranks."""
     matrix = [[0.0] * plan.world for _ in range(plan.world)]
-    by_kind: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    counted: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     everyone = [*range(plan.world)]
     for rank, program in enumerate(programs_of(plan)):
         for event, call in zip(program, traffic.operations(plan, rank, program), strict=True):
@@ -136,16 +136,16 @@ def check_traffic(plan: Plan) -> None:
             each = call.num_bytes * (2 / len(ranks) if call.operation == "all_reduce" else 1)
             for target in ranks:
                 matrix[rank][target] += each if target != rank else 0
-            by_kind[call.kind][0] += 1
-            by_kind[call.kind][1] += each * (len(ranks) - 1)
-    totals = plan.totals["by_kind"]
-    assert {kind: count for kind, (count, _) in by_kind.items()} == {
-        kind: entry["messages"] for kind, entry in totals.items()
+            counted[call.kind][0] += 1
+            counted[call.kind][1] += each * (len(ranks) - 1)
+    totals = by_kind(plan)
+    assert {kind: count for kind, (count, _) in counted.items()} == {
+        kind: messages for kind, (messages, _) in totals.items()
     }
-    for kind, (_, sent) in by_kind.items():
-        assert sent == pytest.approx(totals[kind]["bytes"], abs=2 * plan.world)
-    assert plan.totals["messages"] == sum(entry["messages"] for entry in totals.values())
-    assert plan.totals["bytes"] == sum(entry["bytes"] for entry in totals.values())
+    for kind, (_, sent) in counted.items():
+        assert sent == pytest.approx(totals[kind][1], abs=2 * plan.world)
+    for name, own in zip(("messages", "bytes"), zip(*totals.values(), strict=True), strict=False):
+        assert plan.totals[name] == sum(own)
     for row, expected in zip(traffic.matrix(plan), matrix, strict=True):
         assert row == pytest.approx(expected, abs=64)  # shares of an all-reduce are rounded
 

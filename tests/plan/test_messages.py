@@ -19,7 +19,7 @@ from hires.plan.planner import make_plan
 from hires.plan.program import events
 from hires.plan.proof.prove import judged
 from tests.helpers.custom_nets import Scaled
-from tests.helpers.small_plans import BATCH, LAYOUTS, config_of, forked, plan_of
+from tests.helpers.small_plans import BATCH, LAYOUTS, by_kind, config_of, forked, plan_of
 
 
 def lines(plan: Plan, rank: int) -> list[str]:
@@ -123,10 +123,10 @@ def test_messages_have_the_named_type_and_statistics_their_own(name, dtype, scal
     assert types.get("send", {dtype}) == types.get("recv", {dtype}) == {dtype}
     assert types["collective"] == {dtype, "float32"}
     assert not judged(plan).findings
-    after, before = (traffic.totals(one)["by_kind"] for one in (plan, plain))
+    after, before = (by_kind(one.with_results(totals=traffic.totals(one))) for one in (plan, plain))
     for kind in {"stage", "join", "halo"} & before.keys():
-        assert after[kind]["bytes"] == scale * before[kind]["bytes"]
-    assert (after["gradient"]["bytes"] < before["gradient"]["bytes"]) == (scale < 1)
+        assert after[kind][1] == scale * before[kind][1]
+    assert (after["gradient"][1] < before["gradient"][1]) == (scale < 1)
 
 
 def test_ranks_agree_and_sum_norms_once_between_the_sums_and_the_update(monkeypatch):
@@ -142,8 +142,9 @@ def test_ranks_agree_and_sum_norms_once_between_the_sums_and_the_update(monkeypa
         assert not verdict.proof.problems
         assert verdict.collectives == judged(plain).collectives + 2
         sent, before = traffic.totals(plan), traffic.totals(plain)
-        assert sent["by_kind"]["grad_norm"] == sent["by_kind"]["agree"]
-        assert sent["by_kind"]["agree"]["messages"] == plan.world
+        kinds = by_kind(plan.with_results(totals=sent))
+        assert kinds["grad_norm"] == kinds["agree"]
+        assert kinds["agree"][0] == plan.world
         assert sent["bytes"] - before["bytes"] == 2 * 2 * (plan.world - 1) * 8
     # One that a rank leaves out is found.
     monkeypatch.setattr(

@@ -17,6 +17,7 @@ from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan, Stage
 from hires.plan.program import events
 from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.small_plans import by_kind
 from tests.helpers.tiny_nets import traced
 
 
@@ -66,9 +67,9 @@ def test_norms_of_samples_share_messages_with_those_of_batches():
     # No gradient reaches through one; the weight of the other is a value.
     computed = [n.name for n in other.graph.nodes if n.kind == "group_norm" and len(n.inputs) > 1]
     assert [group for group in groups if group in (["still"], computed)] == [["still"], computed]
-    kinds = [plan.totals["by_kind"]["norm"] for plan in (one, other)]
-    assert kinds[0]["bytes"] == kinds[1]["bytes"]
-    assert [kind["messages"] for kind in kinds] == [2 * (12 + 11), 2 * (5 + 4)]
+    kinds = [by_kind(plan)["norm"] for plan in (one, other)]
+    assert kinds[0][1] == kinds[1][1]
+    assert [messages for messages, _ in kinds] == [2 * (12 + 11), 2 * (5 + 4)]
 
 
 def is_norm(node: Node) -> bool:

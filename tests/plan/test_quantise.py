@@ -25,6 +25,7 @@ from hires.plan.planner import make_plan
 from hires.quant.affine import Affine, affine_of
 from tests.helpers.layouts import config_of
 from tests.helpers.quantised_nets import QuantisedNet
+from tests.helpers.small_plans import by_kind
 
 INPUT: dict[str, Any] = {"value": "input"}
 INT8: dict[str, Any] = {"task": {"name": "infer"}, "precision": {"name": "int8"}}
@@ -52,10 +53,10 @@ def test_a_quarter_of_the_bytes_travels(scales):
         int8 = planned(scales, parallel=parallel)
         assert fp32.ok, fp32.findings
         assert int8.ok, int8.findings
-        moved = {kind: one["bytes"] for kind, one in fp32.totals["by_kind"].items()}
-        for kind, one in int8.totals["by_kind"].items():
+        moved = by_kind(fp32)
+        for kind, (_, num_bytes) in by_kind(int8).items():
             # Sums travel in fp32, which holds those of up to 256 x 256 pixels exactly.
-            assert one["bytes"] * (1 if kind == "reduce" else 4) == moved[kind], kind
+            assert num_bytes * (1 if kind == "reduce" else 4) == moved[kind][1], kind
 
 
 def quantiser(name: str, args: dict[str, Any], shape: list[int], size: int, *affines: Affine):

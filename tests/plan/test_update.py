@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
 import pytest
 
-from hires.plan.gradient_sums import EARLY
-from hires.plan.groups import gradient_group, groups, trained
+from hires.plan.gradient_sums import EARLY, scatters_gradients
+from hires.plan.groups import gradient_group, groups, running_decays, trained
 from hires.plan.ownership import (
     ALL_GATHER,
     PUBLISH,
@@ -21,8 +20,8 @@ from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.proof.explain import prove_each
 from hires.plan.traffic import operations
-from hires.plan.update_exchange import exchange_bytes, holders_messages, scatters_gradients
 from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.small_plans import by_kind
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "replicas": {"replicas": 3},
@@ -90,14 +89,16 @@ def test_holders_scatter_before_the_update_and_gather_behind_it():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_scattering_sends_two_thirds_of_the_bytes(layout):
-    plan = planned(layout, "scatter")
-    # Running statistics of several copies are summed in both ways.
-    every = (one for stage in plan.stages for one in holders_messages(plan, stage.index, True))
-    counted = sum(one.sent_bytes for one in every if one.operation == "all_reduce")
-    moved = [exchange_bytes(plan, way) - counted for way in (True, False)]
-    assert 3 * moved[0] == 2 * moved[1]
-    kinds = plan.totals["by_kind"]
-    assert kinds["gradient"]["bytes"] + kinds["parameter"]["bytes"] == moved[0] + counted
+    sent, plan = [], planned(layout, "scatter")
+    for one in (planned(layout, "broadcast"), plan):
+        kinds = by_kind(one)
+        sent.append(kinds["gradient"][1] + kinds["parameter"][1])
+        for stage in one.stages:  # running statistics of several copies are summed in both ways
+            others = len(groups(one)[gradient_group(one, stage.index)]) - 1
+            decays = running_decays(one, stage.index)
+            statistics = sum(one.graph.params[name].num_elements for name in decays)
+            sent[-1] -= 2 * others * statistics * 8
+    assert 3 * sent[1] == 2 * sent[0]
     [note] = [one for one in plan.findings if one.key == "optimizer.shard"]
     assert "by reduce-scatters and all-gathers" in note.text
 
@@ -106,4 +107,4 @@ def test_fewer_bytes_decide_but_for_sums_beside_the_pass():
     auto = config("replicas", "auto")
     plan = plan_of(auto)
     assert plan.scatters
-    assert not scatters_gradients(auto, dataclasses.replace(plan, gradients=EARLY))
+    assert not scatters_gradients(auto, EARLY)

@@ -186,17 +186,6 @@ def variables(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, str
     }
 
 
-def unused(options: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Returns the options that none of some libraries has."""
-    there = tuple(names)
-    return [one for one in options if not any(getattr(OPTIONS[one], lib) for lib in there)]
-
-
-def holders(option: str) -> list[str]:
-    """Returns the libraries that have an option."""
-    return [library for library in LIBRARIES if getattr(OPTIONS[option], library)]
-
-
 def _of_library(option: LibraryOption, value: Any, library: str) -> Iterator[tuple[str, str]]:
     for word in getattr(option, library).split():
         name, _, values = word.partition("=")
