@@ -58,27 +58,6 @@ sys.exit(x.item() != 2)
 """
 
 
-def _python(code: str, *words: str) -> tuple[int, str]:
-    """Runs a piece of Python in a process of its own, as :func:`ask`."""
-    return ask(*code_command(code, *words))
-
-
-def machine_checks(results: Path, nodes: int) -> list[Check]:
-    """Returns the lines about this machine that need no torch."""
-    # A Python older than hires supports could not have come this far.
-    return [
-        Check("python", OK, f"{platform.python_version()} at {sys.executable}"),
-        guarded("packages", _packages),
-        guarded("config", lambda: Check("config", OK, str(conf_dir()))),
-        _machine(),
-        _instructions(),
-        guarded("results", lambda: _results(results)),
-        guarded("clock", lambda: _clock(results)),
-        guarded("shared memory", _shared_memory),
-        guarded("address", lambda: _address(nodes)),
-    ]
-
-
 def guarded(name: str, check: Callable[[], Check]) -> Check:
     """Returns the result of a check; one that raises has failed, and the others go on."""
     try:
@@ -89,20 +68,41 @@ def guarded(name: str, check: Callable[[], Check]) -> Check:
         return Check(name, FAILED, why, remedy)
 
 
+def machine_checks(results: Path, nodes: int) -> list[Check]:
+    """Returns the lines about this machine that need no torch."""
+    place = next(one for one in (results.absolute(), *results.absolute().parents) if one.is_dir())
+    checks: dict[str, Callable[[], Check]] = {
+        # A Python older than hires supports could not have come this far.
+        "python": lambda: _ok("python", f"{platform.python_version()} at {sys.executable}"),
+        "packages": _packages,
+        "config": lambda: _ok("config", str(conf_dir())),
+        "machine": _machine,
+        "precisions": _instructions,
+        "results": lambda: _results(results, place),
+        "clock": lambda: _clock(place),
+        "shared memory": _shared_memory,
+        "address": lambda: _address(nodes),
+    }
+    return [guarded(name, check) for name, check in checks.items()]
+
+
 def torch_checks() -> list[Check]:
     """Returns the lines about torch; one line if it cannot be imported."""
-    code, text = _python(_TORCH)
+    code, text = ask(*code_command(_TORCH))
     if code:
         return [Check("torch", FAILED, last(text), "pip install torch again, see constraints.txt")]
     facts = json.loads(last(text))
-    version = f"{facts['version']}, {facts['threads']} threads in one process"
+    lacks = compilers.missing("cuda" if facts["devices"] else "cpu")
+    what, _, remedy = (lacks or "all that engine.compile=stage needs is here").partition("; ")
+    compiles = _good("compiler", lacks is None, what, f"engine.compile=stage needs it: {remedy}")
     text = "not here; only engine.compile=tensorrt needs it: pip install 'hires[tensorrt]'"
     if util.find_spec("torch_tensorrt") is not None:
-        code, text = _python("import torch_tensorrt; print(torch_tensorrt.__version__)")
+        command = code_command("import torch_tensorrt; print(torch_tensorrt.__version__)")
+        code, text = ask(*command)
     remedy = "install it again, or remove it: it is optional"
     tensorrt = _good("tensorrt", code == 0, last(text), remedy)
-    compiles = _compiles("cuda" if facts["devices"] else "cpu")
-    return [Check("torch", OK, version), *gpu_checks(facts), compiles, tensorrt, _gloo()]
+    version = f"{facts['version']}, {facts['threads']} threads in one process"
+    return [_ok("torch", version), *gpu_checks(facts), compiles, tensorrt, _gloo()]
 
 
 def mpi_checks() -> list[Check]:
@@ -116,15 +116,41 @@ def mpi_checks() -> list[Check]:
     mpirun = "not here; launcher=mpirun needs one, nothing else does"
     if where is not None:
         mpirun = f"{launcher or 'of an unknown kind'} at {where}"
-    checks = [Check("mpirun", OK, mpirun), _mpi4py(launcher)]
+    checks = [_ok("mpirun", mpirun), _mpi4py(launcher)]
     code, text = ask("srun", "--mpi=list", most_s=30)
-    if code == 0:  # there is a Slurm
-        checks.append(Check("pmi", OK, f"srun offers {' '.join(text.split())}"))
+    return [*checks, *([] if code else [_ok("pmi", f"srun offers {' '.join(text.split())}")])]
+
+
+def gpu_checks(facts: dict[str, Any]) -> list[Check]:
+    """Returns the lines about GPUs, from what torch found."""
+    devices, apart = facts["devices"], facts["apart"]
+    if not devices:
+        cards, driver, cuda = max(gpus.cards(), gpus.device_files()), gpus.driver(), facts["cuda"]
+        text = f"NVIDIA GPUs: {cards}, driver: {driver or 'none'}, CUDA of torch: {cuda or 'none'}"
+        remedy = "install a driver and a torch whose CUDA it runs, give the container or job its "
+        remedy += f"GPUs, and check {gpus.VISIBLE}; until then ranks compute on the CPU"
+        return [_good("cuda", not cards and driver is None, text, remedy)]
+    remedy = "install a torch with NCCL; until then GPUs talk over gloo"
+    nccl = facts["nccl"]
+    checks = [
+        _ok("cuda", f"CUDA {facts['cuda']}: {len(devices)} x {devices[0]}"),
+        _good("nccl", nccl is not None, nccl or "this torch has no NCCL", remedy),
+    ]
+    if len(devices) > 1:
+        text = f"all {len(devices)} GPUs read each other's memory"
+        if apart:
+            text = f"{len(apart)} pairs of GPUs do not, as {' and '.join(map(str, apart[0]))}"
+        remedy = "see `nvidia-smi topo -m`; messages between them go through the host's memory"
+        checks.append(_good("peers", not apart, text, remedy))
     return checks
 
 
+def _ok(name: str, text: str) -> Check:
+    return Check(name, OK, text)
+
+
 def _good(name: str, is_good: bool, text: str, remedy: str) -> Check:
-    return Check(name, OK, text) if is_good else Check(name, WARNING, text, remedy)
+    return _ok(name, text) if is_good else Check(name, WARNING, text, remedy)
 
 
 def _packages() -> Check:
@@ -135,18 +161,16 @@ def _packages() -> Check:
         return Check("packages", WARNING, text, "pip install the checkout")
     wrong = []
     for line in lines:
-        name = re.split(r"[^\w-]", line)[0]
-        least = re.search(r"[>=]=([\d.]+)", line)
+        name, least = re.split(r"[^\w-]", line)[0], re.search(r"[>=]=([\d.]+)", line)
         try:
             version = metadata.version(name)
+            if least and _numbers(version) < _numbers(least[1]):
+                wrong.append(f"{name} {version} is older than {least[1]}")
         except metadata.PackageNotFoundError:
             wrong.append(f"{name} is missing")
-            continue
-        if least and _numbers(version) < _numbers(least[1]):
-            wrong.append(f"{name} {version} is older than {least[1]}")
-    if not wrong:
-        return Check("packages", OK, f"all {len(lines)} are installed")
-    return Check("packages", FAILED, "; ".join(sorted(wrong)), "pip install hires again")
+    if wrong:
+        return Check("packages", FAILED, "; ".join(sorted(wrong)), "pip install hires again")
+    return _ok("packages", f"all {len(lines)} are installed")
 
 
 def _numbers(version: str) -> list[int]:
@@ -165,19 +189,17 @@ def _machine() -> Check:
 def _instructions() -> Check:
     """What the CPU multiplies itself; its speed only, as every precision runs on every CPU."""
     if not cpu_flags():
-        return Check("precisions", OK, "this system does not show what its CPU multiplies")
+        return _ok("precisions", "this system does not show what its CPU multiplies")
     slow = [precision for precision in CPU_FLAGS if lacks_instructions(precision)]
     fast = [precision for precision in CPU_FLAGS if precision not in slow]
     text = f"this CPU has instructions for {' and '.join(fast) or 'fp32 only'}"
-    if slow:
-        text += f", none for {' and '.join(slow)}"
+    text += f", none for {' and '.join(slow)}" if slow else ""
     remedy = "; ".join(f"no {', '.join(CPU_FLAGS[one])}: {EMULATED[one]}" for one in slow)
     # Hardly any CPU has fp16, and nothing is lost by that: bf16 is as small.
     return _good("precisions", not {*slow} & {"bf16", INT8}, text, remedy)
 
 
-def _results(results: Path) -> Check:
-    place = _existing(results)
+def _results(results: Path, place: Path) -> Check:
     free = shutil.disk_usage(place).free
     text = f"{results.absolute()}, {gib(free)} free"
     try:
@@ -196,20 +218,14 @@ def _shared_memory() -> Check:
     left, free = memory_files.left_behind(), memory_files.free_bytes()
     text = f"{memory_files.folder()}, {size(free)} free"
     if left:
-        num_bytes = sum(path.stat().st_size for path in left)
-        text += f"; killed ranks left {len(left)} files there, {size(num_bytes)}"
+        text += f"; killed ranks left {len(left)} files there"
         return Check("shared memory", WARNING, text, "the next run on this machine removes them")
     remedy = "free some, enlarge it (of a container: --shm-size), or set comm.shared_memory=false"
     return _good("shared memory", free >= _MESSAGES_BYTES, text, remedy)
 
 
-def _existing(folder: Path) -> Path:
-    folder = folder.absolute()
-    return next(one for one in (folder, *folder.parents) if one.is_dir())
-
-
-def _clock(results: Path) -> Check:
-    ahead_s = heartbeat.file_clock(_existing(results)) - time.time()
+def _clock(place: Path) -> Check:
+    ahead_s = heartbeat.file_clock(place) - time.time()
     text = f"the file system of the results is {abs(ahead_s):.1f} s "
     text += "ahead of this machine" if ahead_s > 0 else "behind this machine"
     remedy = "set both clocks (chrony, ntpd); hires goes by the file system's own, so runs are fine"
@@ -217,61 +233,19 @@ def _clock(results: Path) -> Check:
 
 
 def _address(nodes: int) -> Check:
-    """Where ranks meet: the address that this host's name leads to, and whether a port is free."""
+    """Where ranks meet: the address that this host's name leads to."""
     name = socket.gethostname()
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        probe.listen(1)
-        port = probe.getsockname()[1]
     try:
         address = socket.gethostbyname(name)
     except OSError as error:
         text = f"the name of this host, {name}, leads nowhere ({error.strerror})"
         if nodes == 1:
-            return Check("address", OK, f"{text}; ranks on one machine meet at 127.0.0.1")
+            return _ok("address", f"{text}; ranks on one machine meet at 127.0.0.1")
         return Check("address", FAILED, text, "add it to DNS or to /etc/hosts of all nodes")
     reached = nodes == 1 or not network.is_loopback(address)
-    text = f"{name} is {address}; port {port} is free"
-    text += "" if reached else "; no other machine reaches that"
+    text = f"{name} is {address}" + ("" if reached else "; no other machine reaches that")
     remedy = "let the name lead to the network's address, or set launcher.interface=NAME"
     return _good("address", reached, text, remedy)
-
-
-def _compiles(device: str) -> Check:
-    lacks = compilers.missing(device)
-    text = "all that engine.compile=stage needs is here"
-    what, _, remedy = (lacks or text).partition("; ")
-    return _good("compiler", lacks is None, what, f"only engine.compile=stage needs it: {remedy}")
-
-
-def gpu_checks(facts: dict[str, Any]) -> list[Check]:
-    """Returns the lines about GPUs, from what torch found."""
-    devices, apart = facts["devices"], facts["apart"]
-    if not devices:
-        return [_no_gpu(facts["cuda"])]
-    remedy = "install a torch with NCCL; until then GPUs talk over gloo"
-    nccl = facts["nccl"]
-    checks = [
-        Check("cuda", OK, f"CUDA {facts['cuda']}: {len(devices)} x {devices[0]}"),
-        _good("nccl", nccl is not None, nccl or "this torch has no NCCL", remedy),
-    ]
-    if len(devices) > 1:
-        text = f"all {len(devices)} GPUs read each other's memory"
-        if apart:
-            pairs = f"{len(apart)} of {len(devices) * (len(devices) - 1)} pairs of GPUs"
-            text = f"{pairs} do not, as {' and '.join(map(str, apart[0]))}"
-        remedy = "see `nvidia-smi topo -m`; messages between them go through the host's memory"
-        checks.append(_good("peers", not apart, text, remedy))
-    return checks
-
-
-def _no_gpu(cuda: str | None) -> Check:
-    """What this machine shows where torch finds no GPU; ``cuda``: for which it is built."""
-    cards, driver = max(gpus.cards(), gpus.device_files()), gpus.driver()
-    text = f"NVIDIA GPUs: {cards}, driver: {driver or 'none'}, CUDA of torch: {cuda or 'none'}"
-    remedy = "install a driver and a torch whose CUDA it runs, give the container or job its GPUs, "
-    remedy += f"and check {gpus.VISIBLE}; until then ranks compute on the CPU"
-    return _good("cuda", not cards and driver is None, text, remedy)
 
 
 def _gloo() -> Check:
@@ -285,7 +259,7 @@ def _gloo() -> Check:
             second.kill()
             second.wait()
     if code == 0:
-        return Check("gloo", OK, "two processes agreed on a sum")
+        return _ok("gloo", "two processes agreed on a sum")
     remedy = "set GLOO_SOCKET_IFNAME=lo, and let no firewall block this machine's own address"
     return Check("gloo", FAILED, last(text), remedy)
 
@@ -294,14 +268,14 @@ def _mpi4py(launcher: str) -> Check:
     """Which library mpi4py loads beside the mpirun that names itself so."""
     if util.find_spec("mpi4py") is None:
         text = f"not here; only comm.backend=mpi needs it: {mpi_library.INSTALL}"
-        return Check("mpi4py", OK, text)
+        return _ok("mpi4py", text)
     kinds = [n for n, d in DIALECTS.items() if d.version and re.search(d.version, launcher, re.I)]
     found = mpi_library.variables(kinds[0] if kinds else "srun", "mpirun", os.environ)
     try:
         library = mpi_library.probe({**os.environ, **found}, start=True)
     except RunError as error:
         if not launcher:
-            return Check("mpi4py", OK, "it is here, and no MPI; only comm.backend=mpi needs one")
+            return _ok("mpi4py", "it is here, and no MPI; only comm.backend=mpi needs one")
         remedy = "load the site's MPI (module load ...), then pip install --no-binary mpi4py mpi4py"
         return Check("mpi4py", WARNING, str(error), remedy)
     text = f"loads {library.name} (MPI {library.standard}, threads: {library.threads})"

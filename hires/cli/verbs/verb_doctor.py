@@ -8,6 +8,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from hires.cli.compose.compose_config import compose
+from hires.cli.data_keys import with_classes
 from hires.cli.doctor_checks import guarded, machine_checks, mpi_checks, torch_checks
 from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.screens.screen import print_config, print_json, print_lines
@@ -45,8 +47,6 @@ def main(args: Namespace) -> int:
         return calibrate(args)
     config = RunConfig()  # the defaults need no Hydra to be installed
     if args.overrides or args.config_dir:
-        from hires.cli.compose.compose_config import compose
-
         config = compose(args.overrides, args.config_dir)
     if args.nodes is not None:
         launcher = dataclasses.replace(config.launcher, nodes=args.nodes)
@@ -70,12 +70,7 @@ def calibrate(args: Namespace) -> int:
             "`hires doctor --calibrate` measures this machine and takes no --config-dir, --cfg "
             "or --nodes; keys of a network add its layers"
         )
-    config = None
-    if args.overrides:
-        from hires.cli.compose.compose_config import compose
-        from hires.cli.data_keys import with_classes
-
-        config = to_dict(with_classes(compose(args.overrides)))
+    config = to_dict(with_classes(compose(args.overrides))) if args.overrides else None
     task = {"kind": "calibrate", "name": "calibrate", "command": shlex.join(args.argv)}
     return become({**task, "config": config, "timeout": 1200, "out": "", "json": args.json})
 
