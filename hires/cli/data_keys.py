@@ -61,9 +61,7 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
     becomes ``always``.
     """
     seen = {} if seen is None else seen
-    # A short run on synthetic images measures a layout; its weights are of no use.
-    learns = config.data.name != "synthetic" or config.epochs is not None or config.validates
-    if config.task.name == "train" and config.checkpoint.at_end == "auto" and learns:
+    if config.checkpoint.at_end == "auto" and saves_end(config):
         config = replace(config, checkpoint=replace(config.checkpoint, at_end="always"))
     if config.validates:
         config = _with_data(config, split="train")
@@ -102,6 +100,15 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
     warmup = min(config.measure.warmup, steps - (counted or 1))
     measure = replace(config.measure, warmup=max(0, warmup), steps=counted)
     return replace(config, measure=measure, steps=steps, epochs=None)
+
+
+def saves_end(config: RunConfig) -> bool:
+    """Whether ``checkpoint.at_end=auto`` of a config is ``always``.
+
+    A short run on synthetic images measures a layout; its weights are of no use.
+    """
+    learns = config.data.name != "synthetic" or config.epochs is not None or config.validates
+    return config.task.name == "train" and learns
 
 
 def size_of(config: RunConfig, seen: dict[str, DataSize]) -> DataSize:

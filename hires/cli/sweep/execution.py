@@ -14,13 +14,14 @@ from typing import Any
 
 from hires.cli.planning import Planner
 from hires.cli.screens.progress import SweepProgress
-from hires.cli.screens.screen import plural, print_table
+from hires.cli.screens.screen import plural, print_notes, print_table
 from hires.cli.start_run import submit
 from hires.cli.sweep.sweep_points import COMPLETE, FAILED, INFEASIBLE, READY, Points, SweepPoint
 from hires.core.errors import INTERRUPTED, PREEMPTED, ConfigError, HiresError, PlanError, RunError
 from hires.core.ranks.gpus import visible_gpus
 from hires.core.store import campaign, provenance, rundir
 from hires.core.store.naming import model_label
+from hires.core.store.reading import Note
 from hires.core.store.records import read_record
 from hires.core.units import parse_size, size
 from hires.launcher.attempt_queue import LocalQueue
@@ -32,7 +33,6 @@ from hires.report.tables import campaign_tables, write_run_tables, write_tables
 
 GROUPED, INTERLEAVED = "grouped", "interleaved"
 """Orders: all attempts of a point together, or one attempt of every point, then the next ones."""
-_SHOWN_NOTES = 10  # texts; points of the same text are counted
 
 
 @dataclass
@@ -122,35 +122,25 @@ def run_sweep(sweep: Sweep) -> tuple[int, dict[str, Any]]:
 
 def print_points(points: Points, repeat: int) -> None:
     """Prints the points that can run, then why the others cannot, then the counts."""
-    rows = []
+    rows, notes = [], []
     for number, point in enumerate(points.listed, start=1):
-        if point.reason:
-            continue
-        state = point.state + (f" ({len(point.done)} of {repeat})" if repeat > 1 else "")
-        peak = point.needs.peak_bytes if point.needs else None
-        ranks = str(point.ready.config.parallel.num_ranks)
-        name = "-" if point.calibrates else point.path.name
-        facts = ranks, size(peak) if peak else "-", state, name
-        rows.append([str(number), " ".join(point.swept), *facts])
+        if not point.reason:
+            state = point.state + (f" ({len(point.done)} of {repeat})" if repeat > 1 else "")
+            peak = point.needs.peak_bytes if point.needs else None
+            ranks = str(point.ready.config.parallel.num_ranks)
+            name = "-" if point.calibrates else point.path.name
+            facts = ranks, size(peak) if peak else "-", state, name
+            rows.append([str(number), " ".join(point.swept), *facts])
+            notes += [Note(point.path.name, text) for text in point.notes]
     if rows:
-        columns = ("point", "overrides", "ranks", "memory", "state", "run")
-        print_table("Points", columns, rows)
+        print_table("Points", ("point", "overrides", "ranks", "memory", "state", "run"), rows)
     for number, point in enumerate(points.listed, start=1):
         if point.reason:
             print(f"point {number}, {' '.join(point.swept or point.words)}: {point.reason}\n")
     texts = collections.Counter(text for point in points.valid for text in point.warnings)
     for text, count in texts.items():
         print(f"warning: {text} ({plural(count, 'point')})", file=sys.stderr)
-    names = collections.defaultdict(list)
-    for point in points.valid:
-        for note in point.notes:
-            names[note].append(point.path.name)
-    for note, some in [*names.items()][:_SHOWN_NOTES]:
-        which = some[0] if len(some) == 1 else plural(len(some), "point")
-        print(f"note: {which}: {note}", file=sys.stderr)
-    if len(names) > _SHOWN_NOTES:
-        more = plural(len(names) - _SHOWN_NOTES, "other note")
-        print(f"note: {more}, which --json lists", file=sys.stderr)
+    print_notes([*{note.text: note for note in reversed(notes)}.values()][::-1])
     states = collections.Counter(point.state for point in points.listed)
     counts = {
         "to run": states[READY],
@@ -170,28 +160,29 @@ def as_json(points: Points, queue: LocalQueue | None, repeat: int = 1) -> dict[s
     for end in queue.ends if queue else ():
         attempt = {"attempt": end.attempt, "state": end.state, "cause": end.end.cause}
         by_path[end.task.path].append(attempt)
-    listed = []
-    for point in points.valid:
-        attempts = by_path[point.path]
-        state = point.state
-        if queue is not None:
-            is_done = len(point.done) + len(attempts) >= repeat
-            bad = [one["state"] for one in attempts if one["state"] != "done"]
-            state = bad[-1] if bad else "done" if is_done else "pending"
-        listed.append(
-            {
-                "run": point.path.name,
-                "path": str(point.path),
-                "overrides": point.words,
-                "state": state,
-                "ranks": point.ready.config.parallel.num_ranks,
-                "peak_bytes": point.needs.peak_bytes if point.needs else None,
-                "warnings": point.warnings,
-                "notes": point.notes,
-                "complete_attempts": point.done,
-                "attempts": attempts,
-            }
-        )
+
+    def state_of(point: SweepPoint) -> str:
+        if queue is None:
+            return point.state
+        bad = [one["state"] for one in by_path[point.path] if one["state"] != "done"]
+        is_done = len(point.done) + len(by_path[point.path]) >= repeat
+        return str(bad[-1]) if bad else "done" if is_done else "pending"
+
+    listed = [
+        {
+            "run": point.path.name,
+            "path": str(point.path),
+            "overrides": point.words,
+            "state": state_of(point),
+            "ranks": point.ready.config.parallel.num_ranks,
+            "peak_bytes": point.needs.peak_bytes if point.needs else None,
+            "warnings": point.warnings,
+            "notes": point.notes,
+            "complete_attempts": point.done,
+            "attempts": by_path[point.path],
+        }
+        for point in points.valid
+    ]
     excluded = [
         {"overrides": p.words, "state": p.state, "reason": p.reason} for p in points.excluded
     ]
@@ -205,7 +196,7 @@ def _record(sweep: Sweep) -> campaign.Campaign:
     facts |= {"order": options.order, "max_parallel": options.max_parallel}
     valid, excluded = sweep.points.valid, []
     for point in sweep.points.excluded:
-        config, what = point.resolved, None
+        config, what = point.run.config if point.run else point.config, None
         if config is not None:  # in the words of a record
             what = {
                 "model": model_label(config.model),
@@ -260,10 +251,9 @@ def _gpus_of(tasks: Sequence[FrozenRun]) -> LocalGpus:
     if not clusters:
         return LocalGpus([])
     # Of points that describe them in different ways, the least holds.
-    counts = [one.gpus for one in clusters if one.gpus is not None]
     sizes = [parse_size(one.gpu_memory) for one in clusters]
-    known = [one for one in sizes if one is not None]
-    each_bytes = min(known) if len(known) == len(sizes) else None
+    each_bytes = None if None in sizes else min(filter(None, sizes))
+    counts = (one.gpus for one in clusters if one.gpus is not None)
     return LocalGpus(visible_gpus(min(counts, default=None)), each_bytes)
 
 

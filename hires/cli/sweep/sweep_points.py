@@ -23,6 +23,7 @@ from hires.cli.compose.choices import config_keys
 from hires.cli.compose.compose_config import Composer, config_of
 from hires.cli.compose.expression import Expression
 from hires.cli.compose.overrides import key_in, parsed
+from hires.cli.data_keys import saves_end
 from hires.cli.earlier_runs import EarlierRuns
 from hires.cli.planning import MemoryNeeds, Planner, finding_texts
 from hires.cli.prepare import Prepared, prepare
@@ -66,20 +67,16 @@ class SweepPoint:
     @property
     def notes(self) -> list[str]:
         """What its keys and earlier runs have to be known for."""
-        if self.run is None:
-            return []
-        return [f.text for f in self.run.findings if f.severity == "note"] + self.run.notes
+        findings = self.run.findings if self.run else []
+        return [f.text for f in findings if f.severity == "note"] + (
+            self.run.notes if self.run else []
+        )
 
     @property
     def ready(self) -> Prepared:
         """The run of a point that is not excluded."""
         assert self.run is not None
         return self.run
-
-    @property
-    def resolved(self) -> RunConfig | None:
-        """Its config, as far as that is known."""
-        return self.run.config if self.run else self.config
 
     @property
     def path(self) -> Path:
@@ -97,10 +94,6 @@ class SweepPoint:
         if self.reason:
             return FAILED if self.failed else INFEASIBLE
         return READY if self.needs else COMPLETE
-
-    def exclude(self, error: HiresError) -> None:
-        """Takes it out of the sweep, which goes on with the others."""
-        self.reason, self.failed = str(error), not isinstance(error, PlanError)
 
 
 @dataclass
@@ -160,13 +153,10 @@ class Where(Expression):
 def compose_all(axes: list[SweepAxis], composer: Composer, where: Where | None) -> Points:
     """Returns every combination of the axes with its config; ConfigError: there is none."""
     points = Points()
-    several = [len(axis.steps) > 1 for axis in axes]
     for steps in itertools.product(*(axis.steps for axis in axes)):
-        words, swept = (
-            [*itertools.chain.from_iterable(chosen)]
-            for chosen in (steps, itertools.compress(steps, several))
-        )
-        point = SweepPoint(words, swept)
+        several = [step for step, axis in zip(steps, axes, strict=True) if len(axis.steps) > 1]
+        words = [word for step in steps for word in step]
+        point = SweepPoint(words, [word for step in several for word in step])
         values, choices = composer.composed(words)
         try:
             point.config = config_of(values, words)
@@ -204,7 +194,8 @@ def preceding(points: Points, first: Sequence[str], composer: Composer) -> Point
         if tuple(words) not in runs:
             config = config_of(composer.composed(words)[0], words)
             every, steps = config.checkpoint.every, config.steps
-            if every == 0 or steps % every:
+            saves = config.checkpoint.at_end != "never" and saves_end(config)
+            if not saves and (every == 0 or steps % every):
                 raise ConfigError(
                     f"--first: the run before a point saves no weights after its last step with "
                     f"checkpoint.every={every} and steps={steps}; add --first "
@@ -274,7 +265,7 @@ def plan_all(
         except StoppedError:  # Ctrl-C in a calibration ends the sweep, not the point
             raise
         except HiresError as error:
-            point.exclude(error)
+            point.reason, point.failed = str(error), not isinstance(error, PlanError)
 
 
 def drop_duplicates(points: Points) -> None:

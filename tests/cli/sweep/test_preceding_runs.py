@@ -42,6 +42,9 @@ def test_run_before_a_point_is_one_that_saves_its_end():
     ):
         with pytest.raises(ConfigError, match=text):
             pairs("batch=4", first=first)
+    # What saves its end by itself was refused, too.
+    _, before, _ = pairs("batch=4", first=("task=train", "epochs=5"))
+    assert before.listed[0].config.epochs == 5
 
 
 def test_table_2_2_trains_once_and_calibrates_on_no_image_that_it_evaluates(tmp_path):
