@@ -155,7 +155,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         try:
             plan = plan.with_results(memory=self._memory_of(config, plan))
         except PlanError as error:  # a rank cannot run it
-            key = "loss.target" if str(error).startswith("loss.target=") else "model"
+            keys = (k for k in ("loss.target", "optimizer.args") if f"{k}=" in str(error))
+            key = next(keys, "model")
             return plan.with_findings(Finding("error", key, str(error)))
         except HiresError as error:
             text = f"the memory of the ranks could not be predicted: {error}"

@@ -17,24 +17,49 @@ class TorchOptimizer(NamedTuple):
     num_states: int
     """Numbers that it keeps for each of a parameter."""
     summary: str
+    takes: str
+    """Names of what ``optimizer.args`` may have, beside ``maximize``."""
     args: Mapping[str, Any] = MappingProxyType({})
     """Its arguments where ``optimizer.args`` names no others."""
 
 
 OPTIMIZERS = {
     "sgd": TorchOptimizer(
-        "SGD", 0.005, 1e-4, 0, "Stochastic gradient descent with momentum", {"momentum": 0.9}
+        "SGD",
+        0.005,
+        1e-4,
+        0,
+        "Stochastic gradient descent with momentum",
+        "momentum dampening nesterov",
+        {"momentum": 0.9},
     ),
-    "adam": TorchOptimizer("Adam", 1e-3, 0.0, 2, "Adam"),
-    "adamw": TorchOptimizer("AdamW", 1e-3, 0.01, 2, "Adam with decoupled weight decay"),
-    "adadelta": TorchOptimizer("Adadelta", 1.0, 0.0, 2, "Adadelta"),
-    "adagrad": TorchOptimizer("Adagrad", 0.01, 0.0, 1, "Adagrad"),
-    "adamax": TorchOptimizer("Adamax", 2e-3, 0.0, 2, "Adam with the norm of infinity"),
-    "asgd": TorchOptimizer("ASGD", 0.01, 0.0, 1, "Averaged stochastic gradient descent"),
-    "nadam": TorchOptimizer("NAdam", 2e-3, 0.0, 2, "Adam with Nesterov momentum"),
-    "radam": TorchOptimizer("RAdam", 1e-3, 0.0, 2, "Rectified Adam"),
-    "rmsprop": TorchOptimizer("RMSprop", 0.01, 0.0, 1, "RMSprop"),
-    "rprop": TorchOptimizer("Rprop", 0.01, 0.0, 2, "Resilient backpropagation"),
+    "adam": TorchOptimizer(
+        "Adam", 1e-3, 0.0, 2, "Adam", "betas eps amsgrad decoupled_weight_decay"
+    ),
+    "adamw": TorchOptimizer(
+        "AdamW", 1e-3, 0.01, 2, "Adam with decoupled weight decay", "betas eps amsgrad"
+    ),
+    "adadelta": TorchOptimizer("Adadelta", 1.0, 0.0, 2, "Adadelta", "rho eps"),
+    "adagrad": TorchOptimizer(
+        "Adagrad", 0.01, 0.0, 1, "Adagrad", "lr_decay initial_accumulator_value eps"
+    ),
+    "adamax": TorchOptimizer("Adamax", 2e-3, 0.0, 2, "Adam with the norm of infinity", "betas eps"),
+    "asgd": TorchOptimizer(
+        "ASGD", 0.01, 0.0, 1, "Averaged stochastic gradient descent", "lambd alpha t0"
+    ),
+    "nadam": TorchOptimizer(
+        "NAdam",
+        2e-3,
+        0.0,
+        2,
+        "Adam with Nesterov momentum",
+        "betas eps momentum_decay decoupled_weight_decay",
+    ),
+    "radam": TorchOptimizer(
+        "RAdam", 1e-3, 0.0, 2, "Rectified Adam", "betas eps decoupled_weight_decay"
+    ),
+    "rmsprop": TorchOptimizer("RMSprop", 0.01, 0.0, 1, "RMSprop", "alpha eps momentum centered"),
+    "rprop": TorchOptimizer("Rprop", 0.01, 0.0, 2, "Resilient backpropagation", "etas step_sizes"),
 }
 REFUSED = {
     "lbfgs": "computes the loss several times in a step",

@@ -109,11 +109,11 @@ def size_finding(config: RunConfig) -> tuple[str, str, str] | None:
     if data.name not in CONTENTS:
         return None
     faults: dict[int, str] = {}
-    source, root = open_source(data, config.image, config.model.channels, 0), data.path or ""
+    source = open_source(data, config.image, config.model.channels, 0)
     for index in range(0, len(source), -(-len(source) // LOOKED_AT)):
         path = Path(source.path(index))
         try:
-            with naming(path, root), closing(open_image(path, data.max_pixels)) as image:
+            with naming(path, data), closing(open_image(path, data.max_pixels)) as image:
                 image.check_complete()
                 sizes.append(image.size)
         except RunError as error:

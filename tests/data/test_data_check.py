@@ -232,7 +232,7 @@ def test_broken_file_is_named_by_one_rank_before_the_first_step(config, pixels, 
     [text] = filter(None, [refusal(config, rank, 3) for rank in range(3)])
     assert str(name) in text
     assert "truncated" in text
-    assert f"`hires data check {config.data.path}`" in text
+    assert f"`hires data check data=folder data.path={config.data.path}`" in text
 
 
 def test_start_check_is_bounded_in_seconds_and_the_first_steps_come_first(

@@ -168,9 +168,9 @@ def test_rank_names_the_command_that_lists_all_bad_label_maps(folder, tmp_path, 
         if how == "alone":
             continue  # the folder is no data
         command = str(caught.value).partition("`hires ")[2].partition("`")[0]
-        words = ["data=masks", "data.classes=3", "data.ignore=255"]
-        assert shlex.split(command) == ["data", "check", str(copy), *words]
-        assert main([*shlex.split(command), "--json"]) == 1
+        assert shlex.split(command) == ["data", "check", "data=masks", f"data.path={copy}"]
+        words = ["data.classes=3", "data.ignore=255"]
+        assert main([*shlex.split(command), *words, "--json"]) == 1
         [finding] = json.loads(capsys.readouterr().out)["findings"]
         assert finding["severity"] == "error"
         assert [file.partition(".")[0] for file in finding["files"]] == ["masks/00004"]

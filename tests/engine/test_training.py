@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import random
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError, LossError
-from hires.core.optimizers import OPTIMIZERS, REFUSED
+from hires.core.optimizers import OPTIMIZERS, REFUSED, SET_BY_HIRES
 from hires.core.store import checkpoints, records
 from hires.core.store.attempts import Attempt
 from hires.core.store.network_weights import find_weights
@@ -59,7 +60,9 @@ ARGS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "args"), ARGS)
 def test_optimiser_goes_where_torch_goes(name: str, args: dict[str, Any]):
-    config = from_dict({"optimizer": {"name": name, "lr": 0.1, "args": args, "ema": 0.5}})
+    keys = {"name": name, "lr": 0.1, "args": args, "ema": 0.5}
+    keys |= {"weight_decay": 0.0} if name == "rprop" else {}
+    config = from_dict({"optimizer": keys})
     ours, theirs = parameters(torch.float64), parameters(torch.float64)
     halves = {id(p): (len(p) // 2, len(p)) for p in ours}  # of a rank that moves rows
     optimizer = make_optimizer(config, ours, halves)
@@ -103,10 +106,16 @@ def test_refused_optimisers_name_the_cause():
         from_dict({"optimizer": {"name": "Muon"}})
     with pytest.raises(ConfigError, match=r"optimizer.args.lr .* write optimizer.lr"):
         from_dict({"optimizer": {"args": {"lr": 0.1}}})
-    for args in ({"beta": 1}, {"betas": [0.9, 1.0]}):
-        wrong = from_dict({"optimizer": {"name": "adam", "args": args}})
-        with pytest.raises(ConfigError, match=r"optimizer=adam optimizer.args=.*beta"):
-            make_optimizer(wrong, parameters(torch.float32))
+    wrong = from_dict({"optimizer": {"name": "adam", "args": {"betas": [0.9, 1.0]}}})
+    with pytest.raises(ConfigError, match=r"optimizer=adam optimizer.args=.*beta"):
+        make_optimizer(wrong, parameters(torch.float32))
+    with pytest.raises(ConfigError, match=r"optimizer.args.beta is no argument of adam; .*betas"):
+        from_dict({"optimizer": {"name": "adam", "args": {"beta": 1}}})
+    with pytest.raises(ConfigError, match="rprop has none"):
+        from_dict({"optimizer": {"name": "rprop", "weight_decay": 0.1}})
+    for kind in OPTIMIZERS.values():
+        signature = inspect.signature(getattr(torch.optim, kind.torch_class)).parameters
+        assert {*kind.takes.split()} == {*signature} - {"params", "maximize", *SET_BY_HIRES}
 
 
 @pytest.fixture

@@ -159,6 +159,13 @@ class OptimizerConfig(
         for name in (name for name in self.args if name in SET_BY_HIRES):
             remedy = f"write optimizer.{name}" if hasattr(self, name) else "leave it out"
             yield f"optimizer.args.{name} is not an argument here; {remedy}"
+        takes = [*OPTIMIZERS[self.name].takes.split(), "maximize"]
+        for name in (name for name in self.args if name not in (*takes, *SET_BY_HIRES)):
+            yield (
+                f"optimizer.args.{name} is no argument of {self.name}; it takes {', '.join(takes)}"
+            )
+        if self.name == "rprop" and self.weight_decay:
+            yield f"optimizer.weight_decay={self.weight_decay}: rprop has none; set it to 0"
 
     @property
     def all_args(self) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 
 from hires.core.config.data_config import DataConfig
-from hires.core.config.fields import changed_keys
 from hires.core.errors import ConfigError, RunError
 from hires.data.image_fit import Place, fitted
 from hires.data.image_format import (
@@ -173,7 +172,6 @@ class FolderSource(Source):
     def __init__(self, index: FolderIndex, data: DataConfig, size: Size, channels: int) -> None:
         self.num_classes, self.class_names = len(index.class_names), index.class_names
         self._index, self._data, self._size, self._channels = index, data, size, channels
-        self._checked_as: tuple[str, ...] = ()
 
     @classmethod
     def open(cls, data: DataConfig, size: Size, channels: int, seed: int) -> Source:
@@ -204,7 +202,7 @@ class FolderSource(Source):
         """Checks an image, as :meth:`Source.check`."""
         path = Path(self._index.paths[i])
         with (
-            naming(path, self._index.root, self._checked_as),
+            naming(path, self._data),
             closing(open_image(path, self._data.max_pixels)) as image,
         ):
             self._check_size(image)
@@ -222,7 +220,7 @@ class FolderSource(Source):
         check_window(rows, cols, self._size)
         path = Path(self._index.paths[i])
         with (
-            naming(path, self._index.root, self._checked_as),
+            naming(path, self._data),
             closing(open_image(path, self._data.max_pixels)) as image,
         ):
             pixels = self._fitted(image, rows, cols, place)
@@ -273,32 +271,17 @@ def to_channels(pixels: Pixels, colours: int, channels: int) -> Pixels:
     )
 
 
-def words_of(data: DataConfig, keys: Sequence[str]) -> tuple[str, ...]:
-    """Returns the data of a run, and those of some keys that differ, as words of a command line."""
-    changed = [(key, value) for key, value in changed_keys(data) if key in keys]
-    return (f"data={data.name}", *(f"data.{key}={_typed(value)}" for key, value in changed))
-
-
-def _typed(value: object) -> str:
-    if isinstance(value, dict):
-        pairs = (f"{name}:{'null' if one is None else one}" for name, one in value.items())
-        return f"{{{','.join(pairs)}}}"
-    return str(value).replace(" ", "")
-
-
 @contextmanager
-def naming(path: Path, root: str, words: Sequence[str] = ()) -> Iterator[None]:
-    """Turns every error into one that names the file: decoders raise nearly anything.
-
-    `hires data check` needs the ``words`` to see the file as the run does.
-    """
+def naming(path: Path, data: DataConfig) -> Iterator[None]:
+    """Turns every error into one that names the file: decoders raise nearly anything."""
     try:
         yield
     except Exception as error:
         reason = reason_of(error)
         if not isinstance(error, ImageError):
             reason += "; replace the file or take it out of the data folder"
-        reason += f" (`hires data check {shlex.join([root, *words])}` lists all such files)"
+        words = f"data={data.name} {shlex.quote(f'data.path={data.path}')}"
+        reason += f" (`hires data check {words}` and the run's other keys list all such files)"
         raise RunError(f"cannot read the image {path}: {reason}") from error
 
 

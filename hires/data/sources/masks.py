@@ -30,17 +30,13 @@ from hires.data.image_format import (
     suffix_of,
 )
 from hires.data.source import SOURCES, Source
-from hires.data.sources.folder import FolderIndex, FolderSource, naming, visible_files, words_of
+from hires.data.sources.folder import FolderIndex, FolderSource, naming, visible_files
 from hires.data.splits import part_of
 
 Labels = NDArray[np.int64]
 """(h, w): the class of each pixel, or ``data.ignore``."""
 _MODES = ("1", "L", "P", "I", "I;16", "I;16B")
 """Of Pillow, with one number a pixel."""
-
-
-_KEYS = ("images", "masks", "classes", "ignore")
-"""Keys that `hires data check` needs, too."""
 
 
 def mask_pairs(data: DataConfig, path: str | None) -> tuple[FolderIndex, tuple[str, ...]]:
@@ -104,7 +100,6 @@ class MaskSource(FolderSource):
         self.num_classes = data.classes
         self.class_names = tuple(map(str, range(data.classes)))
         self.ignore = data.ignore
-        self._checked_as = words_of(data, _KEYS)
 
     @classmethod
     def open(cls, data: DataConfig, size: Size, channels: int, seed: int) -> Source:
@@ -151,7 +146,7 @@ class MaskSource(FolderSource):
     def _label_map(self, i: int) -> Iterator[tuple[str, Size]]:
         # The path of a label map that fits its image, with its size; errors name it.
         mask, path = self._masks[i], Path(self._index.paths[i])
-        with naming(Path(mask), self._index.root, self._checked_as):
+        with naming(Path(mask), self._data):
             size = mask_size(mask, self._data.max_pixels)
             with closing(open_image(path, self._data.max_pixels)) as image:
                 expected = image.size

@@ -40,15 +40,10 @@ from hires.data.image_format import (
 from hires.data.slide_classes import SlideClasses
 from hires.data.slide_file import SUFFIXES, levels_of, slide_level
 from hires.data.source import ERROR, NOTE, SOURCES, DataFinding, Source
-from hires.data.sources.folder import naming, to_channels, visible_files, words_of
+from hires.data.sources.folder import naming, to_channels, visible_files
 from hires.data.splits import part_of
 
 log = logging.getLogger(__name__)
-
-_KEYS = (
-    "labels", "groups", "detections", "outside", "level", "cut", "region", "stride", "tissue",
-)  # fmt: skip
-"""Keys that `hires data check` needs, too."""
 
 
 class Patch(NamedTuple):
@@ -120,7 +115,7 @@ class SlideSource(Source):
 
     def __init__(self, data: DataConfig, path: str | None, size: Size, channels: int) -> None:
         self._data, self._size, self._channels = data, size, channels
-        self._root, self._checked_as = root_of(data), words_of(data, _KEYS)
+        self._root = root_of(data)
         self._files = slide_files(data, path)
         self._kept: Sequence[int] = range(len(self._files))
         self._levels: dict[int, list[Size]] = {}
@@ -189,7 +184,7 @@ class SlideSource(Source):
     def _cut(self, number: int) -> list[Patch]:
         path = Path(self._files[number])
         try:
-            with naming(path, str(self._root), self._checked_as):
+            with naming(path, self._data):
                 levels = self._levels_of(number)
                 region = self._region(levels)
                 if self._data.cut == "whole":
@@ -323,12 +318,12 @@ class SlideSource(Source):
 
     def _image(self, i: int) -> ImageFile:
         path = Path(self._files[self.patches[i].slide])
-        with naming(path, str(self._root), self._checked_as):
+        with naming(path, self._data):
             return slide_level(path, self._data.level, self._data.max_pixels)
 
     def _read(self, i: int, rows: Span, cols: Span) -> Pixels:
         patch, image = self.patches[i], self._image(i)
-        with naming(Path(self._files[patch.slide]), str(self._root), self._checked_as):
+        with naming(Path(self._files[patch.slide]), self._data):
             spans = [
                 (start + span[0], start + span[1])
                 for start, span in zip((patch.row, patch.col), (rows, cols), strict=True)
