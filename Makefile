@@ -33,14 +33,14 @@ test-all: $(INSTALLED)  ## run what `make test` runs, and what searches longer: 
 
 test-mpi: $(INSTALLED)  ## run the tests that need an MPI; as root it installs Debian's Open MPI and MPICH first
 	bash scripts/install_mpi.sh
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m mpi $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m mpi $$(grep -rl --include='*.py' 'mark\.mpi' tests) $(ARGS)
 
 test-slurm: $(INSTALLED)  ## as root: start a Slurm, test on it, stop it; CLUSTER=--accounting adds slurmdbd
 	bash scripts/test_slurm.sh $(BIN)/python "$(CLUSTER)" $(ARGS)
 
 test-browser: $(INSTALLED)  ## open the page of a report in a headless Chromium, which is installed if missing
 	sh scripts/install_browser.sh
-	$(BIN)/python -m pytest -m browser $(ARGS)
+	$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
 
 check: lint  ## run ruff, mypy and the fast tests
 	$(BIN)/python -m pytest -m "not dist and not slow and not wide and not mpi and not gpu and not slurm and not browser" $(ARGS)

@@ -10,4 +10,4 @@ folder=$(mktemp --directory --dry-run "${TMPDIR:-/tmp}/hires-slurm-XXXXXX")
 trap 'bash "$cluster" stop "$folder"' EXIT
 use=$(bash "$cluster" start ${option:+"$option"} "$folder")
 export "${use#export }"
-"$python" -m pytest -m slurm "$@"
+"$python" -m pytest -m slurm tests/launcher "$@"

@@ -35,6 +35,14 @@ class Answer:
     err: str
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps the tests of a file with one MPI on one worker: they share commands."""
+    for item in items:
+        if item.get_closest_marker("mpi"):
+            library = getattr(item, "callspec", None) and item.callspec.params.get("mpi")
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {library}"))
+
+
 def pytest_collection_finish() -> None:
     """Sets aside what was imported and collected, and leaves the cores to other processes."""
     gc.collect()
@@ -170,9 +178,9 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ans
     return run
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in MPIS])
+@pytest.fixture(params=MPIS)
 def mpi(request) -> str:
-    """The name of an MPI, whose tests share commands; skips where it is not installed."""
+    """The name of an MPI; skips where it is not installed."""
     program = DIALECTS[request.param].programs.split()[0]
     if shutil.which(program) is None:
         pytest.skip(f"there is no {program} here; make test-mpi installs it")
