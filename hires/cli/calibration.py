@@ -25,8 +25,8 @@ from hires.core.config.data_config import DataConfig
 from hires.core.config.fields import build, keys_of, keys_with, names_of
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import MIN_MAX, PrecisionConfig, QuantConfig
-from hires.core.config.run_config import CheckpointConfig, MeasureConfig, RunConfig
-from hires.core.config.training_config import TaskConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.config.training_config import CheckpointConfig, MeasureConfig, TaskConfig
 from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError, StoppedError
 from hires.core.precisions import INT8
 from hires.core.store import campaign, file_names, rundir

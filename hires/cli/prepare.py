@@ -6,6 +6,7 @@ prepare                 name                 plan_run
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +18,8 @@ from hires.cli.data_keys import training_overlap, with_classes
 from hires.cli.earlier_runs import EarlierRuns, begin
 from hires.cli.planning import Planner
 from hires.core.config.run_config import RunConfig
-from hires.core.store import rundir
-from hires.core.store.choice_file import write_choice
+from hires.core.store import file_names, rundir
+from hires.core.store.files import write_atomically
 from hires.core.store.frozen import RunInputs
 from hires.plan.plan import Finding
 from hires.plan.search.choice import Choice
@@ -60,7 +61,8 @@ class Prepared:
     def keep_choice(self) -> None:
         """Writes what its layout was chosen from into its folder, which is there."""
         if self.choice is not None:
-            write_choice(self.path, plain_choice(self.choice))
+            text = json.dumps(plain_choice(self.choice), indent=1) + "\n"
+            write_atomically(self.path / file_names.CHOICE, text)
 
 
 def prepare(

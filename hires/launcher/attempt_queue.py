@@ -38,11 +38,6 @@ from hires.launcher.supervision.interrupts import Interrupts
 log = logging.getLogger(__name__)
 POLL_S = 0.1
 """How often the processes are polled; it costs nothing that a measurement would show."""
-_DIE_S = 1.0
-"""What kills a whole job ends this process within so long after a launcher: no run is lost then."""
-_STOPPED_S = 5.0
-"""How long a launcher may be stopped by a signal before it is continued: its ranks go on without
-it, and nothing would take in their end."""
 _END_S = 10.0
 """How long a launcher may take to stop its ranks when this process ends with an error."""
 
@@ -62,10 +57,6 @@ class Running:
     """How many signals were passed on to it."""
     gpus: Sequence[str] = ()
     """Those of this machine that it was given."""
-    lost_s: float | None = None
-    """When it was seen that its launcher was killed before it wrote the end."""
-    stopped_s: float | None = None
-    """When it was seen that its launcher is stopped by a signal."""
 
     @property
     def wall_s(self) -> float:
@@ -145,15 +136,12 @@ class LocalQueue:
                     # Ends first: they make room.
                     for run in list(self.running):
                         code = run.process.poll()
-                        _continue_stopped(run)
                         self._look(run)
-                        if code is not None and not _may_be_all(run, code):
+                        if code is not None:
                             self.running.remove(run)
                             self._end(Ended(run.task, run.attempt, _end_of(run, code), run.wall_s))
                     self.stopped = self._stop_reason()
                     for run in self.running:  # a second Ctrl-C makes it hurry
-                        if run.lost_s is not None:
-                            continue
                         for number in self.interrupts.received[run.signals :]:
                             run.process.send_signal(number)
                             run.signals += 1
@@ -251,27 +239,6 @@ class LocalQueue:
         self._done[end.task.path] += end.state == State.DONE
         self.ends.append(end)
         self._watcher.ended(end)
-
-
-def _continue_stopped(run: Running) -> None:
-    """Continues a launcher that someone has stopped, as by SIGSTOP, and names it."""
-    pid = run.process.pid
-    if provenance.state_of(pid) != "T":
-        run.stopped_s = None
-        return
-    run.stopped_s = run.stopped_s or time.monotonic()
-    if time.monotonic() - run.stopped_s > _STOPPED_S:
-        log.warning("process %d, the launcher of %s, was stopped: continued", pid, run.task.path)
-        run.process.send_signal(signal.SIGCONT)
-        run.stopped_s = None
-
-
-def _may_be_all(run: Running, code: int) -> bool:
-    """Whether what killed a launcher may be about to end this process, too."""
-    if code >= 0 or Attempt(run.task.path, run.attempt).has_ended:
-        return False
-    run.lost_s = run.lost_s or time.monotonic()
-    return time.monotonic() - run.lost_s < _DIE_S
 
 
 def _end_of(run: Running, code: int) -> End:

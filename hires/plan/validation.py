@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 
 from hires.core.config.data_config import AUTO, METRICS, PredictConfig, ValidateConfig
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.run_config import EngineConfig, MemoryConfig, RunConfig
-from hires.core.config.training_config import TaskConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.config.training_config import EngineConfig, MemoryConfig, TaskConfig
 from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, SIMILARITY_WINDOW, TOP
 from hires.core.precisions import HALF
 from hires.plan.graph import Graph

@@ -13,7 +13,6 @@ import yaml
 
 from hires.cli.choosing import explicit, given_keys, given_values
 from hires.core.errors import ConfigError
-from hires.core.store.choice_file import read_choice
 from hires.plan.memory import RankMemory
 from hires.plan.search.choice import Choice
 from tests.helpers.commands import SMALL
@@ -52,7 +51,7 @@ def test_auto_runs_the_first_of_the_list_under_its_own_name(hires, monkeypatch):
     assert answer.code == 0, answer.err
     assert f"note: parallel=auto chose {first}" in answer.err
     [run] = Path("results").glob("*/*/config.yaml")
-    choice = read_choice(run.parent)
+    choice = json.loads((run.parent / "choice.json").read_text())
     assert choice is not None
     assert choice["options"][0]["overrides"] == first
     # What makes it again has the keys: a later choice may be another one.

@@ -10,7 +10,8 @@ import pytest
 from hires.cli import planning
 from hires.cli.planning import Planner
 from hires.core.config.model_config import ModelConfig
-from hires.core.config.run_config import MemoryConfig, RunConfig, from_dict
+from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.config.training_config import MemoryConfig
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.units import MIB
 from hires.plan.graph import Graph

@@ -8,7 +8,8 @@ import json
 import pytest
 
 from hires.core.config.comm_config import CommConfig
-from hires.core.config.run_config import LauncherConfig, MeasureConfig, RunConfig
+from hires.core.config.run_config import LauncherConfig, RunConfig
+from hires.core.config.training_config import MeasureConfig
 from hires.core.store import rundir
 from hires.launcher.local import local_launcher
 from tests.helpers.launches import ROOT, alive, rank_pids

@@ -6,16 +6,15 @@ import dataclasses
 import json
 import math
 import os
-import signal
 
 import pytest
 
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.run_config import MeasureConfig, RunConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.config.training_config import MeasureConfig
 from hires.core.store import attempts, records, rundir
 from hires.core.store.reading import read_rank_lines
-from hires.launcher import attempt_queue
 from hires.launcher.attempt_queue import LocalQueue
 from hires.launcher.interface import FrozenRun, Share
 from hires.launcher.local.local_gpus import LocalGpus
@@ -108,21 +107,6 @@ def test_repeats_run_one_after_the_other_and_each_keeps_its_record(make):
     watcher = Watcher()  # those that another command made since count once
     assert states(run([task] * 3, watcher)) == [(2, "done")]
     assert len(watcher.out) == 2
-
-
-def test_a_launcher_that_a_signal_has_stopped_is_continued(make, caplog, monkeypatch):
-    monkeypatch.setattr(attempt_queue, "_STOPPED_S", 0.3)
-
-    class Stops(Watcher):
-        def started(self, task, attempt):
-            super().started(task, attempt)
-            os.kill(queue.running[-1].process.pid, signal.SIGSTOP)
-
-    tasks = [make(0)]
-    queue = LocalQueue(tasks, Share(4, cores=4), Stops(), "tests.helpers.fake_rank")
-    queue.work()
-    assert states(queue) == [(0, "done")]
-    assert tasks[0].path.name in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,8 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from hires.core.store import records, rundir
-from hires.core.config.run_config import MeasureConfig, RunConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.config.training_config import MeasureConfig
 from hires.core.errors import RunError
 from hires.launcher.local import local_launcher as local
 disk = Path(sys.argv[1])

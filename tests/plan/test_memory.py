@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
-from hires.core.config.run_config import MemoryConfig, RunConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.config.training_config import MemoryConfig
 from hires.core.units import MIB
 from hires.plan import memory, rank_kinds
 from hires.plan.memory import (

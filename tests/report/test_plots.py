@@ -10,7 +10,6 @@ import pytest
 
 from hires.core.ranks.timeline import BACKWARD, FORWARD, HALO, OPTIMISER, WAIT, Span, StepSpans
 from hires.core.store import file_names
-from hires.core.store.choice_file import write_choice
 from hires.engine.prediction_maps import MapKind, PredictionMaps
 from hires.plan.simulation.simulate import simulate
 from hires.report import frames, map_overviews
@@ -155,11 +154,12 @@ def test_choice_is_drawn_with_its_front(tmp_path):
 
     run = report_run(tmp_path, "sp grid")
     for damaged in (7, [7], [{"step_s": "x"}], [option(-1, float("nan"))]):
-        write_choice(run, {"options": damaged})
+        (run / "choice.json").write_text(json.dumps({"options": damaged}))
         assert drawn([run], only="choice").figure is None
     options = [option(0.01, 2**20), option(0.02, 2**19, "pp", memory_rehearsed=False)]
     options.append(option(0.03, 2**19, "dp"))
-    write_choice(run, {"schema": 1, "options": options, "out": [option(0.005, 2**22)]})
+    choice = {"schema": 1, "options": options, "out": [option(0.005, 2**22)]}
+    (run / "choice.json").write_text(json.dumps(choice))
     plot = drawn([run], only="choice")
     assert "Chosen: sp: sp=1." in plot.caption
     lines = {line.get_label(): line for line in plot.figure.axes[0].get_lines()}

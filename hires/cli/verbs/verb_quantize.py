@@ -18,7 +18,8 @@ from hires.cli.options import JSON, Parser, composing, flag, option
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.screens.screen import plural, print_config, print_json, print_table
 from hires.core.config.precision_config import DYNAMIC, QuantConfig
-from hires.core.config.run_config import CheckpointConfig, RunConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.config.training_config import CheckpointConfig
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
 from hires.core.store.files import cannot_write, make_folder

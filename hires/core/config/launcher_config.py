@@ -202,9 +202,8 @@ class LauncherConfig(Section, key="launcher", choices=LAUNCHER_NAMES):
     max_ranks: int = value(64, 1, identity=False)
     """Most processes on this machine; a larger world is refused."""
     bind: str = value("auto", choices=("auto", "none"))
-    """``auto``: each rank is bound to an equal share of neighbouring cores, on a GPU of those of
-    its NUMA node, if they suffice for all threads and, on this machine, one more for reading and
-    sending. ``none``: it is not bound."""
+    """``auto``: each rank is bound to an equal share of neighbouring cores, if they suffice for all
+    threads and, on this machine, one more for reading and sending. ``none``: it is not bound."""
     mpi: str | None = value(None, choices=MPIS)
     """``mpirun``, ``slurm``: what starts the ranks: mpirun of ``openmpi``, mpiexec.hydra of
     ``mpich``, mpirun_rsh of ``mvapich``, or ``srun``. Unset: ``cluster.mpi``, else openmpi (slurm:

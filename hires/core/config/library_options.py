@@ -20,9 +20,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from hires.core.config.fields import check_word
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
+from hires.core.shipped import shipped
 from hires.core.units import parse_size
 
 MPI_LIBRARIES = ("openmpi", "mpich", "mvapich")
@@ -46,8 +49,7 @@ class LibraryOption:
     meaning: str
     source: str
     openmpi: str = ""
-    """Its variables, separated by blanks; of a switch with both values, ``NAME=on|off``, where an
-    empty one leaves the variable alone. Open MPI hands most of its work to UCX."""
+    """Its variables, separated by blanks; of a switch ``NAME=on|off``."""
     mpich: str = ""
     mvapich: str = ""
     nccl: str = ""
@@ -65,81 +67,8 @@ class LibraryOption:
 
 
 OPTIONS = {
-    "cuda_ipc": LibraryOption(
-        "switch",
-        "Ranks of one node copy between their GPUs directly (CUDA IPC); they must see each other's "
-        "GPUs: comm.visible=node.",
-        "EDSR, MV2, UCX, NCCL",
-        openmpi="UCX_TLS=|^cuda_ipc OMPI_MCA_btl_smcuda_use_cuda_ipc=1|0",
-        mpich="MPIR_CVAR_CH4_IPC_GPU_P2P_THRESHOLD=|2147483647",
-        mvapich="MV2_CUDA_IPC=1|0 MVP_CUDA_IPC=1|0",
-        nccl="NCCL_P2P_DISABLE=0|1",
-    ),
-    "registration_cache": LibraryOption(
-        "switch",
-        "Memory that was registered with the network card stays registered for later messages.",
-        "EDSR, MV2, OMPI, UCX",
-        openmpi="UCX_RCACHE_ENABLE=y|n OMPI_MCA_mpi_leave_pinned=1|0",
-        mpich="FI_MR_CACHE_MAX_COUNT=|0 UCX_RCACHE_ENABLE=y|n",
-        mvapich="MV2_USE_LAZY_MEM_UNREGISTER=1|0 MVP_USE_LAZY_MEM_UNREGISTER=1|0",
-    ),
-    "gpu_buffers": LibraryOption(
-        "switch",
-        "The library takes pointers to the memory of GPUs, where it was built for that.",
-        "MV2, MPICH, OMPI",
-        openmpi="OMPI_MCA_opal_cuda_support=1|0",
-        mpich="MPIR_CVAR_ENABLE_GPU=1|0",
-        mvapich="MV2_USE_CUDA=1|0 MVP_USE_CUDA=1|0",
-    ),
-    "gpu_direct": LibraryOption(
-        "switch",
-        "The network card reads and writes the memory of GPUs (GPUDirect RDMA).",
-        "MV2, UCX, NCCL",
-        openmpi="UCX_IB_GPU_DIRECT_RDMA=y|n",
-        mvapich="MV2_USE_GPUDIRECT_RDMA=1|0",
-        nccl="NCCL_NET_GDR_LEVEL=SYS|LOC",
-    ),
-    "eager_limit": LibraryOption(
-        "size",
-        "Longest message that is sent before its receive is posted.",
-        "MV2, MPICH, OMPI, UCX",
-        openmpi="UCX_RNDV_THRESH OMPI_MCA_btl_tcp_eager_limit OMPI_MCA_btl_vader_eager_limit "
-        "OMPI_MCA_btl_sm_eager_limit",
-        mpich="MPIR_CVAR_CH4_OFI_EAGER_MAX_MSG_SIZE MPIR_CVAR_CH3_EAGER_MAX_MSG_SIZE "
-        "UCX_RNDV_THRESH",
-        mvapich="MV2_IBA_EAGER_THRESHOLD MVP_IBA_EAGER_THRESHOLD",
-    ),
-    "async_progress": LibraryOption(
-        "switch",
-        "A thread of the library moves messages on; hires has one of its own.",
-        "MPICH, MV2",
-        mpich="MPIR_CVAR_ASYNC_PROGRESS=1|0",
-        mvapich="MPIR_CVAR_ASYNC_PROGRESS=1|0",
-    ),
-    "yield_when_idle": LibraryOption(
-        "switch",
-        "A rank that waits inside the library offers its core to others.",
-        "OMPI",
-        openmpi="OMPI_MCA_mpi_yield_when_idle=1|0",
-    ),
-    "nccl_algorithm": LibraryOption(
-        "word", "Algorithms of NCCL's collectives, as Ring or ^Tree.", "NCCL", nccl="NCCL_ALGO"
-    ),
-    "nccl_protocol": LibraryOption(
-        "word", "Protocols of NCCL, as LL, LL128 or ^Simple.", "NCCL", nccl="NCCL_PROTO"
-    ),
-    "nccl_buffer": LibraryOption(
-        "size", "Buffer between each two GPUs; 4MiB unless set.", "NCCL", nccl="NCCL_BUFFSIZE"
-    ),
-    "nccl_channels": LibraryOption(
-        "number",
-        "Blocks of a GPU that NCCL's kernels use.",
-        "NCCL",
-        nccl="NCCL_MIN_NCHANNELS NCCL_MAX_NCHANNELS",
-    ),
-    "nccl_debug": LibraryOption(
-        "word", "What NCCL prints: VERSION, WARN, INFO or TRACE.", "NCCL", nccl="NCCL_DEBUG"
-    ),
+    name: LibraryOption(**facts)
+    for name, facts in yaml.safe_load(shipped("conf/libraries.yaml").read_bytes()).items()
 }
 """``comm.options.NAME`` -> what it is."""
 

@@ -33,8 +33,12 @@ from hires.core.config.training_config import (
     INFERENCE,
     LOSS_NAMES,
     ONE_PASS,
+    CheckpointConfig,
+    EngineConfig,
     LossConfig,
     LrScheduleConfig,
+    MeasureConfig,
+    MemoryConfig,
     OptimizerConfig,
     TaskConfig,
 )
@@ -42,81 +46,9 @@ from hires.core.losses import IMAGES, LOSSES
 from hires.core.precisions import HALF, INT8, PRECISIONS
 from hires.core.ranks.compilers import TENSORRT
 
-
-@dataclass
-class MemoryConfig(Section, key="memory"):
-    """``memory.*``: what is kept, and how much may be used."""
-
-    limit: Any = value(size=True, identity=False)
-    """Most that a rank may need, with its unit, as 4GiB or 800MB; unset: all ranks of the local
-    launcher together may need what the machine has."""
-    checkpoint: str = value("none", choices=("none", "stage", "block"), tasks=("train",))
-    """What the backward pass computes again instead of keeping it: ``none``, all of a ``stage``, or
-    each ``block`` of it. It writes no files: saving a run is ``checkpoint.*``."""
-
-
 _OF_IMAGES = [name for name, loss in LOSSES.items() if loss.targets == IMAGES]
 DEVICE_KINDS = ["auto", "cpu", "cuda"]
 """Choices of ``device``; a kind that :mod:`hires.engine.device` gets from elsewhere is added."""
-
-
-@dataclass
-class EngineConfig(Section, key="engine"):
-    """``engine.*``: how a rank computes."""
-
-    compile: str = value("off", choices=("off", "stage", TENSORRT))
-    """What is compiled before the first step. ``stage``: torch compiles the parts of each stage
-    that exchange no messages (with one rank, all of the network), with a C++ compiler, on GPUs with
-    Triton. ``tensorrt``: Torch-TensorRT compiles the same parts, for inference on NVIDIA GPUs
-    without tiles. ``off``: nothing; so it is with ``precision=int8``."""
-    fuse: str = value("auto", choices=("auto", "off"))
-    """Whether inference runs a network of fewer operators that computes the same (``auto``): norms
-    become part of the convolutions before them, for example; or the network as it is (``off``).
-    Training always has the latter."""
-
-
-@dataclass
-class MeasureConfig(Section, key="measure"):
-    """``measure.*``: which steps count."""
-
-    warmup: int = value(2, 0, MOST_STEPS)
-    """Steps at the start that no table counts."""
-    steps: int | None = value(None, 1, MOST_STEPS)
-    """Steps after the warm-up that are counted; unset: all of them."""
-    tensorboard: bool = value(False, identity=False, tasks=("train",))
-    """Whether a training writes its numbers for TensorBoard as it goes, into ``tensorboard`` of its
-    run folder: loss, rate, norm of the gradients, images per second, evaluations."""
-
-
-@dataclass
-class CheckpointConfig(Section, key="checkpoint"):
-    """``checkpoint.*``: when a run saves its state, and where it resumes."""
-
-    every: int = value(0, 0, MOST_STEPS, identity=False, tasks=("train",))
-    """Steps from one saved checkpoint to the next; 0: only when SIGUSR2 requests one. What the
-    backward pass computes again is ``memory.checkpoint``."""
-    keep: int = value(2, 1, identity=False)
-    """Checkpoints of the run that are kept, the latest ones."""
-    at_end: str = value("auto", choices=("auto", "always", "never"), identity=False)
-    """Whether a training saves its state after its last step: ``always``, ``never``, or ``auto``:
-    where ``every`` saves it before, too, and where the training learns, from data that are not
-    ``synthetic``, or with ``epochs`` or ``validate.every``. Other runs measure a layout."""
-    resume: str = value("auto", line=True, path=("auto", "never"))
-    """Where an attempt begins: at the run's latest checkpoint (``auto``), at step 0 (``never``), or
-    at a run folder or checkpoint, perhaps of another layout, until the run has one of its own."""
-    continues: str | None = value(line=True, path=(), identity=False)
-    """Checkpoint of a run that differs in its steps only, where this one begins until it has one of
-    its own; ``--continue`` finds it."""
-
-    @property
-    def saves_end(self) -> bool:
-        """Whether a training saves its state after its last step."""
-        return self.at_end == "always" or (self.at_end == "auto" and self.every > 0)
-
-    @property
-    def source(self) -> str | None:
-        """The path that ``continues`` or ``resume`` names; None if they name none."""
-        return self.continues or (None if self.resume in ("auto", "never") else self.resume)
 
 
 @dataclass

@@ -3,14 +3,6 @@
     cores     0  4  1  5  2  6  3  7     hardware threads of one core side by side
     ranks    |--- 0 ---|--- 1 ---| ...   neighbouring ranks on neighbouring cores
 
-A rank that computes on a GPU gets cores of the GPU's NUMA node, where the system shows which one
-that is. Copies between host and GPU, and the kernels that a rank launches, then cross no link
-between processors.
-
-    NUMA node    |--- 0 ---|--- 1 ---|
-    GPUs             2   3     0   1
-    ranks            2   3     0   1
-
 The rank binds itself before its first thread starts: only on its own machine is visible what Slurm
 or an outer command has left it.
 """
@@ -19,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,8 +47,7 @@ def bind(world: World, config: RunConfig) -> Binding:
         cores, key=lambda core: (_fact(core, "physical_package_id"), _fact(core, "core_id"), core)
     )
     least = threads + (1 if config.is_here else 0)
-    share = share_beside_gpu(neighbours, world.local_rank, gpu_cores(world, config), least)
-    share = share or share_of(neighbours, world.local_rank, world.local_size)
+    share = share_of(neighbours, world.local_rank, world.local_size)
     bound = config.launcher.bind == "auto" and least <= len(share) < len(cores)
     if bound:
         try:
@@ -70,46 +61,6 @@ def bind(world: World, config: RunConfig) -> Binding:
         os.environ[gpus.VISIBLE] = devices
     kept = sorted(share) if bound else cores
     return Binding(os.uname().nodename, world.local_rank, threads, kept, bound, devices)
-
-
-def gpu_cores(
-    world: World, config: RunConfig, environ: Mapping[str, str] = os.environ
-) -> list[frozenset[int]]:
-    """Returns the cores near the GPU of each rank on this machine; none for all: not shown.
-
-    None where Slurm shows each rank other GPUs (``--gpus-per-task``): a rank that sees its own GPU
-    alone could not compute the shares of the others, and shares would overlap.
-    """
-    if config.device != "cuda":
-        return []
-    count = config.cluster.gpus if config.comm.visible == "own" else None
-    names = gpus.visible_gpus(count, environ)
-    of_all = min(config.cluster.gpus or world.local_size, world.local_size)
-    # Ranks that hires itself starts here have one environment, so they see the same GPUs.
-    if not names or (len(names) < of_all and not config.is_here):
-        return []
-    near = [gpus.near_cores(name, environ) for name in names]
-    return [near[rank % len(near)] for rank in range(world.local_size)]
-
-
-def share_beside_gpu(
-    cores: Sequence[int], local_rank: int, near: Sequence[frozenset[int]], least: int
-) -> list[int]:
-    """Returns one rank's part of the cores near its GPU, which ranks there share evenly.
-
-    No rank of the machine has any if those of one are unknown, or one would have fewer than
-    ``least``: ranks near their GPUs and ranks anywhere would share cores.
-
-    >>> two = frozenset({0, 1, 2, 3}), frozenset({4, 5, 6, 7})
-    >>> share_beside_gpu(range(8), 2, [two[1], two[1], two[0]], 2)
-    [0, 1, 2, 3]
-    """
-    shares = []
-    for rank, those in enumerate(near):
-        mates = [other for other, its in enumerate(near) if its == those]
-        there = [core for core in cores if core in those]
-        shares.append(share_of(there, mates.index(rank), len(mates)))
-    return shares[local_rank] if shares and min(map(len, shares)) >= least else []
 
 
 def share_of(cores: list[int], local_rank: int, local_size: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Finds the NVIDIA GPUs that a process here may use, the cores near them, and the installed torch.
+"""Finds the NVIDIA GPUs that a process here may use, and the installed torch.
 
 Nothing here imports torch, which takes seconds: the front end needs this before anything starts.
 """
@@ -21,7 +21,6 @@ _PCI = Path("/sys/bus/pci/devices")
 _WSL = Path("/usr/lib/wsl/lib")
 """Where the driver of Windows puts its libraries for WSL2."""
 _DRIVER = Path("/proc/driver/nvidia")
-_ORDER = "CUDA_DEVICE_ORDER"
 _NVIDIA, _DISPLAY = "0x10de", "0x03"  # vendor, and the class of graphics and 3D controllers
 _NAME = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
 
@@ -75,30 +74,6 @@ def cards() -> int:
             vendor, kind = ((folder / name).read_text().strip() for name in ("vendor", "class"))
             count += vendor == _NVIDIA and kind.startswith(_DISPLAY)
     return count
-
-
-def near_cores(name: str, environ: Mapping[str, str] = os.environ) -> frozenset[int]:
-    """Returns the cores of the NUMA node of a GPU, named as in CUDA_VISIBLE_DEVICES.
-
-    None are returned unless the name is a number that counts by bus (CUDA_DEVICE_ORDER) and the
-    system shows the place of every GPU that it offers: a job may hide some.
-    """
-    places = sorted(path.name for path in (_DRIVER / "gpus").glob("*:*:*.*"))
-    by_bus = environ.get(_ORDER) == "PCI_BUS_ID" and len(places) == device_files()
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        if by_bus and name.isdigit():
-            return _cores((_PCI / places[int(name)] / "local_cpulist").read_text(encoding="ascii"))
-    return frozenset()
-
-
-def _cores(text: str) -> frozenset[int]:
-    """Returns the cores of a list of the kernel.
-
-    >>> sorted(_cores("0-2,8"))
-    [0, 1, 2, 8]
-    """
-    spans = [part.split("-") for part in text.strip().split(",") if part]
-    return frozenset(core for span in spans for core in range(int(span[0]), int(span[-1]) + 1))
 
 
 def driver() -> str | None:

@@ -80,29 +80,16 @@ class RunInputs:
             found["network"] = digest({file.name: file.sha256 for file in self.network})
         if self.data is not None:
             found["data"] = self.data.digest[:16]
-        if self.table:
-            found["table"] = self.table
-        if self.weights:
-            found["weights"] = self.weights
-        if self.scales:
-            found["scales"] = self.scales
-        if self.loss:
-            found["loss"] = self.loss
-        return found
+        texts = {name: getattr(self, name) for name in ("table", "weights", "scales", "loss")}
+        return found | {name: text for name, text in texts.items() if text}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunInputs:
         """Returns the inputs that plain values describe; raises ConfigError."""
         files = tuple(build(SourceFile, one) for one in values.get("network") or ())
         data = values.get("data")
-        return cls(
-            files,
-            None if data is None else build(DataContent, data),
-            str(values.get("table") or ""),
-            str(values.get("weights") or ""),
-            str(values.get("scales") or ""),
-            str(values.get("loss") or ""),
-        )
+        texts = (str(values.get(name) or "") for name in ("table", "weights", "scales", "loss"))
+        return cls(files, None if data is None else build(DataContent, data), *texts)
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,13 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError
 from hires.core.python_command import python
 from hires.core.python_path import without_empty_entries
 from hires.core.ranks import mpi_starter
+from hires.core.shipped import shipped
 
 NO_FOLDER = 66
 """Exit code of a job whose node does not see the run folder, so that nothing can be written."""
@@ -71,19 +70,3 @@ def render(argv: Sequence[str], template: str = "local.sh", **values: Sequence[s
 def _template(name: str) -> str:
     """Returns the text of a file in ``launch/``, which every launcher with jobs has."""
     return shipped(f"launch/{name}").read_text(encoding="utf-8")
-
-
-def shipped(name: str) -> Path:
-    """Returns a file of ``conf/`` or ``launch/``; raises ConfigError if it is missing.
-
-    They are inside the package where hires is installed, and beside it in a checkout.
-    """
-    package, _, rest = name.partition("/")
-    spec = find_spec(f"hires.{package}")
-    places = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
-    places.append(Path(__file__).resolve().parents[3] / package)
-    for place in places:
-        if (place / rest).is_file():
-            return (place / rest).resolve()
-    looked = ", ".join(map(str, places))
-    raise ConfigError(f"{name} is missing (looked in {looked}); install hires again")

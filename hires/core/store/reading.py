@@ -22,13 +22,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from unicodedata import category
 
+import yaml
+
 from hires.core.errors import ConfigError, RunError
 from hires.core.store.file_names import MAX_BYTES, MIB, StrPath, line_files
-
-try:
-    import yaml
-except ModuleNotFoundError:  # a machine with torch, numpy and safetensors alone
-    yaml = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +37,7 @@ MAX_NODES = 10**5
 """Values of one YAML file: aliases can name the same ones a billion times over."""
 MAX_DEPTH = 100
 """Levels of a YAML file."""
-_DAMAGED: tuple[type[Exception], ...] = (ValueError, RecursionError, TypeError)
-if yaml is not None:
-    _DAMAGED = (*_DAMAGED, yaml.YAMLError)
+_DAMAGED = (ValueError, RecursionError, TypeError, yaml.YAMLError)
 _INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Kinds of characters that move the cursor, turn the direction of writing or show nothing."""
 
@@ -244,16 +239,12 @@ def _read(path: StrPath, parse: Callable[[bytes], Any], notes: Notes, needed: bo
 
 
 def yaml_text(values: Values) -> str:
-    """Returns plain values as YAML; without PyYAML as JSON, which is YAML, too."""
-    if yaml is None:
-        return json.dumps(values, indent=2) + "\n"
+    """Returns plain values as YAML."""
     # Only ASCII: PyYAML writes some other characters (U+0085) so that they read back changed.
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=False)
 
 
 def _parse_yaml(data: bytes) -> Any:
-    if yaml is None:
-        return json.loads(data)
     loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
     # libyaml builds nested values by recursion in C: 50,000 brackets would end this process.
     for event in yaml.parse(data, Loader=loader):

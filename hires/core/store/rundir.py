@@ -90,12 +90,12 @@ def freeze(
 ) -> Path:
     """Makes or refreshes the folder of a run that is to start later, and returns it, absolute.
 
-    It gets no attempt: a run without one is pending. ``planned.json`` holds what planned it, how it
-    is made again, and the config for machines without PyYAML. The caller makes sure that the run is
-    neither under way nor queued: its job would find another config than the one that was submitted.
+    It gets no attempt: a run without one is pending. ``planned.json`` holds what planned it, and
+    how it is made again. The caller makes sure that the run is neither under way nor queued: its
+    job would find another config than the one that was submitted.
     Arguments and errors are those of :func:`create`; ``argv`` makes this run alone.
     """
-    values = environment(argv, launch_file.reproduce_line(argv)) | {"config": plain(config)}
+    values = environment(argv, launch_file.reproduce_line(argv))
     planned = {file_names.PLANNED: json.dumps(values, indent=1) + "\n"}
     return _freeze(config, plan, argv, inputs, planned).path
 

@@ -36,7 +36,7 @@ OLD_S = 60.0
 """A heartbeat of this age has stopped: twelve beats."""
 AGAIN_S = 1.0
 """What looks lost is looked at again after so long: its exit.json may be on its way."""
-_NUMBER = re.compile(r'^(?:  ")?(steps|batch)"?: (\d+),?$', re.MULTILINE)  # of YAML or JSON
+_NUMBER = re.compile(r"^(steps|batch): (\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from matplotlib.axes import Axes
 
-from hires.core.store.choice_file import read_choice
+from hires.core.store.file_names import CHOICE
+from hires.core.store.reading import read_json
 from hires.core.units import MIB
 from hires.report.plots import style
 from hires.report.plots.base import MAX_RUNS, Drawing, PlotData, labelled, plot
@@ -46,7 +47,7 @@ def choice_front(data: PlotData) -> Drawing | str:
     choices = []
     for run in data.frames.run_list:
         with contextlib.suppress(ValueError):  # it is damaged
-            choice: LayoutChoice = typed(LayoutChoice, read_choice(run.path) or {})
+            choice: LayoutChoice = typed(LayoutChoice, read_json(run.path / CHOICE, []))
             choices += [(run, choice)] if choice.options else []
     choices = choices[:MAX_RUNS]
     if not choices:

@@ -96,43 +96,6 @@ def test_shares_cover_all_cores_once():
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-@pytest.fixture
-def cards(machine, tmp_path, monkeypatch):
-    """Two GPUs, the first by bus beside the second processor."""
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "driver")
-    monkeypatch.setattr(gpus, "_PCI", tmp_path / "pci")
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    for place, cores in (("0000:07:00.0", "2-3,6-7"), ("0000:c1:00.0", "0-1,4-5")):
-        (tmp_path / "driver/gpus" / place).mkdir(parents=True)
-        (tmp_path / "pci" / place).mkdir(parents=True)
-        (tmp_path / "pci" / place / "local_cpulist").write_text(f"{cores}\n")
-
-
-def shares(count: int, visible: str = "node") -> list[list[int]]:
-    """Returns the cores of each rank in a job."""
-    job = config("slurm", gpus=2)
-    job.device, job.comm.visible = "cuda", visible
-    return [binding.bind(rank_of(rank, count), job).cores for rank in range(count)]
-
-
-def test_rank_gets_the_cores_beside_its_gpu(cards, tmp_path):
-    assert shares(2) == [[2, 3, 6, 7], [0, 1, 4, 5]]
-    assert shares(4) == [[2, 6], [0, 4], [3, 7], [1, 5]]
-    assert shares(1) == [[2, 3, 6, 7]]  # one rank alone keeps to them, too
-    (tmp_path / "nvidia1").unlink()  # which of the two the job may open, the system does not show
-    assert shares(2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
-
-
-def test_shares_are_disjoint_where_slurm_shows_each_rank_its_own_gpu(cards, monkeypatch):
-    """One rank alone would find cores enough beside it, and take some of the other's half."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 4, 5})
-    found = []
-    for rank in range(2):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", str(rank))
-        found.append(shares(2)[rank])
-    assert found == [[0, 1, 4], [2, 5]]
-
-
 def test_visible_gpus_are_counted_as_cuda_counts_them():
     for visible, expected in (
         ("", []),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.config.run_config import CheckpointConfig, MeasureConfig, RunConfig
-from hires.core.config.training_config import TaskConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.config.training_config import CheckpointConfig, MeasureConfig, TaskConfig
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints
 from hires.core.store.frozen import RunInputs, frozen_of

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from hires.core.config.run_config import MeasureConfig, RunConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.config.training_config import MeasureConfig
 from hires.core.errors import HiresError
 from hires.core.ranks import heartbeat, meeting, timeline
 from hires.core.ranks.world import World
@@ -22,7 +23,6 @@ from hires.core.store import (
     attempts,
     campaign,
     checkpoints,
-    choice_file,
     edits,
     ends,
     file_names,
@@ -60,6 +60,7 @@ NOTED: dict[str, Read] = {
     file_names.CAMPAIGN: lambda run, notes: campaign.read(run.parent, notes),
     file_names.CONFIG: plainly(reading.read_yaml, "config.yaml"),
     file_names.ENV: of_attempt("env"),
+    file_names.CHOICE: plainly(reading.read_json, "choice.json"),
     file_names.EVALUATION: plainly(reading.read_json, "a0/evaluation.json"),
     file_names.EVENTS: of_attempt("events"),
     file_names.EXIT: of_attempt("exit"),
@@ -79,7 +80,6 @@ OTHERS: dict[str, tuple[Callable[[Path], Any], ...]] = {
     file_names.ALIVE: (lambda run: heartbeat.read_status(run / "a0", 0),),
     file_names.BEGIN_LOCK: (lambda run: files.holder_of(run / ".begin.lock"),),
     file_names.BEST: (checkpoints.read_best,),
-    file_names.CHOICE: (choice_file.read_choice,),
     file_names.CONFIG: (records.read_config, edits.require_unchanged, rundir.open_run),
     file_names.ENV: (attempts.reproduce_line_of, lambda run: Attempt(run, 0).damaged),
     file_names.EVENTS: (lambda run: Attempt(run, 0).launched, lambda run: heartbeat.last_sign(run)),
@@ -146,7 +146,7 @@ def run(tmp_path_factory) -> Path:
     sweep = {"argv": argv, "time": "2031-01-01T00:00:00+00:00"}
     points = [PlannedPoint(path.name, ["image=8"])]
     campaign.write(path.parent, Campaign("x", [sweep], points, [ExcludedPoint(["a=1"], "why")]))
-    choice_file.write_choice(path, {"options": [{"layout": "sp", "step_s": 1.0}]})
+    (path / file_names.CHOICE).write_text('{"options": [{"layout": "sp", "step_s": 1.0}]}')
     meeting.write_secret(attempt / file_names.SECRET)
     status = {"rank": 0, "step": 1, "action": "F0", "what": "halo", "since_s": 1.0}
     heartbeat.alive_file(attempt, 0).parent.mkdir()

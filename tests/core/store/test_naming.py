@@ -17,7 +17,8 @@ from hires.core.config.launcher_config import ClusterConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import PrecisionConfig
-from hires.core.config.run_config import CheckpointConfig, LauncherConfig, RunConfig
+from hires.core.config.run_config import LauncherConfig, RunConfig
+from hires.core.config.training_config import CheckpointConfig
 from hires.core.errors import ConfigError
 from hires.core.store import cache as store
 from hires.core.store import naming, records, rundir

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hires.core.config.run_config import MeasureConfig, RunConfig
+from hires.core.config.run_config import RunConfig
+from hires.core.config.training_config import MeasureConfig
 from hires.core.store import attempts, file_names, files, records, rundir
 from hires.core.store.files import append_line
 
