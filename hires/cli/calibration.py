@@ -146,8 +146,7 @@ def scale_lines(config: RunConfig, scales: Scales, calibrated: Graph | None = No
 
     ``calibrated`` is the network whose values have the scales; None: nothing is said of observers.
     """
-    lines = []
-    better = scales.min_max_noise.keys() & scales.noise.keys()
+    lines, better = [], scales.min_max_noise.keys() & scales.noise.keys()
     if better and calibrated is not None:
         named, quant = kept_by_name(calibrated, config), config.quant
         roundings = Roundings(calibrated, scales.values, named, quant.linear)
@@ -160,31 +159,19 @@ def scale_lines(config: RunConfig, scales: Scales, calibrated: Graph | None = No
             f"and {scales.min_max_noise[worst]:.1f} dB with {key}={MIN_MAX}; try that, and compare "
             f"both with task=evaluate"
         )
-    return [*lines, *_auto_lines(f"quant.auto={config.quant.auto}", scales)]
-
-
-def _auto_lines(key: str, scales: Scales) -> list[str]:
-    if key.endswith("=None"):
-        return []
+    if config.quant.auto is None:
+        return lines
+    key = f"quant.auto={config.quant.auto}"
     if not scales.auto:
-        why = "the log of the calibration's rank 0 says why"
-        return [f"warning: {key}: the int8 network itself could not be measured; {why}"]
+        return [*lines, f"warning: {key}: the int8 network itself could not be measured; see logs"]
     asked, images = scales.auto["asked_db"], int(scales.auto["images"])
     signal, left = scales.auto.get("signal_db"), int(scales.auto.get("operators", 0))
-    other = f"calibrate with quant.observer={MIN_MAX}, which cuts no range off, or "
-    remedy = f"{other if scales.observer != MIN_MAX else ''}ask for less than {asked:.1f} dB"
-    if not left and not any(why.startswith("quant.auto") for why in scales.kept.values()):
-        why = "no operator can be computed in 8 bits, or quant.keep names them all"
-        return [f"warning: {key} had nothing to choose from: {why}"]
-    if not left:
-        return [f"warning: {key} leaves nothing in 8 bits, all is computed in float; {remedy}"]
     has = "no noise" if signal is None else f"{signal:.1f} dB of signal over noise"
-    text = f"the int8 network itself has {has} on the first {plural(images, 'image')}"
-    operators = f"{plural(left, 'operator')} in 8 bits"
-    if signal is None or signal >= asked:
-        return [f"{key}: {text}, {asked:.1f} dB was the bound; {operators}"]
-    less = f"{asked - signal:.1f} dB less"
-    return [f"warning: {key} was not reached: {text}, {less}; {operators}; {remedy}"]
+    text = f"{key}: the int8 network itself has {has} on the first {plural(images, 'image')}, "
+    text += f"{asked:.1f} dB was the bound; {plural(left, 'operator')} in 8 bits"
+    if not left or (signal is not None and signal < asked):
+        text = f"warning: {text}; ask for less, or calibrate with quant.observer={MIN_MAX}"
+    return [*lines, text]
 
 
 def calibration_of(config: RunConfig, words: Iterable[str] = ()) -> RunConfig:
@@ -296,12 +283,8 @@ def _given(config: RunConfig, words: Iterable[str]) -> tuple[bool, Finding | Non
             f"has scales already; leave quant.auto out, or quantise the float weights again with "
             f"`hires quantize quant.auto={config.quant.auto}`"
         )
-    typed = {*map(key_in, words)}
-    idle = sorted(
-        key
-        for key in typed
-        if key.startswith("quant.") and key.split(".")[1] in keys_with(QuantConfig, "calibrates")
-    )
+    of_calibration = {f"quant.{key}" for key in keys_with(QuantConfig, "calibrates")}
+    idle = sorted({".".join(key_in(word).split(".")[:2]) for word in words} & of_calibration)
     if not idle:
         return True, None
     does = "does" if len(idle) == 1 else "do"

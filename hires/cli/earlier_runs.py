@@ -98,22 +98,9 @@ def begin(
         saving = replace(saving, continues=str(saved.path))
         config = replace(config, checkpoint=saving)
         notes.append(f"continues {saved.run.name} after step {saved.step}")
-        notes.append(_uncounted(config, saved.step))
     else:
         notes.append(
             f"{saved.run.name} was saved after step {saved.step}: --continue resumes there; "
             f"this run begins at step 0"
         )
     return config, [note for note in notes if note]
-
-
-def _uncounted(config: RunConfig, done: int) -> str | None:
-    """Returns a note if the warm-up takes all steps that are left; None if some are counted."""
-    left, warmup = config.steps - done, config.measure.warmup
-    if left > warmup:
-        return None
-    steps = "step is" if left == 1 else "steps are"
-    return (
-        f"{left} {steps} left and measure.warmup={warmup} counts none of them; use "
-        f"steps={done + 2 * warmup} or measure.warmup=0"
-    )

@@ -9,9 +9,9 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from hires.cli.data_keys import DataSize
 from hires.cli.named_weights import trained_network
@@ -24,7 +24,7 @@ from hires.core.errors import ConfigError, HiresError, PlanError
 from hires.core.precisions import INT8
 from hires.core.store import checkpoints
 from hires.core.store.cache import cached, keep, key_of
-from hires.core.store.frozen import DataContent, RunInputs, SourceFile, frozen_of
+from hires.core.store.frozen import RunInputs, SourceFile, frozen_of
 from hires.core.store.network_weights import (
     WeightsPlace,
     find_weights,
@@ -34,7 +34,7 @@ from hires.core.store.network_weights import (
 from hires.core.store.own_module import module_digest, network_sources
 from hires.core.store.rundir import run_path
 from hires.data.content import HAS_FILES, content_of
-from hires.plan.checks import check_colours, has_weights
+from hires.plan.checks import check_colours, check_numbers, has_weights, indivisible
 from hires.plan.graph import Graph
 from hires.plan.memory import cublas_workspaces, rooms_of
 from hires.plan.passes.rewriting import rewritten
@@ -45,6 +45,8 @@ from hires.plan.search.advice import fewer_on_a_node, offered, other_layouts
 from hires.plan.validation import evaluation_of, with_evaluations, with_validation
 from hires.quant.scales import require_pair, scales_of, stored_scales
 
+T = TypeVar("T")
+Shapes = Mapping[str, list[int]]
 _DECIDE = (
     "image", "model", "data", "parallel", "precision", "comm", "task", "memory", "optimizer",
     "loss", "seed", "ahead",
@@ -83,15 +85,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
 
     def __init__(self, process: TorchProcess | None = None) -> None:
         self._process = TorchProcess() if process is None else process
-        self._graphs: dict[str, Graph] = {}
-        self._plans: dict[str, Plan] = {}
-        self._contents: dict[str, DataContent] = {}
-        self._networks: dict[str, tuple[SourceFile, ...]] = {}
-        """The files of networks of the user's, by the keys that name them."""
-        self._weights_of: dict[str, tuple[WeightsPlace, str]] = {}
-        """What paths of weights hold, and its digest."""
-        self._fitting: set[str] = set()
-        """Weights that were compared with their network."""
+        self._kept: dict[str, dict[str, Any]] = {}
+        """Plans, graphs and what files hold, by what they are and the keys that decide them."""
         self.sizes: dict[str, DataSize] = {}
         """Those of each data that was looked at."""
         self._before = ""
@@ -110,14 +105,13 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """
         self._check_begin(config)  # it is no part of the plan, so not of the key
         key = json.dumps([plan_key(config), has_weights(config), memory], sort_keys=True)
-        plan = self._plans.pop(key, None)
-        if plan is None:
-            plan = self._planned(config)
-            if memory:
-                plan = self.with_memory(config, plan)
-        self._plans[key] = plan  # the last is the one used last
-        if len(self._plans) > _MOST_PLANS:
-            del self._plans[next(iter(self._plans))]
+
+        def make() -> Plan:
+            plan = make_plan(config, self.traced(config), offered(config))
+            plan = with_validation(config, plan, self.traced)
+            return self.with_memory(config, plan) if memory else plan
+
+        plan = self._once("plan", key, make, _MOST_PLANS)
         print_activity("")
         more = _data_findings(config) if memory else []
         return plan.with_findings(*more)
@@ -172,9 +166,13 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         text = f"{shortage}; {other_layouts(config)}"
         return plan.with_findings(Finding("error", "memory.limit", text))
 
-    def _planned(self, config: RunConfig) -> Plan:
-        graph = self.traced(config)
-        return with_validation(config, make_plan(config, graph, offered(config)), self.traced)
+    def _once(self, kind: str, key: str, make: Callable[[], T], most: int = 10**6) -> T:
+        """Returns what is kept under a key, or makes it; of too many the oldest one goes."""
+        kept = self._kept.setdefault(kind, {})
+        kept[key] = kept.pop(key) if key in kept else make()  # the last is the one used last
+        if len(kept) > most:
+            del kept[next(iter(kept))]
+        return cast(T, kept[key])
 
     def _check_begin(self, config: RunConfig) -> None:
         """Refuses weights, or a checkpoint of another run, that this one cannot begin with."""
@@ -203,26 +201,29 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             require_pair(place, stored, types)
         needed = shapes_of(self.traced(config) if stored is None else self.graph(config))
         key = json.dumps([config.weights, digest, trace_key(config)])
-        if key in self._fitting:
-            return
+        self._once("fit", key, lambda: self._require_fit(config, place, stored is not None, needed))
+
+    def _require_fit(
+        self, config: RunConfig, place: WeightsPlace, is_quantised: bool, needed: Shapes
+    ) -> None:
         shapes = self._process.weights(place.path) if place.is_pickle else place.shapes()
         # A network of the user's may hold tensors that no layer reads.
         others = self._process.tensors.get(trace_key(config), ())
-        how = _AS_QUANTISED if stored is not None else trained_network(config)
+        how = _AS_QUANTISED if is_quantised else trained_network(config)
         require_fit(place.key, shapes, needed, others, how)
-        if stored is None:
+        if not is_quantised:
             types = self._process.weight_types(place.path) if place.is_pickle else place.dtypes()
             params = self.traced(config).params.items()
             require_types(place.key, types, {name: one.dtype for name, one in params})
-        self._fitting.add(key)
 
     def _weights(self, config: RunConfig) -> tuple[WeightsPlace, str]:
         """Returns what ``weights`` names, which is set, and its digest."""
-        source = config.weights or ""
-        if source not in self._weights_of:
-            place = find_weights(source)
-            self._weights_of[source] = place, place.digest()
-        return self._weights_of[source]
+
+        def make() -> tuple[WeightsPlace, str]:
+            place = find_weights(config.weights or "")
+            return place, place.digest()
+
+        return self._once("weights", config.weights or "", make)
 
     def inputs(self, config: RunConfig) -> RunInputs:
         """Returns what decides a run beside its config (:func:`hires.cli.data_keys.with_classes`).
@@ -238,39 +239,33 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         data = None
         if config.data.name in HAS_FILES:
             key = json.dumps(vars(config.data))
-            if key not in self._contents:
-                self._contents[key] = content_of(config.data)
-            data = self._contents[key]
+            data = self._once("data", key, lambda: content_of(config.data))
         return dataclasses.replace(inputs, data=data)
 
     def _sources(self, config: RunConfig) -> tuple[SourceFile, ...]:
         """Returns the files of a network of the user's, as they were before this command ran it."""
         if config.model.name != "custom":
             return ()
-        key = json.dumps([config.model.target, config.model.files])
-        if key not in self._networks:
-            self._networks[key] = network_sources(str(config.model.target), config.model.files)
-        return self._networks[key]
+        target, files = str(config.model.target), config.model.files
+        key = json.dumps([target, files])
+        return self._once("network", key, lambda: network_sources(target, files))
 
     def traced(self, config: RunConfig) -> Graph:
         """Returns the network of a config, for one microbatch, as it is traced."""
-        key = trace_key(config)
         self._sources(config)  # one that is edited while it is traced is refused by its ranks
-        if key not in self._graphs:
-            from hires.plan.checks import check_numbers, indivisible
 
+        def make() -> Graph:
             self._show("tracing the network ...")
             try:
-                self._graphs[key] = self._process.trace(config)
+                return self._process.trace(config)
             except ConfigError as error:  # which also says what is wrong with the layout
-                others = [f"{f.text} [{f.key}]" for f in [*check_numbers(config), *offered(config)]]
+                problems = [*check_numbers(config), *offered(config)]
                 # The samples that were traced are those of no batch that divides.
-                own = [] if indivisible(config) else [str(error)]
-                raise ConfigError("; ".join([*own, *others])) from None
-            if len(self._graphs) > _MOST_GRAPHS:
-                del self._graphs[next(iter(self._graphs))]
-        self._graphs[key] = self._graphs.pop(key)  # the last is the one used last
-        return self._graphs[key]
+                texts = [] if indivisible(config) else [str(error)]
+                texts += [f"{problem.text} [{problem.key}]" for problem in problems]
+                raise ConfigError("; ".join(texts)) from None
+
+        return self._once("graph", trace_key(config), make, _MOST_GRAPHS)
 
     def search_memory(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
         """Returns the memory of every rank of a plan of a search, that of its evaluations included.
@@ -340,7 +335,7 @@ def require_feasible(plan: Plan) -> None:
         )
 
 
-def shapes_of(graph: Graph) -> Mapping[str, list[int]]:
+def shapes_of(graph: Graph) -> Shapes:
     """Returns the shapes of a network's own parameters and buffers, in the order of its layers."""
     names = (name for node in graph.nodes for name in node.params)
     own = (one for name in dict.fromkeys(names) for one in sorted(graph.own_params([name])))

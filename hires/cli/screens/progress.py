@@ -91,9 +91,7 @@ class StepProgress(Bars):
 
 
 def show_planning(
-    points: Sequence[T],
-    name: Callable[[T], str] = lambda point: "",
-    begin: Callable[[str], None] = lambda text: None,
+    points: Sequence[T], name: Callable[[T], str], begin: Callable[[str], None]
 ) -> Iterator[T]:
     """Yields the points of a sweep, and shows which of them is planned.
 
@@ -102,11 +100,9 @@ def show_planning(
     printed_s = time.monotonic()
     try:
         for number, point in enumerate(points, start=1):
-            text = f"planning point {number} of {len(points)}"
+            text = f"planning point {number} of {len(points)}: {name(point)}".removesuffix(": ")
             begin(f"point {number} of {len(points)}: ")
             print_activity(f"{text} ...")
-            named = name(point)
-            text += f": {named}" if named else ""
             if not terminal.moves(sys.stderr) and time.monotonic() - printed_s > _PLANNING_EVERY_S:
                 print(text, file=sys.stderr, flush=True)
                 printed_s = time.monotonic()

@@ -33,8 +33,7 @@ def choice_lines(choice: Choice) -> list[str]:
     text = [f"Layouts of {ranks} that fit, {order}", "", *lines, ""]
     if any(not one.rehearsed for one in options):
         text.append("~ memory that was estimated; a run's plan predicts it exactly")
-    named = dict.fromkeys(one.limit for one in options if one.limit in MEANING)
-    text += [f"{name}: {MEANING[name]}" for name in named]
+    text += [f"{name}: {MEANING[name]}" for name in MEANING if name in {o.limit for o in options}]
     text += [*_others(choice), f"step times: {choice.source}"]
     first, config = choice.best.candidate.overrides, choice.best.config
     if config.launcher.has_jobs:  # `hires plan --nodes` has set them, perhaps

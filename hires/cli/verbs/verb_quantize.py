@@ -93,9 +93,9 @@ def main(args: Namespace) -> int:
 
 def _of_inference(words: list[str]) -> list[str]:
     # precision=int8 is what the file is for, and without a task it would be a training's.
-    names = {*map(key_in, words)}
     asked = {f"precision={INT8}", f"precision.name={INT8}"} & {*words}
-    return ["task=infer", *words] if asked and not names & {"task", "task.name"} else words
+    has_task = {*map(key_in, words)} & {"task", "task.name"}
+    return ["task=infer", *words] if asked and not has_task else words
 
 
 def _refuse_quantised(config: RunConfig) -> None:
@@ -186,16 +186,13 @@ def _require_folder(folder: Path) -> None:
 
 
 def _print(out: Path, scales: Scales, facts: dict[str, Any]) -> None:
-    worst = sorted(scales.noise, key=lambda name: scales.noise[name])[:_SHOWN]
-    heads = [Column(name, name, digits=4) for name in ("low", "high", "scale")]
     rows = []
-    for name in worst:
-        low, high = scales.ranges[name]
-        scale, zero_point = scales.values[name]
-        numbers = f"{low:.4g}", f"{high:.4g}", f"{scale:.4g}", str(zero_point)
-        rows.append((name, *numbers, f"{scales.noise[name]:.1f}"))
-    ends = Column("zero", "zero point", digits=0), Column("noise", "signal/noise", "dB", digits=1)
-    print_table("Values that 8 bits change most", ("value", *heads, *ends), rows)
+    for name in sorted(scales.noise, key=scales.noise.__getitem__)[:_SHOWN]:
+        numbers = *scales.ranges[name], *scales.values[name], scales.noise[name]
+        rows.append((name, *(f"{number:.4g}" for number in numbers)))
+    heads = ("low", "high", "scale", "zero point", "signal/noise [dB]")
+    columns: list[Column | str] = ["value", *(Column(head, head, digits=0) for head in heads)]
+    print_table("Values that 8 bits change most", columns, rows)
     if facts["kept"]:
         print_table("Layers that stay in float", ("layer", "why"), [*facts["kept"].items()])
     many = f"{plural(len(scales.values), 'value')} on {plural(scales.images, 'image')}"
