@@ -188,8 +188,8 @@ def _require_folder(folder: Path) -> None:
 def _print(out: Path, scales: Scales, facts: dict[str, Any]) -> None:
     rows = []
     for name in sorted(scales.noise, key=scales.noise.__getitem__)[:_SHOWN]:
-        numbers = *scales.ranges[name], *scales.values[name], scales.noise[name]
-        rows.append((name, *(f"{number:.4g}" for number in numbers)))
+        numbers = (f"{number:.4g}" for number in (*scales.ranges[name], *scales.values[name]))
+        rows.append((name, *numbers, f"{scales.noise[name]:.1f}"))
     heads = ("low", "high", "scale", "zero point", "signal/noise [dB]")
     columns: list[Column | str] = ["value", *(Column(head, head, digits=0) for head in heads)]
     print_table("Values that 8 bits change most", columns, rows)
