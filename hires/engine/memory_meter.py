@@ -31,7 +31,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.units import parse_size
 from hires.engine.device import RankDevice
 from hires.engine.optimizer import Optimizer
-from hires.parallel.convolution import convolve, convolve_backward
+from hires.parallel.torch_faults import convolve, convolve_backward
 from hires.plan.hardware import ranks_of_node
 from hires.plan.memory import free_bytes
 from hires.quant.int8_kernels import has_exact_sums

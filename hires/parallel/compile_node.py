@@ -27,7 +27,7 @@ from hires.parallel.halo import Exchange, Frame, exchange_at, gather_window, par
 from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values, share
 from hires.parallel.quantized_kernels import NODE_KERNELS, PACKERS
 from hires.parallel.reductions import sum_over_tiles
-from hires.parallel.substitutes import SUBSTITUTES
+from hires.parallel.torch_faults import SUBSTITUTES
 from hires.parallel.window import Window
 from hires.plan.factor_rules import on_tile
 from hires.plan.factors import local_size

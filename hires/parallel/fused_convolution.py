@@ -14,12 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hires.parallel.convolution import convolve, is_safe
-from hires.parallel.substitutes import SUBSTITUTES
-from hires.parallel.wide_convolution import (
+from hires.parallel.torch_faults import (
+    SUBSTITUTES,
     Size,
     by_plain_onednn,
-    lacks_bf16,
+    convolve,
+    is_safe,
+    lacks_kernel,
     numeric_padding,
     product_type,
 )
@@ -102,9 +103,9 @@ class FusedConvolution:
         if not (known and by_fused_kernel([weight], activation)):
             return None
         x = weight.new_empty(1).expand(*shape)  # of that shape, without memory
-        if not x.numel() or not is_safe(x, weight, args["stride"], padding, dilation):
-            return None
         x, pads = numeric_padding(x, weight, padding, dilation)
+        if not x.numel() or not is_safe(x, weight, args["stride"], pads, dilation):
+            return None
         how = pads, pair(args["stride"]), pair(dilation), args["groups"]
         packed = torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *how, [*x.shape])
         self._packed = _Packed(packed, how, x.shape, dtype)
@@ -151,7 +152,7 @@ def by_fused_kernel(operands: list[Tensor], activation: list[Any] | None) -> boo
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or not operands[0].numel():
         return False
-    if lacks_bf16(operands[0], product_type(operands[0])):
+    if lacks_kernel(operands[0], product_type(operands[0])):
         return False
     types = {tensor.dtype for tensor in operands}
     known = activation is None or activation[0] in POST_OPERATIONS

@@ -33,8 +33,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hires.parallel.convolution import convolve, convolve_backward
 from hires.parallel.halo import Borrowed, Piece, add_pieces, new_part, part, paste
+from hires.parallel.torch_faults import convolve, convolve_backward
 from hires.plan.graph import Rect
 from hires.plan.halos import BORDER_SHARE
 from hires.plan.operators.windows import pair

@@ -25,13 +25,18 @@ from torch import Tensor
 
 from hires.core.registry import Registry
 from hires.parallel.context import Context
-from hires.parallel.convolution import convolve, convolve_transposed
 from hires.parallel.fused_convolution import FusedConvolution, with_sum_and_activation
 from hires.parallel.halo import Borrowed, Exchange, Frame, gather_window, part
 from hires.parallel.row_pools import max_pool_by_rows
 from hires.parallel.strips import Strips, by_strips, strip_convolution, strips_of
-from hires.parallel.substitutes import SUBSTITUTES
-from hires.parallel.wide_convolution import Size, by_plain_onednn, product_type
+from hires.parallel.torch_faults import (
+    SUBSTITUTES,
+    Size,
+    by_plain_onednn,
+    convolve,
+    convolve_transposed,
+    product_type,
+)
 from hires.plan.graph import Node, Rect
 from hires.plan.message_routes import backends_of_plan
 from hires.plan.operators.operator_facts import facts_of

@@ -13,7 +13,7 @@ Cases in which oneDNN's kernels are wrong are computed otherwise. Measured on to
 exact sums for 30,000 random convolutions, with AMX, AVX-512 VNNI and AVX-VNNI:
 
 * One output column, with a stride and a kernel of two or more columns, on processors with AMX: as
-  in half precision (``hires.parallel.convolution``). Stride 1 makes the same column first.
+  in half precision (``hires.parallel.torch_faults``). Stride 1 makes the same column first.
 * Zero points of the input, where it is padded, and with more than 16 channels in each of several
   groups: they are in the offset.
 * Zeros around an input that is shorter than a dilated kernel, which end the process: such borders,

@@ -11,7 +11,7 @@ import torch
 from hires.core.errors import PlanError
 from hires.parallel.image_kernels import IMAGE_KERNELS
 from hires.parallel.reductions import REDUCTIONS
-from hires.parallel.substitutes import SUBSTITUTES
+from hires.parallel.torch_faults import SUBSTITUTES
 from hires.parallel.window import WINDOW_KERNELS
 from hires.plan.graph_samples import GraphOfSamples
 from hires.plan.operators.operator_facts import OPERATORS, facts_of, operator_rows

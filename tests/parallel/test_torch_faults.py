@@ -1,4 +1,4 @@
-"""Convolutions that the library gets wrong, against the same numbers in float64."""
+"""Convolutions and norms that the library gets wrong, against the same numbers in float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hires.parallel.convolution import convolve, convolve_backward, convolve_transposed
+from hires.parallel.torch_faults import (
+    SUBSTITUTES,
+    convolve,
+    convolve_backward,
+    convolve_transposed,
+)
 from tests.conftest import REPOSITORY
 
 SIZES = (10, 1000, 5000, 20000, 100000, 400000, 1000000)
@@ -129,7 +134,7 @@ def test_row_strides_above_the_kernel_give_the_numbers_of_float64(case, dtype):
 
 OVERRUN = """
 import torch
-from hires.parallel.convolution import convolve, convolve_backward
+from hires.parallel.torch_faults import convolve, convolve_backward
 torch.set_num_threads(1)
 for n, channels, filters, stride in ((4, 8, 16, (2, 2)), (4, 12, 40, (1, 2)), (1, 7, 8, (2, 1))):
     x = torch.randn(n, channels, 64, 64).contiguous(memory_format=torch.channels_last)
@@ -174,3 +179,37 @@ def test_gradients_in_fp16_are_those_of_the_rounded_numbers(of_weight, how, auto
 def test_gradients_of_a_transposed_convolution_in_fp16(stride, groups, more):
     how, shapes = (stride, 1, more, groups, 1), ((2, 8, 6, 5), (8, 4 // groups, 2, 3))
     compare("conv_transpose2d", *shapes, how, torch.float16)
+
+
+def defined(x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
+    parts = x.reshape(len(x), groups, -1)
+    means, variances = parts.mean(2, keepdim=True), parts.var(2, unbiased=False, keepdim=True)
+    y = ((parts - means) * (variances + 1e-5).rsqrt()).view(x.shape)
+    return y * weight[:, None, None] + bias[:, None, None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "needs"), [("group_norm", True), ("instance_norm", True), ("instance_norm", False)]
+)
+def test_gradients_are_those_of_the_definition(kind, needs):
+    torch.manual_seed(2)
+    x = torch.randn(2, 6, 5, 7, dtype=torch.float64)
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_(needs)
+    weight, bias = (torch.randn(6, dtype=torch.float64).requires_grad_() for _ in range(2))
+    mean, var = torch.zeros(6, dtype=torch.float64), torch.ones(6, dtype=torch.float64)
+    if kind == "group_norm":
+        made = SUBSTITUTES["group_norm"](x, 3, weight, bias)
+    else:
+        args = mean, var, True, 0.3, 1e-5, False
+        made = SUBSTITUTES["instance_norm"](x, weight, bias, *args)
+    expected = defined(x, weight, bias, 3 if kind == "group_norm" else 6)
+    assert torch.allclose(made, expected, rtol=0, atol=1e-12)
+    grad = torch.randn_like(made)  # channels-last, as the next layer's
+    leaves = [weight, bias, *([x] if needs else [])]
+    found, wanted = (torch.autograd.grad(y, leaves, grad) for y in (made, expected))
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-11)
+    if kind == "instance_norm":  # moved, by the mean over the samples
+        pixels = x.detach().flatten(2)
+        assert torch.allclose(mean, 0.3 * pixels.mean((0, 2)))
+        assert torch.allclose(var, 0.7 + 0.3 * pixels.var(2).mean(0))

@@ -1,0 +1,353 @@
+"""Computes operators of torch without faults of its libraries, and 1x1 convolutions faster.
+
+One output column in half precision: on processors with AMX, a convolution whose stride and kernel
+are two or more columns and whose output is one column reads memory that it never wrote. Outputs and
+gradients of weights are wrong, differ from run to run and may be NaN. The backward pass of a
+transposed convolution does the same if its input is one column. Narrow tiles of deep layers have
+that shape; they are computed in fp32. Measured on torch 2.13 over 13,000 random bf16 convolutions:
+no other shape failed. A related fault is https://github.com/pytorch/pytorch/issues/169688.
+
+Half precision without a kernel: oneDNN has plain loops for gradients in fp16, which take 70 to 600
+times as long as fp32, and without AVX-512 also for bf16. These convolutions are computed in fp32
+from the same rounded numbers, forward and backward, and each result is rounded.
+
+Strided 1x1 kernels in fp32: on processors with AVX-512, the gradient of a weight with fewer than 16
+channels per group is written beyond its memory if the maps are large, and the process dies later or
+computes with overwritten numbers. Such a convolution reads one pixel of every stride, so these are
+selected first and convolved with stride 1. Measured with a checking allocator on 1920 strided 1x1
+convolutions of 1 to 104 channels in fp32 and bf16, of which 102 failed, all of this shape, and on
+1360 random others.
+
+Row strides above the rows of the kernel: on processors with AVX-512, outputs on narrow maps may be
+wrong in any type but float64, and memory overwritten, as a buffer is sized for a stride cut to the
+kernel (https://github.com/uxlfoundation/oneDNN/pull/5494). Such a convolution skips rows of its
+input, so the rows that it reads are copied first, after which stride and kernel are equal:
+
+    kernel of 2 rows, stride 3    rows 0 1 . 3 4 . 6 7    copied 0 1 3 4 6 7, stride 2
+
+The gradient of a transposed convolution's input is such a convolution: its kernel gets rows of
+zeros, and the result loses the rows that they add.
+
+Gradients of norms on a CPU, of maps that lie channels-last (torch 2.13):
+
+* Group norm whose input has no gradient (the first layer, or one behind frozen layers): the kernel
+  of its backward pass writes that gradient all the same, and the process ends with a segmentation
+  fault. The kernel for contiguous maps does not.
+* Instance norm of one sample: the gradients of weight and bias are wrong, by as much as their own
+  size. Of one sample it is the batch norm of that sample, whose gradients are right.
+
+Order in memory: a network is traced with images in the usual order (n, C, H, W), and a rank holds
+them channels-last, so a ``view`` that was possible need not be:
+
+    traced    x.view(n, C * H * W)    the numbers of a sample in a row
+    held      n, H, W, C              C is the fastest: the view is made of a copy
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hires.core.registry import Registry
+from hires.plan.operators.windows import pair
+
+SUBSTITUTES: Registry[Callable[..., Tensor]] = Registry("substitute")
+"""ATen name -> the function of the same arguments that is called in place of torch's own."""
+HALF = (torch.bfloat16, torch.float16)
+BLOCK = 16  # channels that oneDNN pads a weight to
+
+Size = int | Sequence[int]
+
+
+@SUBSTITUTES.register("conv2d")
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Size,
+    padding: Size | str,
+    dilation: Size,
+    groups: int,
+) -> Tensor:
+    """Returns the convolution of (n, C, h, w) with (K, C / groups, rows, cols), as torch's.
+
+    The batch may be absent. Under autocast the arithmetic and the result are of autocast's type.
+    """
+    if x.dim() == 3:
+        return convolve(x[None], weight, bias, stride, padding, dilation, groups)[0]
+    x, padding = numeric_padding(x, weight, padding, dilation)
+    dtype, (zeros, columns) = product_type(x), _columns(x, weight, stride, padding, dilation)
+    in_fp32 = lacks_kernel(x, dtype) or _fails(x, dtype, weight, stride, columns)
+    kind = torch.float32 if in_fp32 else dtype
+    dilation = _dilation(weight, dilation)
+    if _overruns(kind, weight, stride, padding):
+        x, stride = _picked(x, stride), 1
+    elif _skips_rows(kind, weight, stride, padding):
+        x = _read_rows(x, weight.shape[2], stride, padding, dilation)
+        stride = [weight.shape[2], pair(stride)[1]]
+        padding, dilation = [0, zeros], [1, pair(dilation)[1]]
+    if in_fp32:
+        how = pair(stride), padding, pair(dilation), False, [0, 0], groups
+        return _in_fp32(x, weight, bias, how, dtype)
+    return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
+
+
+@SUBSTITUTES.register("conv_transpose2d")
+def convolve_transposed(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Size,
+    padding: Size,
+    output_padding: Size,
+    groups: int,
+    dilation: Size,
+) -> Tensor:
+    """Returns the transposed convolution of (n, C, h, w) with (C, K / groups, rows, cols).
+
+    The batch may be absent. Under autocast the arithmetic and the result are of autocast's type.
+    """
+    rest = (stride, padding, output_padding, groups, dilation)
+    if x.dim() == 3:
+        return convolve_transposed(x[None], weight, bias, *rest)[0]
+    dtype, skipped = product_type(x), pair(stride)[0] - weight.shape[2]
+    if dtype != torch.float64 and skipped > 0 and by_onednn(x):
+        # The gradient of x is a convolution whose row stride is above the kernel's rows.
+        weight = F.pad(weight, (0, 0, 0, skipped))
+        longer = convolve_transposed(x, weight, bias, *rest)
+        kept = longer[:, :, : longer.shape[2] - skipped * pair(dilation)[0]]
+        return kept.contiguous(memory_format=torch.channels_last)
+    if lacks_kernel(x, dtype) or _fails(x, dtype, weight, stride, x.shape[3]):
+        how = pair(stride), pair(padding), pair(dilation), True, pair(output_padding), groups
+        return _in_fp32(x, weight, bias, how, dtype)
+    return torch.conv_transpose2d(x, weight, bias, *rest)
+
+
+def convolve_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    padding: list[int],
+    how: tuple[list[int], list[int], int],
+    mask: list[bool],
+) -> Any:
+    """Returns the gradients of input, weight and bias that the mask selects, None for the others.
+
+    ``grad`` is that of the convolution, (n, K, rows, cols), of the type of ``x`` and ``weight``;
+    ``padding`` the rows and columns of zeros at each side; ``how`` stride, dilation and groups.
+    """
+    stride, dilation, groups = how
+    dtype, dilation = x.dtype, _dilation(weight, dilation)
+    is_slow = lacks_kernel(x, dtype) or (dtype == torch.float16 and by_onednn(x))
+    if is_slow or _fails(x, dtype, weight, stride, grad.shape[3]):
+        operands = grad.float(), x.float(), weight.float()
+        grads = convolve_backward(*operands, padding, how, mask)
+        return tuple(None if g is None else g.to(dtype) for g in grads)
+    if _overruns(dtype, weight, stride, padding):
+        picked = _picked(x, stride).contiguous(memory_format=torch.channels_last)
+        once = ([1, 1], dilation, groups)
+        grad_picked, *others = convolve_backward(grad, picked, weight, padding, once, mask)
+        grad_x = None
+        if grad_picked is not None:
+            grad_x = torch.zeros_like(x, memory_format=torch.channels_last)
+            _picked(grad_x, stride).copy_(grad_picked)
+        return grad_x, others[0], others[1]
+    rest = stride, padding, dilation, False, [0, 0], groups, mask
+    return torch.ops.aten.convolution_backward(grad, x, weight, [weight.shape[0]], *rest)
+
+
+def is_safe(x: Tensor, weight: Tensor, stride: Size, padding: Size, dilation: Size) -> bool:
+    """Whether oneDNN computes a convolution of a batch without a fault."""
+    padding = pair(padding)
+    dtype, (_, columns) = product_type(x), _columns(x, weight, stride, padding, dilation)
+    return not (
+        _overruns(dtype, weight, stride, padding)
+        or _skips_rows(dtype, weight, stride, padding)
+        or _fails(x, dtype, weight, stride, columns)
+    )
+
+
+def product_type(x: Tensor) -> torch.dtype:
+    """Returns the type in which products with a tensor are computed: autocast may lower it."""
+    device = x.device.type
+    autocast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(device) if autocast else x.dtype
+
+
+def by_onednn(x: Tensor) -> bool:
+    """Whether a convolution of a tensor is oneDNN's: on every device but a GPU."""
+    return not x.is_cuda
+
+
+def by_plain_onednn(x: Tensor) -> bool:
+    """Whether a tensor is one of the CPU itself, which oneDNN's own calls take."""
+    return x.device.type == "cpu"
+
+
+def lacks_kernel(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether oneDNN has plain loops only for a product with a tensor, or for its gradients."""
+    if not by_onednn(x) or dtype not in HALF:
+        return False
+    if dtype == torch.bfloat16:
+        return not onednn_has_bf16()
+    return torch.is_grad_enabled() or not _onednn_has_fp16()
+
+
+@functools.cache
+def onednn_has_bf16() -> bool:
+    """Whether oneDNN multiplies bf16 on this processor: from AVX-512 on."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@functools.cache
+def _onednn_has_fp16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+def numeric_padding(
+    x: Tensor, weight: Tensor, padding: Size | str, dilation: Size
+) -> tuple[Tensor, list[int]]:
+    """Returns an input and its padding in numbers; an odd one of ``same`` has one more after it."""
+    if not isinstance(padding, str):
+        return x, pair(padding)
+    if padding == "valid":
+        return x, [0, 0]
+    totals = [n * (size - 1) for n, size in zip(pair(dilation), weight.shape[2:], strict=True)]
+    if any(total % 2 for total in totals):
+        x = F.pad(x, [n for total in reversed(totals) for n in (0, total % 2)])
+    return x, [total // 2 for total in totals]
+
+
+class _Fp32Convolution(torch.autograd.Function):
+    # It keeps its operands in their own type for the way back.
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Any) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.how = how
+        wide = (None if t is None else t.float() for t in (x, weight, bias))
+        with torch.autocast(x.device.type, enabled=False):
+            y: Tensor = torch.ops.aten.convolution(*wide, *how)
+        return y.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        is_transposed, groups = ctx.how[3], ctx.how[5]
+        channels = weight.shape[1] * groups if is_transposed else weight.shape[0]
+        operands, mask = (grad.float(), x.float(), weight.float()), [*ctx.needs_input_grad[:3]]
+        grads = torch.ops.aten.convolution_backward(*operands, [channels], *ctx.how, mask)
+        return *(None if g is None else g.to(x.dtype) for g in grads), None
+
+
+def _in_fp32(
+    x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, ...], dtype: torch.dtype
+) -> Tensor:
+    # The operands are rounded outside, so that autograd takes their gradients back to their types.
+    rounded = (None if t is None else t.to(dtype) for t in (x, weight, bias))
+    return _Fp32Convolution.apply(*rounded, how)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _columns(
+    x: Tensor, weight: Tensor, stride: Size, padding: list[int], dilation: Size
+) -> tuple[int, int]:
+    # The columns of zeros at each side, and those of the result.
+    reach = pair(dilation)[1] * (weight.shape[3] - 1) + 1
+    return padding[1], (x.shape[3] + 2 * padding[1] - reach) // pair(stride)[1] + 1
+
+
+def _dilation(weight: Tensor, dilation: Size) -> Any:
+    # For 1x1 kernels in fp32 ATen chooses a matrix product at half the speed of oneDNN, unless they
+    # are dilated, which changes nothing in a 1x1 kernel.
+    small = tuple(weight.shape[2:]) == (1, 1) and weight.dtype == torch.float32
+    return [2, 2] if small and by_onednn(weight) else dilation
+
+
+def _fails(x: Tensor, dtype: torch.dtype, weight: Tensor, stride: Size, columns: int) -> bool:
+    # One output column in half precision.
+    half = dtype in HALF and by_onednn(x)
+    return half and columns == 1 and pair(stride)[1] > 1 and weight.shape[3] > 1
+
+
+def _overruns(dtype: torch.dtype, weight: Tensor, stride: Size, padding: list[int]) -> bool:
+    # Strided 1x1 kernels in fp32.
+    narrow = dtype == torch.float32 and weight.shape[1] < BLOCK
+    strided = tuple(pair(stride)) != (1, 1) and _is_pointwise(weight, padding)
+    return narrow and strided and by_onednn(weight)
+
+
+def _skips_rows(dtype: torch.dtype, weight: Tensor, stride: Size, padding: list[int]) -> bool:
+    # Row strides above the rows of the kernel. 1x1 kernels without padding take another way through
+    # the library.
+    if dtype == torch.float64 or not by_onednn(weight):
+        return False
+    return pair(stride)[0] > weight.shape[2] and not _is_pointwise(weight, padding)
+
+
+def _is_pointwise(weight: Tensor, padding: list[int]) -> bool:
+    return not any(padding) and tuple(weight.shape[2:]) == (1, 1)
+
+
+def _read_rows(x: Tensor, rows: int, stride: Size, padding: list[int], dilation: Size) -> Tensor:
+    # The rows that a kernel of so many rows reads, in order, for one output after another; zeros
+    # above and below the map are among them.
+    step, zeros, apart = pair(stride)[0], padding[0], pair(dilation)[0]
+    x = F.pad(x, (0, 0, zeros, zeros)) if zeros else x
+    num_outputs = (x.shape[2] - apart * (rows - 1) - 1) // step + 1
+    first = torch.arange(0, num_outputs * step, step, device=x.device)
+    read = (first[:, None] + torch.arange(0, rows * apart, apart, device=x.device)).flatten()
+    return x.index_select(2, read).contiguous(memory_format=torch.channels_last)
+
+
+def _picked(x: Tensor, stride: Size) -> Tensor:
+    rows, columns = pair(stride)
+    return x[:, :, ::rows, ::columns]
+
+
+@SUBSTITUTES.register("group_norm")
+def group_norm(
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, *how: Any
+) -> Tensor:
+    """Returns the group norm of (n, C, ...), as torch's."""
+    return torch.group_norm(
+        x if x.requires_grad else x.contiguous(), num_groups, weight, bias, *how
+    )
+
+
+@SUBSTITUTES.register("instance_norm")
+def instance_norm(x: Tensor, *how: Any) -> Tensor:
+    """Returns the instance norm of (n, C, ...), as torch's; running statistics move in place."""
+    is_one = x.shape[0] == 1 and by_onednn(x) and not torch.compiler.is_compiling()
+    normalised: Tensor = (torch.batch_norm if is_one else torch.instance_norm)(x, *how)
+    return normalised
+
+
+@SUBSTITUTES.register("view")
+@SUBSTITUTES.register("_unsafe_view")
+def view(x: Tensor, size: list[int] | torch.dtype) -> Tensor:
+    """Returns the numbers in another shape, or the bytes as another type."""
+    return x.contiguous().view(size) if isinstance(size, torch.dtype) else x.reshape(size)
+
+
+@SUBSTITUTES.register("view_as_complex")
+def view_as_complex(x: Tensor) -> Tensor:
+    """Returns pairs of numbers, which must lie side by side, as complex ones."""
+    return torch.view_as_complex(x.contiguous())
+
+
+@SUBSTITUTES.register("as_strided")
+def as_strided(
+    x: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None
+) -> Tensor:
+    """Returns numbers at given places of a tensor that was traced in contiguous order."""
+    return x.contiguous().as_strided(size, stride, storage_offset or 0)
+
+
+@SUBSTITUTES.register("kron")
+def kron(x: Tensor, other: Tensor) -> Tensor:
+    """Returns the Kronecker product, which torch computes by a view of both."""
+    return torch.kron(x.contiguous(), other.contiguous())
