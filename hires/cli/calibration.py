@@ -150,7 +150,7 @@ def scale_lines(config: RunConfig, scales: Scales, calibrated: Graph | None = No
     if better and calibrated is not None:
         named, quant = kept_by_name(calibrated, config), config.quant
         roundings = Roundings(calibrated, scales.values, named, quant.linear)
-        better &= roundings.keeping(scales.kept).values.keys()
+        better &= roundings.keeping(scales.kept)
     if better and calibrated is not None:
         worst, key = min(better, key=scales.noise.__getitem__), "quant.observer"
         lines.append(
@@ -163,7 +163,7 @@ def scale_lines(config: RunConfig, scales: Scales, calibrated: Graph | None = No
         return lines
     key = f"quant.auto={config.quant.auto}"
     if not scales.auto:
-        return [*lines, f"warning: {key}: the int8 network itself could not be measured; see logs"]
+        return [*lines, f"warning: {key} could not choose; see the log of the calibration"]
     asked, images = scales.auto["asked_db"], int(scales.auto["images"])
     signal, left = scales.auto.get("signal_db"), int(scales.auto.get("operators", 0))
     has = "no noise" if signal is None else f"{signal:.1f} dB of signal over noise"

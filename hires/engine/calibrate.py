@@ -164,18 +164,14 @@ def observe_blank(config: RunConfig, engine: RankEngine) -> int:
 
 
 def rehearse_choice(config: RunConfig, engine: RankEngine, step: Callable[[], object]) -> None:
-    """Allocates what ``quant.auto`` does; ``step`` runs a step with the exact weights beside."""
+    """Allocates what ``quant.auto`` does; ``step`` runs a step once more."""
     if config.task.name != "calibrate" or config.quant.auto is None:
         return
+    step()
     tensors = {**engine.tensors, **engine.derived.tensors}
     nodes = [node for one in engine.contexts for node in one.plan.nodes(one.stage.index)]
     names = {name for n in nodes if facts_of(n.kind).multiplies for name in n.params}
     weights = [tensors[name] for name in sorted(names & tensors.keys()) if tensors[name].dim() > 1]
-    exact = [torch.empty_like(weight) for weight in weights]
-    again = [torch.empty_like(packed) for packed in engine.packed]
-    del again  # the old ones have gone by the time of the step
-    step()
-    del exact
     # Of the int8 network: its own weights, their numbers, and these in the order of kernels.
     own = [torch.empty_like(weight) for weight in weights]
     numbers = [torch.empty_like(weight, dtype=torch.int8) for weight in own for _ in range(2)]

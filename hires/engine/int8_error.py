@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import Tensor
 from hires import comm
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import HiresError
+from hires.core.errors import HiresError, RunError
 from hires.core.precisions import INT8
 from hires.core.store import file_names
 from hires.data.source import Source
@@ -39,7 +38,10 @@ from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.quant.scales import Scales, write_scales
 
-log = logging.getLogger(__name__)
+_UNMEASURED = (
+    "quant.auto cannot measure the int8 network in this layout: {}; calibrate with `hires quantize "
+    "parallel=single`, and run with quant.scales=FILE"
+)
 
 
 def traced_for_int8(config: RunConfig) -> Graph:
@@ -81,22 +83,20 @@ class Int8Error:
         self._engine, self._source, self._scales, self._exact = engine, source, scales, exact
         self._config, self._graph = _of_int8(config), traced
 
-    def __call__(self, kept: Mapping[str, str]) -> float | None:
+    def __call__(self, kept: Mapping[str, str]) -> float:
         """Returns the noise as a share of the output's power; all ranks call it together.
 
-        None, and a warning in the log: it cannot be measured in this layout.
+        RunError: it cannot be measured in this layout.
         """
         text = self._planned(kept) if comm.get_rank() == 0 else ""
         comm.max_all(0, patient=True)  # a plan may need longer than a message
         planned = json.loads(comm.broadcast_text(text))
         if "why" in planned:
-            log.warning("the int8 network is not measured: %s", planned["why"])
-            return None
+            raise RunError(_UNMEASURED.format(planned["why"]))
         outputs = self._outputs(Plan.from_dict(planned["plan"]))
         shapes = [[tensor.shape for tensor in some] for some in (outputs, self._exact)]
         if comm.max_all(int(shapes[0] != shapes[1])):
-            log.warning("the int8 network is not measured: its output lies on other ranks")
-            return None
+            raise RunError(_UNMEASURED.format("its output lies on other ranks"))
         return noise_share(self._exact, outputs)
 
     def _planned(self, kept: Mapping[str, str]) -> str:

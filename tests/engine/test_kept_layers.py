@@ -109,22 +109,20 @@ def test_a_join_that_is_to_blame_stays_in_float(tmp_path):
     assert scales.kept["cat"] == f"quant.auto: {alone['cat']:.1f} dB alone"
 
 
-def search(shares, first=2, bound=0.01):
-    """Which counts were measured, and what :func:`enough_kept` returns."""
+def search(shares, bound=0.01):
+    """Which counts were measured, how many are kept, and the noise that is left."""
     asked = []
 
     def measure(kept):
         asked.append(len(kept))
         return shares[len(kept)]
 
-    reasons = {f"layer{k}": "" for k in range(len(shares) - 1)}
-    return asked, enough_kept(measure, reasons, first, bound)
+    kept, share = enough_kept(measure, {f"layer{k}": "" for k in range(len(shares) - 1)}, bound)
+    return asked, len(kept), share
 
 
 def test_more_are_kept_until_the_network_keeps_the_bound():
     shares = [0.5, 0.4, 0.3, 0.2, 0.1, 0.009, 0.008, 0.001, 0.0]
-    assert search(shares) == ([2, 5, 4], (5, 0.009))
-    assert search(shares, first=6) == ([6], (6, 0.008))
-    assert search([0.5] * 6, first=2) == ([2, 4, 5], (5, 0.5))  # even all are too few
-    assert search([0.5] * 3, first=2) == ([2], (2, 0.5))
-    assert search([None] * 6, first=3) == ([3], (3, None))  # it cannot be measured
+    assert search(shares) == ([0, 4, 6, 5], 5, 0.009)
+    assert search(shares, bound=0.6) == ([0], 0, 0.5)
+    assert search([0.5] * 6) == ([0, 2, 4, 5], 5, 0.5)  # even all are too few

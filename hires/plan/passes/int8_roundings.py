@@ -1,8 +1,7 @@
-"""Lists what an int8 network rounds: the weights of some layers, values, rows of values.
+"""Lists what an int8 network rounds of what operators read and make: values, or rows of them.
 
     conv1 -> relu -> cat -> conv2       relu alone in 8 bits          rounds conv1, relu
       `---------------^                 all but cat                   rounds cat, which conv2 reads
-                                        all but cat and conv2         rounds conv1, relu
 
 A value is rounded where an operator that makes it or reads it computes with integers.
 """
@@ -23,8 +22,6 @@ from hires.quant.affine import Affine
 class Rounding(NamedTuple):
     """What is rounded."""
 
-    layers: frozenset[str]
-    """Nodes whose weights are rounded."""
     values: Mapping[str, Affine]
     rows: frozenset[str]
     """Values that are rounded row by row, each with a scale of its own."""
@@ -32,7 +29,7 @@ class Rounding(NamedTuple):
 
 _INNER = re.compile(r"\.(sum|quantized|part\d+)$")
 """How the names of nodes inside an operator end (``hires.plan.passes.int8_rules``)."""
-NOTHING = Rounding(frozenset(), {}, frozenset())
+NOTHING = Rounding({}, frozenset())
 
 
 def int8_operators(graph: Graph) -> dict[str, Node]:
@@ -72,21 +69,19 @@ class Roundings:
         self.operators = [node for node in own if not self._whole.only_moves(node)]
         """Nodes that may be computed with integers, except those that only move data."""
 
-    def keeping(self, kept: Mapping[str, str]) -> Rounding:
-        """Returns what the network rounds that has these nodes in float, too."""
-        held = self._quantised(kept)
-        nodes = [node for node in self.operators if node.name in held.computed]
-        values = {name: one.affine for name, one in held.numbers.items()}
-        return Rounding(self._layers(nodes), values, self._rows(nodes))
+    def keeping(self, kept: Mapping[str, str]) -> frozenset[str]:
+        """Returns the values that the network rounds that has these nodes in float, too."""
+        return frozenset(self._quantised(kept).numbers)
 
     def alone(self, node: Node) -> Rounding:
-        """Returns what one operator rounds: its weights, its value, and what it reads."""
-        rows, numbers = self._rows([node]), self._whole.numbers
+        """Returns what one operator rounds beside its weights: its value, and what it reads."""
+        dynamic = self._linear == DYNAMIC and is_linear(node)
+        rows, numbers = frozenset(node.inputs[:1] if dynamic else ()), self._whole.numbers
         ends = {node.name, *node.inputs} - rows
         if rows:  # its value is one of real numbers
             ends -= {node.name}
         values = {name: numbers[name].affine for name in ends & numbers.keys()}
-        return Rounding(self._layers([node]), values, rows)
+        return Rounding(values, rows)
 
     def in_int8(self, kept: Mapping[str, str]) -> frozenset[str]:
         """Returns the operators that are computed with integers if these nodes are not."""
@@ -96,14 +91,3 @@ class Roundings:
         made = Quantiser(self.graph, self._values, {**self._named, **kept}, self._linear)
         made.run()
         return made
-
-    def _layers(self, nodes: list[Node]) -> frozenset[str]:
-        return frozenset(
-            node.name
-            for node in nodes
-            if facts_of(node.kind).multiplies and "param" in node.args["weight"]
-        )
-
-    def _rows(self, nodes: list[Node]) -> frozenset[str]:
-        dynamic = self._linear == DYNAMIC
-        return frozenset(node.inputs[0] for node in nodes if dynamic and is_linear(node))
