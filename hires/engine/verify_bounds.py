@@ -180,7 +180,7 @@ def _sums_in_parts(stage: Stage, node: Node, plan: Plan) -> bool:
     if facts.quantized or facts.moves or node.kind in (GATHER, CROP):
         return False
     rule = rule_in(stage, node, plan.graph)
-    if rule is None or rule.kind == "whole":
+    if rule.kind == "whole":
         return False
     ways = {*facts.tiling} & {"window", "statistics", "reduction", "softmax", "product"}
     return bool(ways or facts.multiplies) and not (rule.kind == "pointwise" and _is_by_row(node))

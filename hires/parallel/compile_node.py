@@ -25,11 +25,11 @@ from hires.parallel.fused_convolution import FusedConvolution, fused_norm
 from hires.parallel.fused_linear import FusedLinear
 from hires.parallel.halo import Exchange, Frame, exchange_at, gather_window, part
 from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values, share
+from hires.parallel.map_views import on_tile
 from hires.parallel.quantized_kernels import NODE_KERNELS, PACKERS
 from hires.parallel.reductions import sum_over_tiles
 from hires.parallel.torch_faults import SUBSTITUTES
 from hires.parallel.window import Window
-from hires.plan.factor_rules import on_tile
 from hires.plan.factors import local_size
 from hires.plan.graph import Node
 from hires.plan.groups import used_both_ways
@@ -55,7 +55,6 @@ def compile_node(
     fuses = fuses or (batch and not context.plan.training)
     fused = FusedConvolution(overwrites) if fuses else None
     rule = rule_in(stage, node, context.plan.graph)
-    assert rule is not None, f"{node.name} was planned without a rule"
     if rule.kind in CONVERSIONS:
         return CONVERSIONS[rule.kind](node, context, tensors)
     if rule.kind == "window":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from torch import Tensor
 
 from hires.plan.factors import Dims, local_factors, local_shape, map_order, map_shape
-from hires.plan.graph import Rect
+from hires.plan.graph import Node, Rect
+from hires.plan.operators.operator_facts import facts_of
 
 
 def to_map(x: Tensor, dims: Dims, rect: Rect) -> Tensor:
@@ -32,3 +35,19 @@ def tile_of(whole: Tensor, dims: Dims, rect: Rect) -> Tensor:
             first, end = rect[2 * factor.axis : 2 * factor.axis + 2]
             part = part.narrow(place, first, end - first)
     return part.reshape(local_shape(dims, rect))
+
+
+def on_tile(node: Node, dims: Dims, rect: Rect) -> Node:
+    """Returns the operation with which a tile makes its part of a node's value.
+
+    Sizes among the arguments become those of the part. A reshape is computed as such whatever its
+    name: a part lies in memory in another order than the whole.
+    """
+    ways, sizes = facts_of(node.kind).tiling, local_shape(dims, rect)
+    source = {"self": next(iter(node.args.values()))}
+    if "regrouped" in ways:
+        return dataclasses.replace(node, op="reshape.default", args={**source, "shape": sizes})
+    if "expanded" in ways:
+        args = {**source, "size": sizes, "implicit": False}
+        return dataclasses.replace(node, op="expand.default", args=args)
+    return node

@@ -23,9 +23,9 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from hires.plan.factor_rules import Fit
+from hires.plan.factor_rules import MULTIPLIES, Fit
 from hires.plan.factors import (
     Dims,
     axes_of,
@@ -55,34 +55,42 @@ from hires.plan.rules import (
     dims_of,
     rule_in,
     rule_of,
+    rule_or_reason,
 )
 
 EXPAND = "expand.default"
 PERMUTE = "permute.default"
 
-Refused = list[tuple[Stage, Node]]  # and the stage that would compute it
+
+class Converted(NamedTuple):
+    """A network whose stages know how every value lies."""
+
+    graph: Graph
+    """With the conversions that this takes."""
+    stages: list[Stage]
+    refused: list[tuple[Stage, Node]]
+    """Nodes that no rank can compute, and their stages."""
+    reasons: dict[str, str]
+    """Nodes that no rank can divide, and why."""
 
 
-def convert(
-    graph: Graph, stages: Sequence[Stage], gather: bool = True
-) -> tuple[Graph, list[Stage], Refused]:
+def convert(graph: Graph, stages: Sequence[Stage], gather: bool = True) -> Converted:
     """Decides how every value lies on the ranks of each stage.
 
-    Returns the network with the conversions that this takes, the stages with their layouts, and the
-    nodes that no rank can compute; without ``gather`` also those computed whole.
+    Without ``gather`` nodes that every rank would compute whole are refused.
     """
-    result = dataclasses.replace(graph, nodes=[])
-    labels, refused, laid = labels_of(graph), Refused(), list[Stage]()
+    made = Converted(dataclasses.replace(graph, nodes=[]), [], [], {})
+    result, laid, labels = made.graph, made.stages, labels_of(graph)
     for cut in stages:
         stage = dataclasses.replace(cut, layout={}, factors={})  # which the builder fills
         nodes, first = graph.nodes[cut.first : cut.last], len(result.nodes)
-        builder = _Builder(graph, result, stage, labels, gather)
+        builder = _Builder(graph, result, stage, labels, gather, made.reasons)
         for name in _reads(nodes):
             builder.receive(name, laid)
         missing = [node for node in nodes if not builder.add(node)]
         laid.append(dataclasses.replace(stage, first=first, last=len(result.nodes)))
-        refused += [(laid[-1], node) for node in missing]
-    return graph if len(result.nodes) == len(graph.nodes) else result, laid, refused
+        made.refused.extend((laid[-1], node) for node in missing)
+    return made._replace(graph=graph) if len(result.nodes) == len(graph.nodes) else made
 
 
 def _reads(nodes: list[Node]) -> list[str]:
@@ -95,9 +103,16 @@ class _Builder:
     """Appends the nodes of one stage to a network, each behind the conversions that it needs."""
 
     def __init__(
-        self, graph: Graph, result: Graph, stage: Stage, labels: dict[str, Dims], gather: bool
+        self,
+        graph: Graph,
+        result: Graph,
+        stage: Stage,
+        labels: dict[str, Dims],
+        gather: bool,
+        reasons: dict[str, str],
     ) -> None:
         self.graph, self.result, self.stage, self.gather = graph, result, stage, gather
+        self.reasons = reasons  # which it adds to
         self.labels = labels if stage.num_tiles > 1 else {}
         self.divided = SHARDED if stage.shards > 1 else TILED
         # Value -> the names under which it lies divided and whole.
@@ -124,34 +139,37 @@ class _Builder:
         if self.stage.num_tiles > 1:
             tiled = self._tiled(node)
             rule = rule_of(node, self.graph, tiled)
-            if rule is None or (rule.kind == "whole" and node.name in self.paying):
+            if isinstance(rule, str) or (rule.kind == "whole" and node.name in self.paying):
                 lifted = self._lifted(node) | tiled
                 later = rule_of(node, self.graph, lifted)
-                if later is not None and later.result == TILED:
+                if isinstance(later, Rule) and later.result == TILED:
                     rule, tiled = later, lifted
-            if rule is not None:
+            if isinstance(rule, Rule):
                 self._add_ruled(node, rule, tiled)
                 return True
-            return self._add_on_map(node, tiled) or self._add_whole(node)
-        return self._add_undivided(node) or self._add_whole(node)
+            return self._add_on_map(node, tiled) or self._add_whole(node, rule)
+        return self._add_undivided(node)
 
     def _add_undivided(self, node: Node) -> bool:
-        """Appends a node of one rank or of shards, if there is a rule."""
+        """Appends a node of one rank or of shards."""
         forms = {value: self.forms[value] for value in node.inputs}
         names = {value: form.get(self.divided) or form[WHOLE] for value, form in forms.items()}
         candidate = renamed(node, names)
-        rule = rule_in(self.stage, candidate, self.result)
-        if rule is not None:
-            shards = self.stage.shards > 1
-            if shards and rule.kind == "whole":
-                self._append_whole(candidate)
-            else:
-                self._append(candidate, SHARDED if shards else rule.result)
-        return rule is not None
+        rule = rule_or_reason(self.stage, candidate, self.result)
+        if isinstance(rule, str):
+            return self._add_whole(node, rule)
+        shards = self.stage.shards > 1
+        if shards and rule.kind == "whole":
+            self._append_whole(candidate)
+        else:
+            self._append(candidate, SHARDED if shards else rule.result)
+        return True
 
     def _add_ruled(self, node: Node, rule: Rule, tiled: dict[str, Dims]) -> None:
         """Appends a node whose operands are brought into the forms that its rule names."""
         fit = rule.fit or Fit(None)
+        if fit.gathered:
+            self.reasons[node.name] = MULTIPLIES
         names: dict[str, str] = {}
         params: dict[str, str] = {}
         for value in node.inputs:
@@ -190,7 +208,8 @@ class _Builder:
         self._append_permuted(node.name, names[1], back, node.shape)
         return True
 
-    def _add_whole(self, node: Node) -> bool:
+    def _add_whole(self, node: Node, reason: str) -> bool:
+        self.reasons[node.name] = reason
         missing = [value for value in node.inputs if WHOLE not in self.forms[value]]
         if self._is_refused(missing):
             # How its value would lie, so that what follows is judged as well.
@@ -219,7 +238,7 @@ class _Builder:
                 dims = {value: self._would(value) for value in node.inputs}
                 large = {v: d for v, d in dims.items() if d is not None and self._is_large(d)}
                 rule = rule_of(node, self.graph, large) if large else None
-                if rule is not None and rule.result == TILED:
+                if isinstance(rule, Rule) and rule.result == TILED:
                     found.add(node.name)
         return found
 
@@ -282,7 +301,6 @@ class _Builder:
 
     def _append_ruled(self, node: Node) -> None:
         rule = rule_in(self.stage, node, self.result)
-        assert rule is not None
         self._append(node, rule.result, None if rule.fit is None else rule.fit.dims)
 
     def _append_whole(self, node: Node) -> None:
@@ -295,6 +313,7 @@ class _Builder:
         # All that follows, later stages too, expects samples where a value has them.
         whole = self._unused(f"{node.name}.whole{self.stage.index}")
         self._append(dataclasses.replace(node, name=whole), WHOLE)
+        self.reasons[whole] = self.reasons.get(node.name, "")
         args = {"input": {"value": whole}}
         self._append(self._conversion(node.name, CROP, args, shape), SHARDED)
         self.forms[node.name][WHOLE] = whole

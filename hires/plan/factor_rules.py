@@ -17,7 +17,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 from hires.core.errors import PlanError
 from hires.plan.factors import (
@@ -29,18 +29,34 @@ from hires.plan.factors import (
     cropped,
     is_cut,
     is_map,
-    local_shape,
     merged,
     regrouped,
     shape_of,
     whole_dims,
     with_each_axis_once,
 )
-from hires.plan.graph import Graph, Node, Rect, describe
+from hires.plan.graph import Graph, Node, describe
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.products import Ref, Term
 
+T = TypeVar("T")
 ONE: Dim = (Factor(1),)
+ACROSS = "moves pixels across the borders of tiles"
+NO_SUCH_RULE = "has no rule for tiles"
+
+
+class NoRule(Exception):  # noqa: N818 an answer, no failure
+    """Why tiles cannot compute a node in one of the ways of the table, in words."""
+
+
+def refuse(why: str) -> NoReturn:
+    """Raises :class:`NoRule`."""
+    raise NoRule(why)
+
+
+def required(found: T | None, why: str) -> T:
+    """Returns what was found; NoRule: nothing was."""
+    return refuse(why) if found is None else found
 
 
 @dataclass(frozen=True)
@@ -83,15 +99,15 @@ class Fit:
     """Values in tiles of which every tile needs all."""
 
 
-def fit_of(way: str, reading: Reading) -> Fit | None:
-    """Returns how tiles compute a node in one of the ways of the table; None if not so.
+def fit_of(way: str, reading: Reading) -> Fit:
+    """Returns how tiles compute a node in one of the ways of the table.
 
-    Nor if a way makes another shape than torch did.
+    NoRule: they cannot, or the way makes another shape than torch did.
     """
     with naming(reading.node):
         fit, shape = WAYS[way](reading), reading.node.shape
-    unlike = fit is not None and fit.dims is not None and shape_of(fit.dims) != shape
-    return None if unlike and shape is not None else fit
+    unlike = fit.dims is not None and shape_of(fit.dims) != shape
+    return refuse("makes a shape of its own") if unlike and shape is not None else fit
 
 
 @contextlib.contextmanager
@@ -99,7 +115,7 @@ def naming(node: Node) -> Iterator[None]:
     """Makes of a rule that fails a PlanError that names the node and the cause."""
     try:
         yield
-    except PlanError:
+    except (NoRule, PlanError):
         raise
     except Exception as error:
         raise PlanError(
@@ -108,88 +124,100 @@ def naming(node: Node) -> Iterator[None]:
         ) from error
 
 
-def _pointwise(r: Reading) -> Fit | None:
+def _pointwise(r: Reading) -> Fit:
     facts, rank = facts_of(r.node.kind), len(r.node.shape or [])
     if any(len(dims) > rank for dims in r.tiled.values()):
-        return None  # max() of two maps is, of one map it is not
-    dims = _result(r, aligned([*r.tiled.values()], rank))
-    if dims is None or (facts.vectors and any(map(is_cut, dims[1:2]))):
-        return None
+        refuse(NO_SUCH_RULE)  # max() of two maps has one, of one map it has not
+    both = aligned([*r.tiled.values()], rank)
+    dims = _result(r, required(both, _apart(r)))
+    if facts.vectors and any(map(is_cut, dims[1:2])):
+        refuse("has a number for each channel, which tiles divide")
     if facts.positional and "feature" in r.node.kind:  # it drops whole channels
         of_samples = len(dims[0]) == 1 and not any(map(is_cut, dims[1:]))
         if not (is_map(dims) or of_samples):
-            return None
+            refuse("drops whole channels, which tiles divide")
     operands = [ref for ref in r.whole() if not facts.vectors or len(r.shape(ref)) > 1]
     return _cropping(r, dims, operands)
 
 
-def _along(r: Reading) -> Fit | None:
+def _apart(r: Reading) -> str:
+    """Returns why the pixels of operands do not lie alike."""
+    sizes = sorted({tuple(shape_of(dims)[2:]) for dims in r.tiled.values()})
+    if len(sizes) == 1:
+        return "its operands have their rows and columns in other dims"
+    return f"its maps differ: {' and '.join('x'.join(map(str, size)) for size in sizes)}"
+
+
+def works_along(node: Node) -> str:
+    """Returns the dims along which a node works, in words, as a reason not to divide them."""
+    name = facts_of(node.kind).argument
+    given = node.args.get(name)
+    return f"works along {f'all {name}s' if given is None else f'{name} {given}'}"
+
+
+def _along(r: Reading) -> Fit:
     """Along dims that are not cut; they stay, change their size or vanish."""
     node, source = r.node, r.first
     if source is None or len(r.tiled) > 1:
-        return None
+        refuse(works_along(node))
     if node.kind == "slice" and node.shape == shape_of(source):
         return Fit(source)  # all of a dim
     along = worked_dims(node, len(source))
     if any(is_cut(source[dim]) for dim in along):
-        return None
+        refuse(works_along(node))
     vanish = along if node.args.get("keepdim", not facts_of(node.kind).drops) is False else []
     left = tuple(dim for place, dim in enumerate(source) if place not in vanish)
-    dims = left if node.shape is None else _sized(left, node.shape)
-    return None if dims is None else Fit(dims)
+    return Fit(left if node.shape is None else _sized(left, node.shape))
 
 
-def _element(r: Reading) -> Fit | None:
+def _element(r: Reading) -> Fit:
     """One tensor of a list, whose dims are those of the others but for sizes."""
     [dims] = r.tiled.values()
-    fitting = _result(r, dims)
-    return None if fitting is None else Fit(fitting)
+    return Fit(_result(r, dims))
 
 
-def _last_dims(r: Reading) -> Fit | None:
+def _last_dims(r: Reading) -> Fit:
     """Layer norm: along the last dims, of the shape of its weight."""
     source = r.first
     normalised = len(r.node.args["normalized_shape"])
     if source is None or len(r.tiled) > 1 or any(map(is_cut, source[-normalised:])):
-        return None
+        refuse("normalises along rows or columns")
     return Fit(source)
 
 
-def _joined(r: Reading) -> Fit | None:
+def _joined(r: Reading) -> Fit:
     """Operands one behind the other along a dim that is not cut, or along a new one."""
     shape = r.node.shape or []
     if r.node.args["dim"] is None:
-        return None
+        refuse(ACROSS)
     place, new = r.node.args["dim"] % len(shape), r.node.kind == "stack"
 
     def apart(dims: Dims) -> Dims:
         return (*dims[:place], ONE, *dims[place if new else place + 1 :])
 
     if any(len(dims) != len(shape) - new for dims in r.tiled.values()):
-        return None
+        refuse(_apart(r))
     if not new and any(is_cut(dims[place]) for dims in r.tiled.values()):
-        return None
+        refuse(works_along(r.node))
     indexed = not {"index", "indices"}.isdisjoint(r.node.args)
     if indexed and not _equal_but_for(r, place):
-        return None
-    made = _result(r, aligned([apart(dims) for dims in r.tiled.values()], len(shape)))
-    if made is None:
-        return None
+        refuse("its operands differ in size")
+    both = aligned([apart(dims) for dims in r.tiled.values()], len(shape))
+    made = _result(r, required(both, _apart(r)))
     rest = made[:place] + made[place + 1 :] if new else made
     return dataclasses.replace(_cropping(r, rest, [*r.whole()]), dims=made)
 
 
-def _compared(r: Reading) -> Fit | None:
+def _compared(r: Reading) -> Fit:
     """Two operands along a dim that is not cut, which vanishes."""
     shapes = [shape_of(dims) for dims in r.tiled.values()] + [r.shape(ref) for ref in r.whole()]
     rank = max(map(len, shapes))
-    both, place = aligned([*r.tiled.values()], rank), r.node.args["dim"] % rank
-    if both is None or is_cut(both[place]):
-        return None
+    both = required(aligned([*r.tiled.values()], rank), _apart(r))
+    place = r.node.args["dim"] % rank
+    if is_cut(both[place]):
+        refuse(works_along(r.node))
     made = _result(r, both[:place] + both[place + 1 :])
-    return (
-        None if made is None else dataclasses.replace(_cropping(r, both, [*r.whole()]), dims=made)
-    )
+    return dataclasses.replace(_cropping(r, both, [*r.whole()]), dims=made)
 
 
 def _equal_but_for(r: Reading, place: int) -> bool:
@@ -198,28 +226,27 @@ def _equal_but_for(r: Reading, place: int) -> bool:
     return len({(*shape[:place], *shape[place + 1 :]) for shape in shapes}) == 1
 
 
-def _indexed(r: Reading) -> Fit | None:
+def _indexed(r: Reading) -> Fit:
     """x[:, [2, 0, 1]], or a row of a table for every pixel of a map of indices.
 
     The dims of the indices stand in the place of those that they index.
     """
+    why = "reads the order of the pixels"
     source, given, *_ = r.node.args.values()
     indices = given if isinstance(given, list) else [given]
     dims, places = _dims_of(r, source), [p for p, one in enumerate(indices) if one is not None]
     picked = [_dims_of(r, indices[place]) for place in places]
     in_tiles = [one for one in picked if axes_of(one)]
     if any(is_cut(dims[place]) for place in places):
-        return None
+        refuse(why)
     if in_tiles and (axes_of(dims) or len(in_tiles) < len(picked)):
-        return None
-    both = aligned(picked, max(map(len, picked)))
-    if both is None:
-        return None
+        refuse(why)
+    both = required(aligned(picked, max(map(len, picked))), why)
     rest = [dim for place, dim in enumerate(dims) if place not in places]
     # Indices of dims that are not side by side make the first dims.
     start = places[0] if places[-1] - places[0] < len(places) else 0
-    made = _result(r, with_each_axis_once((*rest[:start], *both, *rest[start:])))
-    return None if made is None else Fit(made)
+    made = with_each_axis_once((*rest[:start], *both, *rest[start:]))
+    return Fit(_result(r, required(made, why)))
 
 
 def _dims_of(r: Reading, arg: Any) -> Dims:
@@ -227,60 +254,56 @@ def _dims_of(r: Reading, arg: Any) -> Dims:
     return r.tiled.get(r.name_of(arg)) or whole_dims(r.shape(ref))
 
 
-def _regrouped(r: Reading) -> Fit | None:
+def _regrouped(r: Reading) -> Fit:
     if r.first is None or r.node.shape is None or "dtype" in r.node.args:
-        return None
-    dims = regrouped(r.first, r.node.shape)
-    return None if dims is None else Fit(dims)
+        refuse(ACROSS)
+    return Fit(required(regrouped(r.first, r.node.shape), ACROSS))
 
 
-def _permuted(r: Reading) -> Fit | None:
+def _permuted(r: Reading) -> Fit:
     if r.first is None or r.node.kind != "permute":  # as which hires.nets traces the others
-        return None
+        refuse(ACROSS)
     return Fit(tuple(r.first[dim] for dim in r.node.args["dims"]))
 
 
-def _expanded(r: Reading) -> Fit | None:
+def _expanded(r: Reading) -> Fit:
     """One number becomes many, but not along rows or columns."""
     shape = r.node.shape or []
-    if r.first is None:  # expand_as: a whole value becomes a map in tiles
-        [other] = r.tiled.values()
-        return _cropping(r, other, [*r.whole()]) if shape_of(other) == shape else None
-    dims = _sized(whole_dims([1] * (len(shape) - len(r.first))) + r.first, shape)
-    return None if dims is None else Fit(dims)
+    if r.first is not None:
+        return _repeated(r)
+    [other] = r.tiled.values()  # expand_as: a whole value becomes a map in tiles
+    return _cropping(r, other, [*r.whole()]) if shape_of(other) == shape else refuse(ACROSS)
 
 
-def _repeated(r: Reading) -> Fit | None:
+def _repeated(r: Reading) -> Fit:
     """Numbers of times, one for each dim of the result; one for those that are cut."""
-    shape = r.node.shape or []
-    if r.first is None:
-        return None
-    dims = whole_dims([1] * (len(shape) - len(r.first))) + r.first
-    made = _sized(dims, shape)
-    return None if made is None else Fit(made)
+    shape, source = r.node.shape or [], required(r.first, ACROSS)
+    return Fit(_sized(whole_dims([1] * (len(shape) - len(source))) + source, shape))
 
 
-def _product(r: Reading) -> Fit | None:
+def _product(r: Reading) -> Fit:
     product = facts_of(r.node.kind).product
     assert product is not None, f"the entry of {r.node.kind} has no product"
     terms, out, sums = product(r.node, r.graph)
     if r.node.args.get("is_causal"):
-        return None  # the order of the pixels counts
+        refuse("reads the order of the pixels")
     tiled = [term for term in terms if term.ref[1] in r.tiled and term.ref[0] == "value"]
     if any(len(set(term.letters)) < len(term.letters) for term in terms):
-        return None  # a diagonal
+        refuse("reads a diagonal")
     for count in range(len(tiled)):
         # The last operands rather than the first: of q, k and v every tile needs all k and v.
         for gathered in itertools.combinations(tiled[::-1], count):
-            fit = _contracted(r, terms, out, gathered, sums)
-            if fit is not None:
-                return fit
-    return None
+            with contextlib.suppress(NoRule):
+                return _contracted(r, terms, out, gathered, sums)
+    refuse(MULTIPLIES)
+
+
+MULTIPLIES = "multiplies along rows or columns"
 
 
 def _contracted(
     r: Reading, terms: list[Term], out: list[Hashable], gathered: tuple[Term, ...], sums: bool
-) -> Fit | None:
+) -> Fit:
     """Returns how tiles compute a product when some operands are gathered.
 
     ``sums``: whether it may be summed over the image, from parts of own pixels.
@@ -289,44 +312,24 @@ def _contracted(
     found: dict[Hashable, Dim] = {}
     own = [t for t in terms if t.ref[0] == "value" and t.ref[1] in r.tiled.keys() - names]
     if not own:
-        return None  # one value is both operands
+        refuse(MULTIPLIES)  # one value is both operands
     for term in own:
         for letter, dim in zip(term.letters, r.tiled[term.ref[1]], strict=True):
-            both = merged(found.get(letter, ONE), dim)
-            if both is None:
-                return None
-            found[letter] = both
-    if with_each_axis_once([*found.values()]) is None:
-        return None
+            found[letter] = required(merged(found.get(letter, ONE), dim), MULTIPLIES)
+    required(with_each_axis_once([*found.values()]), MULTIPLIES)
     crops: dict[Ref, Dims] = {}
     for term in terms:
         wanted = cropped(r.shape(term.ref), tuple(found.get(n, ONE) for n in term.letters))
         if term not in own and any(map(is_cut, wanted)):
             if term in gathered or axes_of(wanted) != axes_of(tuple(found.values())):
-                return None  # a part of what is gathered would do; rows without columns are no map
+                refuse(MULTIPLIES)  # a part of what is gathered would do, or it is no map
             crops[term.ref] = wanted
     summed = [letter not in out for letter, dim in found.items() if is_cut(dim)]
     if any(summed):
         of_image = all(summed) and sums and not names and all(kind == "value" for kind, _ in crops)
-        return Fit(None, crops) if of_image else None
-    dims = _result(r, with_each_axis_once([found.get(letter, ONE) for letter in out]))
-    return None if dims is None else Fit(dims, crops, tuple(names))
-
-
-def on_tile(node: Node, dims: Dims, rect: Rect) -> Node:
-    """Returns the operation with which a tile makes its part of a node's value.
-
-    Sizes among the arguments become those of the part. A reshape is computed as such whatever its
-    name: a part lies in memory in another order than the whole.
-    """
-    ways, sizes = facts_of(node.kind).tiling, local_shape(dims, rect)
-    source = {"self": next(iter(node.args.values()))}
-    if "regrouped" in ways:
-        return dataclasses.replace(node, op="reshape.default", args={**source, "shape": sizes})
-    if "expanded" in ways:
-        args = {**source, "size": sizes, "implicit": False}
-        return dataclasses.replace(node, op="expand.default", args=args)
-    return node
+        return Fit(None, crops) if of_image else refuse(MULTIPLIES)
+    dims = with_each_axis_once([found.get(letter, ONE) for letter in out])
+    return Fit(_result(r, required(dims, MULTIPLIES)), crops, tuple(names))
 
 
 def worked_dims(node: Node, rank: int) -> list[int]:
@@ -337,15 +340,15 @@ def worked_dims(node: Node, rank: int) -> list[int]:
     return [*range(rank)] if every else [dim % rank for dim in dims]
 
 
-def _result(r: Reading, dims: Dims | None) -> Dims | None:
-    return None if dims is None or r.node.shape is None else _sized(dims, r.node.shape)
+def _result(r: Reading, dims: Dims) -> Dims:
+    return _sized(dims, required(r.node.shape, NO_SUCH_RULE))
 
 
-def _sized(dims: Dims, shape: list[int]) -> Dims | None:
-    """Returns dims whose uncut ones have new sizes; None if cut ones or their number differ."""
+def _sized(dims: Dims, shape: list[int]) -> Dims:
+    """Returns dims whose uncut ones have new sizes; NoRule: cut ones or their number differ."""
     pairs = [*zip(dims, shape, shape_of(dims), strict=False)]
     if len(dims) != len(shape) or any(is_cut(dim) and size != old for dim, size, old in pairs):
-        return None
+        refuse("changes the number of rows or columns")
     return tuple(dim if size == old else (_resized(dim, size),) for dim, size, old in pairs)
 
 
@@ -360,17 +363,17 @@ def _cropping(r: Reading, dims: Dims, operands: list[Ref]) -> Fit:
     return Fit(dims, {ref: part for ref, part in parts.items() if any(map(is_cut, part))})
 
 
-def _strided(r: Reading) -> Fit | None:
+def _strided(r: Reading) -> Fit:
     """Every k-th row from one of the first k on, if each tile begins with such a row."""
-    node, source = r.node, r.first
+    node, source, why = r.node, r.first, works_along(r.node)
     if source is None or len(r.tiled) > 1:
-        return None
+        refuse(why)
     place, step, start = node.args["dim"] % len(source), node.args["step"], node.args["start"] or 0
     size = shape_of(source)[place]
     end = size if node.args["end"] is None else node.args["end"]
-    grouped = _halves_of(source, place, step) if not size % step else None
-    if grouped is None or not 0 <= start < step or end < size:
-        return None
+    grouped = required(_halves_of(source, place, step) if not size % step else None, why)
+    if not 0 <= start < step or end < size:
+        refuse(why)
     return Fit((*source[:place], grouped, *source[place + 1 :]))
 
 
@@ -381,7 +384,7 @@ def _halves_of(dims: Dims, place: int, step: int) -> Dim | None:
     return None if split is None or is_cut(split[place + 1]) else split[place]
 
 
-WAYS: dict[str, Callable[[Reading], Fit | None]] = {
+WAYS: dict[str, Callable[[Reading], Fit]] = {
     "pointwise": _pointwise,
     "channels": _along,
     "element": _element,
@@ -396,4 +399,4 @@ WAYS: dict[str, Callable[[Reading], Fit | None]] = {
     "product": _product,
     "strided": _strided,
 }
-"""Way of the table -> how tiles compute a node, None if not so."""
+"""Way of the table -> how tiles compute a node; NoRule: not so."""

@@ -41,7 +41,7 @@ def connected(graph: Graph, stage: Stage, fuse: int = 1, joint: bool = False) ->
     One exchange serves ``fuse`` windowed layers; ``joint``: norms that are neighbours share one.
     """
     nodes = graph.nodes[stage.first : stage.last]
-    rules = {node.name: rule_in(stage, node, graph) or Rule("whole") for node in nodes}
+    rules = {node.name: rule_in(stage, node, graph) for node in nodes}
     stage = widened(graph, stage, rules, fuse)
     comm = _stage_comm(graph, stage, rules)
     return dataclasses.replace(stage, comm=joined(graph, stage, comm) if joint else comm)

@@ -7,7 +7,9 @@ tiles, for a single tile, which no border cuts.
 
 from __future__ import annotations
 
-from hires.plan.factor_rules import WAYS, Reading, fit_of
+import contextlib
+
+from hires.plan.factor_rules import WAYS, NoRule, Reading, fit_of
 from hires.plan.factors import Dims, map_dims, shape_of
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.operators.operator_facts import facts_of
@@ -37,8 +39,12 @@ def _label(node: Node, graph: Graph, read: dict[str, Dims]) -> Dims | None:
     ways, shape = facts_of(node.kind).tiling, node.shape or []
     if len(shape) == 4 and MOVES.isdisjoint(ways) and all(map(is_plain, read.values())):
         return map_dims(shape, ONE_TILE)
-    fits = (fit_of(way, Reading(node, graph, read)) for way in ways if way in WAYS and read)
-    found = next((fit.dims for fit in fits if fit is not None), None)
+    found = None
+    for way in ways if read else ():
+        with contextlib.suppress(NoRule):
+            found = fit_of(way, Reading(node, graph, read)).dims if way in WAYS else None
+        if found is not None:
+            break
     if found is None:  # one without a rule may still make as many numbers as it reads
         found = next((dims for dims in read.values() if shape_of(dims) == shape), None)
     return map_dims(shape, ONE_TILE) if found is None and len(shape) == 4 else found

@@ -83,8 +83,7 @@ def _can_join(graph: Graph, stage: Stage, node: Node) -> bool:
     # and bias.
     if facts_of(node.kind).statistics is None or len(node.inputs) != 1:
         return False
-    rule = rule_in(stage, node, graph)
-    return rule is not None and rule.kind == "norm"
+    return rule_in(stage, node, graph).kind == "norm"
 
 
 def _ordered(graph: Graph, stage: Stage, nodes: Sequence[Node]) -> list[Node]:

@@ -48,8 +48,9 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
             make = SCHEDULES[parallel.schedule] if plan.training else forward_only
             plan = replace(plan, schedule=make(plan.pipeline))
             findings += checks.check_directions(plan)
-        graph, stages, refused = convert(graph, stages, parallel.gather == "auto")
-        findings += no_rules(graph, refused)
+        made = convert(graph, stages, parallel.gather == "auto")
+        graph, stages = made.graph, made.stages
+        findings += no_rules(made)
         if not possible:  # the errors of a layout come without its messages, which may be many
             findings += vanishing(graph, stages)
         findings += checks.check_ties(graph, stages, plan.training)
@@ -60,7 +61,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
         graph = with_norms_together(graph, stages)
     stages = [_joined(config, plan, graph, stage) for stage in stages]
     plan = replace(plan, graph=graph, stages=stages, edges=edges_of(graph, stages, plan.training))
-    findings += [*vanishing(graph, stages), *far_halos(stages), *gather_prices(plan)]
+    findings += [*vanishing(graph, stages), *far_halos(stages), *gather_prices(plan, made.reasons)]
     plan = replace(plan, routes=routes_from(plan, choice, route_cases(plan)))
     verdict, sums = judged(plan), totals(plan)
     of_update = (one for one in sums["by_route"] if one["kind"] in ("gradient", "parameter"))

@@ -25,12 +25,26 @@ Source:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hires.plan.factor_rules import WAYS, Fit, Reading, fit_of, naming, worked_dims
+from hires.plan.factor_rules import (
+    ACROSS,
+    NO_SUCH_RULE,
+    WAYS,
+    Fit,
+    NoRule,
+    Reading,
+    fit_of,
+    naming,
+    refuse,
+    required,
+    worked_dims,
+    works_along,
+)
 from hires.plan.factors import (
     ROWS,
     Dim,
@@ -45,7 +59,7 @@ from hires.plan.factors import (
     whole_dims,
 )
 from hires.plan.graph import Graph, Node
-from hires.plan.operators.operator_facts import facts_of
+from hires.plan.operators.operator_facts import OPERATORS, facts_of, is_random
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.plan import Stage
 from hires.plan.tiling import Axes
@@ -80,8 +94,15 @@ class Rule:
         return WHOLE if self.kind in ("reduce", "whole", "constant", "gather") else TILED
 
 
-def rule_in(stage: Stage, node: Node, graph: Graph) -> Rule | None:
-    """Returns the rule of a node of a stage whose layout is known, or None if there is none."""
+def rule_in(stage: Stage, node: Node, graph: Graph) -> Rule:
+    """Returns the rule of a node of a stage whose layout is known, and for which it has one."""
+    rule = rule_or_reason(stage, node, graph)
+    assert isinstance(rule, Rule), f"{node.name} was planned without a rule: it {rule}"
+    return rule
+
+
+def rule_or_reason(stage: Stage, node: Node, graph: Graph) -> Rule | str:
+    """Returns the rule of a node of a stage whose layout is known, or why there is none."""
     if stage.num_ranks == 1:
         return Rule("whole")
     if node.kind in (GATHER, CROP):
@@ -106,18 +127,31 @@ def dims_of(graph: Graph, stage: Stage, value: str) -> Dims:
     return map_dims(graph.shape(value), stage.tiles)
 
 
-def rule_of(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | None:
-    """Returns the rule of a node that reads some values in tiles; None if tiles have none."""
+def rule_of(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | str:
+    """Returns the rule of a node that reads some values in tiles, or why tiles have none."""
     if not tiled:
         return Rule("whole")
-    rules = (_rule(way, node, graph, tiled) for way in facts_of(node.kind).tiling)
-    with naming(node):
-        return next((rule for rule in rules if rule is not None), None)
+    reasons = []
+    for way in facts_of(node.kind).tiling:
+        try:
+            with naming(node):
+                return _rule(way, node, graph, tiled)
+        except NoRule as reason:
+            reasons.append(str(reason))
+    if not all(_is_tensor(graph, name) for name in tiled):
+        return "reads a list of maps"
+    if node.kind not in OPERATORS:
+        return "no entry in the table of operators"
+    random = is_random(node) and not facts_of(node.kind).positional
+    return "draws random numbers for the whole value" if random else [*reasons, NO_SUCH_RULE][0]
 
 
-def _rule(way: str, node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | None:
+def _rule(way: str, node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule:
     if way in _OF_MAPS:
-        return _OF_MAPS[way](node, graph, [*tiled]) if _reads_only(node, tiled) else None
+        if not _reads_only(node, tiled):
+            has_weight = node.args.get("weight") in [{"value": value} for value in tiled]
+            refuse("its weight is a map" if has_weight else "its operands are no maps that align")
+        return _OF_MAPS[way](node, graph, [*tiled])
     if way == "constant":
         return Rule("constant")
     if way == "reduction":
@@ -125,14 +159,12 @@ def _rule(way: str, node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | 
     if way == "softmax":
         return _softmax(node, graph, tiled)
     fit = fit_of(way, Reading(node, graph, tiled))
-    if fit is None:
-        return None
     if fit.dims is None:
         return Rule("reduce", elements=node.num_elements, fit=fit)
     if is_map(fit.dims):
         return Rule("pointwise", fit=dataclasses.replace(fit, dims=as_map(fit.dims)))
     # The loss is computed from maps or whole values, and the output is stored as such.
-    return Rule("pointwise", fit=fit) if node.name != graph.output else None
+    return Rule("pointwise", fit=fit) if node.name != graph.output else refuse(ACROSS)
 
 
 def window_axes_of(node: Node, graph: Graph) -> Axes | None:
@@ -146,53 +178,59 @@ def window_of(node: Node, value: str, rule: Rule) -> Axes | None:
     return rule.axes if value == node.inputs[0] else None
 
 
-def _window(node: Node, graph: Graph, tiled: list[str]) -> Rule | None:
+def _window(node: Node, graph: Graph, tiled: list[str]) -> Rule:
     axes = window_axes_of(node, graph)
-    return None if axes is None else Rule("window", axes)
+    if axes is None and "pad" in node.args:
+        mode = node.args.get("mode", "constant")
+        refuse(f"{mode} padding" if mode != "constant" else "pads channels or samples")
+    return Rule("window", required(axes, works_along(node)))
 
 
-def _statistics(node: Node, graph: Graph, divided: list[str]) -> Rule | None:
+def _statistics(node: Node, graph: Graph, divided: list[str]) -> Rule:
     """A value is normalised by its statistics or by stored ones."""
     statistics = facts_of(node.kind).statistics
     assert statistics is not None, f"the entry of {node.kind} has no statistics"
     elements = statistics(node, graph.shape(divided[0]))
-    if elements is None:
-        return None
+    elements = required(elements, "normalises other parts than channels and images")
     return Rule("norm", elements=elements) if elements else Rule("pointwise")
 
 
-def _reduction(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | None:
+def _reduction(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule:
     """It goes over rows, columns or both, alone or with other dims, or to one cell."""
-    reduction, numbers = facts_of(node.kind).reduction, _num_results(node, graph, tiled)
+    reduction = facts_of(node.kind).reduction
     assert reduction is not None, f"the entry of {node.kind} has no reduction"
     [factors, *_] = tiled.values()
     if "output_size" in node.args and not is_map(factors):
-        return None
+        refuse(f"pools to {node.args['output_size']} cells")
     along = reduced_dims(node, shape_of(factors)) if "dim" in node.args else ()
     if reduction(node) == 3 and any(f.axis is None for dim in along for f in factors[dim]):
-        return None  # the place of the extreme is no row and column
-    numbers *= reduction(node)
-    return Rule("reduce", elements=numbers) if numbers else None
+        refuse(works_along(node))  # the place of the extreme is no row and column
+    elements = reduction(node) * _num_results(node, graph, tiled)
+    return Rule("reduce", elements=elements) if elements else refuse(works_along(node))
 
 
-def _softmax(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | None:
-    numbers = _num_results(node, graph, tiled)
+def _softmax(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule:
+    elements = _num_results(node, graph, tiled)
     [dims, *_] = tiled.values()
     dims = as_map(dims) if is_map(dims) else dims
-    if not numbers or (node.name == graph.output and not is_map(dims)):
-        return None
-    return Rule("norm", elements=numbers, fit=Fit(dims))
+    if node.name == graph.output and not is_map(dims):
+        refuse(works_along(node))
+    return Rule("norm", elements=elements, fit=Fit(dims))
 
 
 def _num_results(node: Node, graph: Graph, tiled: dict[str, Dims]) -> int:
-    """Returns how many numbers a tile makes of its own pixels of one value; 0: not so."""
+    """Returns how many numbers a tile makes of its own pixels of one value."""
     [(value, factors), *others], first = tiled.items(), next(iter(node.args.values()))
-    if others or node.params or first != {"value": value} or not _has_type(node, graph, value):
-        return 0
+    cells = node.args.get("output_size")
+    why = works_along(node) if cells is None else f"pools to {cells} cells"
+    if others or node.params or first != {"value": value}:
+        refuse(why)
+    if not _has_type(node, graph, value):
+        refuse("sums in another type")
     dims, kept = reduced_dims(node, shape_of(factors)), kept_dim(node, factors)
     cut = {place for place, dim in enumerate(factors) if is_cut(dim)}
     if not cut & dims or len(cut - dims) > (kept is not None):
-        return 0
+        refuse(why)
     left = ((place, size) for place, size in enumerate(shape_of(factors)) if place not in dims)
     return math.prod(most_of(factors[place]) if place == kept else size for place, size in left)
 
@@ -232,15 +270,15 @@ def _has_type(node: Node, graph: Graph, value: str) -> bool:
     return "float" in dtype and node.args.get("dtype") in (None, {"dtype": dtype})
 
 
-_OF_MAPS: dict[str, Callable[[Node, Graph, list[str]], Rule | None]] = {
+_OF_MAPS: dict[str, Callable[[Node, Graph, list[str]], Rule]] = {
     "window": _window,
     "statistics": _statistics,
 }
 """Ways of the table for nodes that read one map (n, C, H, W) and no other: (node, network, values
-that it reads in tiles) -> rule, None if not so. The other ways follow from factors."""
+that it reads in tiles) -> rule; NoRule: not so. The other ways follow from factors."""
 
 
-def _rule_of_samples(node: Node, graph: Graph, stage: Stage) -> Rule | None:
+def _rule_of_samples(node: Node, graph: Graph, stage: Stage) -> Rule | str:
     """Returns the rule of a node on shards: that of tiles of which dim 0 has the rows."""
     divided = [name for name in node.inputs if stage.layout[name] == SHARDED]
     ways = facts_of(node.kind).tiling
@@ -248,21 +286,26 @@ def _rule_of_samples(node: Node, graph: Graph, stage: Stage) -> Rule | None:
         return Rule("whole")  # made from parameters alone; its gradient is summed as theirs are
     if ways == ("element",):
         return Rule("pointwise")
-    if not all(_is_tensor(graph, name) for name in divided):
-        return None
-    read = {name: dims_of(graph, stage, name) for name in divided}
-    samples = next(iter(read.values()))[0]
-    for way in ways:
-        if way == "statistics" and node.kind == "batch_norm":
-            return _statistics(node, graph, divided)
-        if way in _OF_MAPS and _keeps_samples(way, node, graph, read):
-            return Rule("pointwise")
-        fit = fit_of(way, Reading(node, graph, read)) if way in WAYS else None
-        if fit is not None and fit.dims and not (fit.crops or fit.gathered):
-            first, *others = fit.dims
-            if first == samples and not any(map(is_cut, others)):
-                return Rule("pointwise", fit=fit)
-    return None
+    if all(_is_tensor(graph, name) for name in divided):
+        read = {name: dims_of(graph, stage, name) for name in divided}
+        for way in ways:
+            with contextlib.suppress(NoRule):
+                return _way_of_samples(way, node, graph, read)
+    random = is_random(node) and not facts_of(node.kind).positional
+    return "draws random numbers for the whole value" if random else "works across the samples"
+
+
+def _way_of_samples(way: str, node: Node, graph: Graph, read: dict[str, Dims]) -> Rule:
+    if way == "statistics" and node.kind == "batch_norm":
+        return _statistics(node, graph, [*read])
+    if way in _OF_MAPS and _keeps_samples(way, node, graph, read):
+        return Rule("pointwise")
+    fit = fit_of(way, Reading(node, graph, read)) if way in WAYS else Fit(None)
+    if fit.dims and not (fit.crops or fit.gathered):
+        first, *others = fit.dims
+        if first == next(iter(read.values()))[0] and not any(map(is_cut, others)):
+            return Rule("pointwise", fit=fit)
+    return refuse("works across the samples")
 
 
 def _keeps_samples(way: str, node: Node, graph: Graph, read: dict[str, Dims]) -> bool:

@@ -6,13 +6,14 @@ otherwise. A finding names the layer before which the tiles of a layout would ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from hires.core.units import size
+from hires.plan.conversions import Converted
 from hires.plan.event import BYTES
-from hires.plan.graph import INPUT, Graph, Node, describe
-from hires.plan.operators.operator_facts import OPERATORS, facts_of, is_random
+from hires.plan.graph import Graph, Node, describe
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.partition import layer_starts
 from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.rules import CROP, GATHER, TILED, WHOLE
@@ -20,32 +21,24 @@ from hires.plan.traffic import pass_traffic
 
 SHOWN = 6
 """Most reasons, and most kinds of nodes of one reason, that a finding names."""
-REASONS = {
-    "regrouped": "moves pixels across the borders of tiles",
-    "permuted": "moves pixels across the borders of tiles",
-    "expanded": "moves pixels across the borders of tiles",
-    "indexed": "reads the order of the pixels",
-    "product": "multiplies along rows or columns",
-}
-"""How tiles compute an operator -> why they cannot compute a node of it."""
 
 
-def no_rules(graph: Graph, refused: list[tuple[Stage, Node]]) -> list[Finding]:
+def no_rules(made: Converted) -> list[Finding]:
     """Explains which nodes no rank can compute, and what avoids the first of them."""
-    if not refused:
+    if not made.refused:
         return []
-    stage, first = refused[0]
-    named = nodes_in_words(graph, refused)
+    stage, first = made.refused[0]
+    named = nodes_in_words(made.refused, made.reasons)
     ranks = "shards of the samples" if stage.shards > 1 else "tiles"
-    remedy = f"use parallel.gather=auto, or {_end_before(graph, stage, first)}"
+    remedy = f"use parallel.gather=auto, or {_end_before(made.graph, stage, first)}"
     return [Finding("error", "parallel.gather", f"{ranks} cannot divide {named}; {remedy}")]
 
 
-def nodes_in_words(graph: Graph, nodes: Sequence[tuple[Stage, Node]]) -> str:
+def nodes_in_words(nodes: Sequence[tuple[Stage, Node]], reasons: Mapping[str, str]) -> str:
     """Returns the first node of each reason to have no rule, and how many others have the same."""
     alike: dict[tuple[int, str], list[Node]] = {}
     for stage, node in nodes:
-        alike.setdefault((stage.index, _why_whole(node, graph, stage)), []).append(node)
+        alike.setdefault((stage.index, reasons[node.name]), []).append(node)
     words = []
     for (index, reason), [first, *others] in alike.items():
         kinds = [*dict.fromkeys(node.kind for node in others)]
@@ -55,38 +48,6 @@ def nodes_in_words(graph: Graph, nodes: Sequence[tuple[Stage, Node]]) -> str:
         words.append(f"{first.name} ({first.kind}: {reason}){more}{where}")
     left = len(words) - SHOWN
     return ", ".join(words[:SHOWN]) + (f" and {left} other reasons" if left > 0 else "")
-
-
-def _why_whole(node: Node, graph: Graph, stage: Stage) -> str:
-    """Returns why a node of a stage has no rule, as ``reflect padding``; it names the cause."""
-    facts, args = facts_of(node.kind), node.args
-    if is_random(node) and not facts.positional:
-        return "draws random numbers for the whole value"
-    if stage.shards > 1:
-        return "works across the samples"
-    maps = [value for value in node.inputs if stage.layout[value] == TILED]
-    if any(value != INPUT and graph.by_name[value].shape is None for value in maps):
-        return "reads a list of maps"
-    if node.kind not in OPERATORS:
-        return "no entry in the table of operators"
-    if args.get("weight") in [{"value": value} for value in maps]:
-        return "its weight is a map"
-    if "pad" in args:
-        mode = args.get("mode", "constant")
-        return f"{mode} padding" if mode != "constant" else "pads channels or samples"
-    if "output_size" in args:
-        return f"pools to {args['output_size']} cells"
-    if args.get(facts.argument) is not None:
-        return f"works along {facts.argument} {args[facts.argument]}"
-    for way in facts.tiling:
-        if way in REASONS:
-            return REASONS[way]
-    sizes = {tuple(graph.shape(value)[2:]) for value in maps}
-    if "pointwise" in facts.tiling and len(sizes) > 1:
-        return f"its maps differ: {' and '.join('x'.join(map(str, s)) for s in sorted(sizes))}"
-    if "pointwise" in facts.tiling and len(maps) > 1:
-        return "its operands have their rows and columns in other dims"
-    return "has no rule for tiles"
 
 
 def _list(kinds: list[str]) -> str:
@@ -151,17 +112,17 @@ def far_halos(stages: list[Stage]) -> list[Finding]:
     return findings
 
 
-def gather_prices(plan: Plan) -> list[Finding]:
+def gather_prices(plan: Plan, reasons: Mapping[str, str]) -> list[Finding]:
     """Returns a note for each stage that gathers values: for which operators, and the price."""
     sent = dict.fromkeys(range(len(plan.stages)), 0)
     for one in pass_traffic(plan):
         if one.kind in ("gather", "crop"):
             sent[one.makers.index] += sum(one.sizes) * plan.pieces
-    prices = (_price(plan, stage, sent[stage.index]) for stage in plan.stages)
+    prices = (_price(plan, stage, sent[stage.index], reasons) for stage in plan.stages)
     return [note for note in prices if note is not None]
 
 
-def _price(plan: Plan, stage: Stage, sent: int) -> Finding | None:
+def _price(plan: Plan, stage: Stage, sent: int, reasons: Mapping[str, str]) -> Finding | None:
     nodes = plan.nodes(stage.index)
     gathered = {node.name for node in nodes if node.kind == GATHER}
     causes = [(stage, node) for node in nodes if not gathered.isdisjoint(node.inputs)]
@@ -185,7 +146,7 @@ def _price(plan: Plan, stage: Stage, sent: int) -> Finding | None:
     ranks, what = ("tiles", "maps") if stage.num_tiles > 1 else ("shards", "microbatches")
     text = (
         f"each of the {stage.num_ranks} {ranks} of stage {stage.index} gathers whole {what} for "
-        f"{nodes_in_words(plan.graph, causes)}. A step sends {size(sent)} for that, a rank holds "
+        f"{nodes_in_words(causes, reasons)}. A step sends {size(sent)} for that, a rank holds "
         f"whole values of {size(held)}, and {share:.0%} of the stage's operations run on every "
         f"rank; to avoid it, {_end_before(plan.graph, stage, causes[0][1])}"
     )

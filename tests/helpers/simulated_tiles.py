@@ -54,7 +54,7 @@ def laid_out(
 ) -> tuple[Graph, Stage]:
     """Returns one stage of tiles whose only exchange would be that of the images."""
     stage = Stage(0, 0, len(graph.nodes), list(grid), 0)
-    graph, [stage], refused = convert(graph, [stage], gather=False)
+    graph, [stage], refused, _ = convert(graph, [stage], gather=False)
     assert not refused, refused
     graph = with_norms_together(graph, [stage]) if joint else graph
     stage = connected(graph, stage, fuse, joint)
@@ -62,7 +62,6 @@ def laid_out(
     for index in graph.consumers[INPUT]:
         node = graph.nodes[index]
         rule = rule_in(stage, node, graph)
-        assert rule is not None
         wanted = wanted_rects(graph, stage, node, INPUT, rule)
         held = [cover(a, b) for a, b in zip(held, wanted, strict=True)]
     stage.extents[INPUT] = [list(rect) for rect in held]

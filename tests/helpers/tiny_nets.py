@@ -46,7 +46,7 @@ def tiled(graph: Graph, tiles: tuple[int, int] = (2, 2)) -> tuple[Stage, list[Fi
 
 def laid_out(graph: Graph, stages: list[Stage], fuse: int = 1) -> tuple[list[Stage], list[Finding]]:
     """Returns stages with their layouts and what travels, and what cannot be computed."""
-    result, stages, refused = convert(graph, stages, gather=False)
-    if not refused:
-        stages = [connected(result, stage, fuse) for stage in stages]
-    return stages, no_rules(result, refused)
+    made = convert(graph, stages, gather=False)
+    if made.refused:
+        return made.stages, no_rules(made)
+    return [connected(made.graph, stage, fuse) for stage in made.stages], []

@@ -31,7 +31,7 @@ def gathers(plan: Plan) -> dict[bool, int]:
 def messages(graph: Graph) -> tuple[Graph, list[list[str]]]:
     """Returns a graph on two tiles, reordered, and the norms of each message."""
     stage = Stage(0, 0, len(graph.nodes), [2, 1], 0)
-    graph, [stage], refused = convert(graph, [stage])
+    graph, [stage], refused, _ = convert(graph, [stage])
     assert not refused
     graph = with_norms_together(graph, [stage])
     assert stage.last == len(graph.nodes)
