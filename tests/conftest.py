@@ -91,8 +91,7 @@ def _warm_process(_own_cache: None) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def _lean_process(_own_cache: None) -> Iterator[spawn.WarmProcess | None]:
     """Has imported no torch, so that its forks cost little."""
-    starters = ["hires.launcher.local.local_launcher", "hires.launcher.interface"]
-    with _warm([*starters, "tests.helpers.fake_rank"]) as warm:
+    with _warm(["tests.helpers.fake_rank"]) as warm:
         yield warm
 
 

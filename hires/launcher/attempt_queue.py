@@ -1,45 +1,37 @@
-"""Runs frozen runs side by side on what they share, each attempt under a launcher of its own.
+"""Runs frozen runs side by side on what they share, each attempt in a thread of its own.
 
-    waiting ──fits──▶ running ──its launcher exits──▶ ended: exit.json, written here if need be
+    waiting ──fits──▶ running ──its ranks have ended──▶ ended: exit.json
                          ▲
-       Ctrl-C, SIGTERM, SIGUSR2: sent on to every launcher once; nothing more starts
+       Ctrl-C, SIGTERM, SIGUSR2: passed on to every attempt once; nothing more starts
 
-The launchers are processes, so a run that fails, or whose launcher is killed, does not stop the
-others.
+The ranks are processes, so a run that fails does not stop the others.
 """
 
 from __future__ import annotations
 
 import collections
-import logging
+import contextlib
 import signal
-import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from hires.core.errors import PREEMPTED, RunError
-from hires.core.python_command import module_command
-from hires.core.ranks.gpus import VISIBLE
-from hires.core.store import file_names, provenance, rundir
+from hires.core.store import file_names, rundir
 from hires.core.store.attempts import Attempt, next_attempt
 from hires.core.store.ends import End, State
 from hires.launcher.interface import FrozenRun, Share
 from hires.launcher.local.local_gpus import LocalGpus
-from hires.launcher.local.local_launcher import end_without_ranks
-from hires.launcher.ranks import spawn
-from hires.launcher.ranks.rank_group import last_lines
+from hires.launcher.local.local_launcher import RANK, end_without_ranks, launch
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.run_progress import LinesTail
 from hires.launcher.supervision.interrupts import Interrupts
 
-log = logging.getLogger(__name__)
 POLL_S = 0.1
-"""How often the processes are polled; it costs nothing that a measurement would show."""
-_END_S = 10.0
-"""How long a launcher may take to stop its ranks when this process ends with an error."""
+"""How often the attempts are looked at; it costs nothing that a measurement would show."""
 
 
 @dataclass
@@ -48,15 +40,16 @@ class Running:
 
     task: FrozenRun
     attempt: int
-    process: spawn.Child
-    log: Path
-    """What its launcher prints."""
-    started: str = field(default_factory=provenance.now)
-    began_s: float = field(default_factory=time.monotonic)
-    signals: int = 0
-    """How many signals were passed on to it."""
     gpus: Sequence[str] = ()
     """Those of this machine that it was given."""
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    """Its signals, and requests to cancel it alone."""
+    signals: int = 0
+    """How many of the queue's were passed on to it."""
+    began_s: float = field(default_factory=time.monotonic)
+    thread: threading.Thread | None = None
+    end: End | None = None
+    """How it ended, once its thread has."""
 
     @property
     def wall_s(self) -> float:
@@ -104,7 +97,7 @@ class LocalQueue:
         tasks: Sequence[FrozenRun],
         rooms: Share,
         watcher: Watcher,
-        module: str | None = None,
+        module: str = RANK,
         cancelled: Callable[[], bool] = lambda: False,
         gpus: LocalGpus | None = None,
     ) -> None:
@@ -121,29 +114,26 @@ class LocalQueue:
         self._rooms = rooms
         self._watcher, self._cancelled = watcher, cancelled
         self._gpus = gpus or LocalGpus([])
-        self._module = [module] if module else []
+        self._module = module
         self._done = {task.path: task.done for task in tasks}  # complete attempts, as known here
         self._tails: dict[Path, LinesTail] = {}
 
     def work(self) -> None:
-        """Runs all unless something stops it; no process is left then.
-
-        Call it from a thread that lives until it returns: what it starts ends with that thread.
-        """
+        """Runs all unless something stops it; no process is left then."""
         with self.interrupts:
             try:
                 while self.running or (self.waiting and self.stopped is None):
                     # Ends first: they make room.
                     for run in list(self.running):
-                        code = run.process.poll()
+                        ended = run.end  # before its last lines are read
                         self._look(run)
-                        if code is not None:
+                        if ended is not None:
                             self.running.remove(run)
-                            self._end(Ended(run.task, run.attempt, _end_of(run, code), run.wall_s))
+                            self._end(Ended(run.task, run.attempt, ended, run.wall_s))
                     self.stopped = self._stop_reason()
                     for run in self.running:  # a second Ctrl-C makes it hurry
                         for number in self.interrupts.received[run.signals :]:
-                            run.process.send_signal(number)
+                            run.interrupts.take(number)
                             run.signals += 1
                     # In order, but a run that has no room does not keep a smaller one waiting.
                     for task in list(self.waiting):
@@ -154,36 +144,22 @@ class LocalQueue:
                         time.sleep(POLL_S)
             finally:  # whatever went wrong here
                 for run in self.running:
-                    run.process.send_signal(signal.SIGTERM)
+                    run.interrupts.take(signal.SIGTERM)
                 for run in self.running:
-                    try:
-                        run.process.wait(_END_S)
-                    except subprocess.TimeoutExpired:
-                        run.process.kill()
-                        run.process.wait()
+                    assert run.thread is not None
+                    run.thread.join()
 
-    def _launch(
-        self,
-        task: FrozenRun,
-        attempt: int,
-        words: Sequence[str],
-        log: Path,
-        gpus: Sequence[str] | None = None,
-    ) -> None:
-        """Starts ``python -m words``, an attempt's launcher; if it cannot, that is its end.
-
-        It sees these ``gpus`` only, or as this process all there are.
-        """
-        command, environ = module_command(*words), spawn.helper_environment()
-        if gpus:
-            environ[VISIBLE] = ",".join(gpus)
-        options = {"death_signal": signal.SIGTERM, "heir": True}
+    def _supervise(self, run: Running) -> None:
+        """Runs the ranks of an attempt to their end."""
+        path, number, gpus = run.task.path, run.attempt, run.gpus
         try:
-            process = spawn.start_logged("its launcher", command, environ, log, **options)
-        except RunError as error:
-            end_without_ranks(task.path, attempt, End(State.FAILED, str(error), "launch"))
-            raise
-        self.running.append(Running(task, attempt, process, log, gpus=gpus or ()))
+            end = launch(path, number, module=self._module, interrupts=run.interrupts, gpus=gpus)
+        except BaseException as error:
+            end = End(State.FAILED, str(error) or type(error).__name__, "launch")
+            with contextlib.suppress(Exception):  # whatever it is, the queue goes on
+                if not Attempt(path, number).has_ended:
+                    end_without_ranks(path, number, end)
+        run.end = end
 
     def _stop_reason(self) -> str | None:
         """Returns why nothing more may start: a signal or ``hires cancel``."""
@@ -202,10 +178,14 @@ class LocalQueue:
                     self._watcher.left(task, "completed by another command meanwhile")
                     return
                 run = rundir.RunDir(task.path, next_attempt(task.path, task.argv))
-                words = ["hires.launcher.local", str(run.path), str(run.attempt), *self._module]
-                log = run.attempt_dir / file_names.LOGS / file_names.LAUNCHER_LOG
-                gpus = (self._gpus_for(task) or self._gpus.names) if task.gpu_bytes else None
-                self._launch(task, run.attempt, words, log, gpus)
+                # It sees these GPUs only; if it needs none, all that there are.
+                gpus = (self._gpus_for(task) or self._gpus.names) if task.gpu_bytes else ()
+                running = Running(task, run.attempt, gpus)
+                running.thread = threading.Thread(
+                    target=self._supervise, args=[running], daemon=True
+                )
+                running.thread.start()
+                self.running.append(running)
         except running_elsewhere.UnderWayError as error:
             self._watcher.left(task, str(error))
         except RunError as error:
@@ -239,22 +219,3 @@ class LocalQueue:
         self._done[end.task.path] += end.state == State.DONE
         self.ends.append(end)
         self._watcher.ended(end)
-
-
-def _end_of(run: Running, code: int) -> End:
-    """Returns how an attempt ended, as its launcher wrote it or as it looks if it could not."""
-    if end := Attempt(run.task.path, run.attempt).exit:
-        return end
-    if run.signals:
-        end = End(State.CANCELLED, "stopped before its ranks were started", started=run.started)
-    else:
-        how = (
-            f"was killed by {signal.Signals(-code).name}"
-            if code < 0
-            else f"exited with code {code}"
-        )
-        cause = ": ".join([f"its launcher {how}", *last_lines(run.log)[-1:]])
-        end = End(State.FAILED, cause, "launch", started=run.started)
-        end = replace(end, state=State.LOST, reason=None) if code < 0 else end
-    end_without_ranks(run.task.path, run.attempt, end)
-    return end

@@ -18,7 +18,7 @@ from hires.plan.graph import Graph
 from tests.helpers.fake_torch import fake_torch
 
 if __name__ == "__main__":
-    spawn.MODULES[:] = ["hires.launcher.local.local_launcher", "tests.helpers.fake_rank"]
+    spawn.MODULES[:] = ["tests.helpers.fake_rank"]
     graph = Graph.from_dict(json.loads(Path(sys.argv[1]).read_text()))
     planning.TorchProcess = fake_torch(lambda config: graph)
     this_machine.launch = functools.partial(this_machine.launch, module="tests.helpers.fake_rank")

@@ -167,15 +167,6 @@ def once(here, run_dir, argument):
     ok(here, run_dir)
 
 
-def orphan(here, run_dir, argument):
-    """Kills its launcher, once."""
-    with contextlib.suppress(FileExistsError):
-        (run_dir.parent / "killed").touch(exist_ok=False)
-        os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(60)
-    ok(here, run_dir)
-
-
 def _fail(here, run_dir, kind, text):
     _report(here, run_dir, kind, text)
     sys.exit(1)
@@ -200,7 +191,7 @@ _BEHAVIOURS = {
     "raise": raise_, "exit": exit_, "hang": hang, "deaf": deaf, "hub": hub, "late": late,
     "kill": signals(signal.SIGKILL), "stopped": signals(signal.SIGSTOP),
     "terminate": signals(signal.SIGTERM), "interrupt": signals(signal.SIGINT),
-    "way": way, "picky": picky, "once": once, "orphan": orphan,
+    "way": way, "picky": picky, "once": once,
     "saver": listens(lambda here, run_dir: sys.exit(75)),
     "breaker": listens(lambda here, run_dir: sys.exit(1)),
     "ignorer": listens(lambda here, run_dir: None), "finisher": listens(finish),

@@ -125,16 +125,11 @@ def test_as_many_run_at_once_as_cores_and_memory_allow(make, facts, limits, most
     assert watcher.most == most
 
 
-def test_failed_run_or_killed_launcher_stops_no_other(make, monkeypatch):
-    behave(monkeypatch, "orphan")
+def test_failed_run_stops_no_other(make, monkeypatch):
     tasks = [make(seed) for seed in range(3)]
-    result = run(tasks[:1])
     behave(monkeypatch, f"picky {tasks[1].path.name}")
-    assert states(result) == [(0, "lost")]
-    left = json.loads((tasks[0].path / "a0/exit.json").read_text())
-    assert (left["state"], left["cause"]) == ("lost", "its launcher was killed by SIGKILL")
     result = run(tasks)
-    assert states(result) == [(1, "done"), (0, "failed"), (0, "done")]
+    assert states(result) == [(0, "done"), (0, "failed"), (0, "done")]
     assert "exited with code 1" in result.ends[1].end.cause
 
 

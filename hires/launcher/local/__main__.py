@@ -1,8 +1,6 @@
 """Launches a run folder by hand: ``python -m hires.launcher.local RUN_DIR [-- COMMAND]``.
 
 The ``launch.sh`` of every run folder calls it, and may name the command that starts the ranks.
-``... RUN_DIR ATTEMPT [MODULE [ARGUMENTS]]`` launches an attempt whose folder exists already, as one
-of the local queue, maybe with another Python module as its ranks, and prints nothing but errors.
 """
 
 from __future__ import annotations
@@ -23,18 +21,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Launches an attempt and returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     end = words.index("--") if "--" in words else len(words)
-    (folder, *attempt), command = words[:end] or [""], words[end + 1 :]
-    is_odd = attempt and (command or not attempt[0].isdecimal())
-    if folder in ("", "-h", "--help") or is_odd:
+    (folder, *others), command = words[:end] or [""], words[end + 1 :]
+    if folder in ("", "-h", "--help") or others:
         say("usage: python -m hires.launcher.local RUN_DIR [-- COMMAND THAT STARTS ALL RANKS]")
         return 0 if folder.startswith("-") else 2
     log.setup()
     trust.keep_folders_private()
     try:
-        if attempt:
-            number, module = int(attempt[0]), (attempt[1:] or [local_launcher.RANK])[0]
-            args = attempt[2:]
-            return local_launcher.launch(folder, number, module=module, args=args).exit_code
         path = rundir.frozen_folder(folder)
         with running_elsewhere.alone(path):
             number = attempts.next_attempt(path)

@@ -39,6 +39,8 @@ def launch(
     module: str = RANK,
     places: RankPlaces | None = None,
     aloud: bool = False,
+    interrupts: Interrupts | None = None,
+    gpus: Sequence[str] = (),
 ) -> End:
     """Runs all ranks of a run and returns how it ended; none is left then.
 
@@ -49,7 +51,9 @@ def launch(
 
     With ``args`` for every rank, as ``--verify``, no step is measured and no ``record.json``
     written: the exit codes decide. Without ``places`` the config's launcher places the ranks. With
-    ``aloud`` the steps, and how it ended, are printed; why it failed goes to stderr.
+    ``aloud`` the steps, and how it ended, are printed; why it failed goes to stderr. Its signals
+    are those of ``interrupts``; else of this process, in the main thread. Ranks see ``gpus`` only,
+    if there are any.
     """
     run_dir = Path(run_dir).absolute()
     trust.refuse_untrusted(run_dir)
@@ -60,10 +64,11 @@ def launch(
     config = records.read_config(run_dir)
     if places is None:
         places = launcher_of(config).rank_places(config, records.read_world(run_dir))
+    places = replace(places, gpus=gpus)
     if aloud:
         on_line = RunProgress(places.num_ranks, config.batch, config.steps).printer(say)
     job = Launch(run_dir, attempt, config, module, args, places, on_line)
-    with Interrupts() as interrupts:
+    with interrupts or Interrupts() as interrupts:
         try:
             end = _run(job, interrupts)
         except BaseException as error:

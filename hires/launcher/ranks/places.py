@@ -53,6 +53,8 @@ class RankPlaces:
     """Called when a scheduler may have sent SIGTERM, here or to the ranks; None: a user did."""
     is_cancelled: Callable[[], bool] = lambda: False
     """Called now and then: whether an earlier attempt has a request to cancel, meant for this."""
+    gpus: Sequence[str] = ()
+    """GPUs of this machine that the ranks see; empty: all."""
 
 
 def here(num_ranks: int, port: int) -> RankPlaces:

@@ -28,6 +28,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.python_command import module_command
 from hires.core.ranks import mpi_library
+from hires.core.ranks.gpus import VISIBLE
 from hires.core.ranks.mpi_starter import Starter, require_program
 from hires.core.ranks.world import MEETING, STARTER, World
 from hires.core.store import file_names, provenance, records
@@ -171,6 +172,8 @@ class ChildRanks(RankGroup):
         """Starts the ranks one by one, see :class:`RankGroup`."""
         job, size = self.job, self.job.places.num_ranks
         shared = rank_environment(os.environ, job.config, job.places.interface)
+        if job.places.gpus:
+            shared[VISIBLE] = ",".join(job.places.gpus)
         for number in range(size):
             world = World(number, size, number, size, job.places.address, self.port, job.attempt)
             environ, log = shared | world.to_environment(), job.log(number)

@@ -41,8 +41,6 @@ from hires.core.store.files import cannot_write
 MODULES = [
     "hires.worker",
     "hires.engine.torch_server",
-    "hires.launcher.local.local_launcher",
-    "hires.launcher.interface:all_launchers",
     "hires.engine.memory_meter:load_lazy_parts",
 ]
 """What a warm process imports before it forks, with the functions that it calls."""
@@ -81,16 +79,12 @@ class WarmProcess:
     """This process's end of a warm process, which is started with the first request."""
 
     def __init__(
-        self,
-        environ: Mapping[str, str],
-        channel: socket.socket | None = None,
-        modules: Sequence[str] = MODULES,
-        kept: bool = False,
+        self, environ: Mapping[str, str], modules: Sequence[str] = MODULES, kept: bool = False
     ) -> None:
         self.environ = dict(environ)  # under which it imports the modules
         self.kept = kept  # it outlives release()
         self._modules = modules
-        self._channel = channel
+        self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = False
         self._lock = threading.Lock()
@@ -112,7 +106,7 @@ class WarmProcess:
         with self._lock, ours, theirs:
             try:
                 prctl(_SET_SUBREAPER, 1, 0, 0, 0)
-                self._send({**request, "load_environ": self.environ}, [*files, theirs.fileno()])
+                self._send(request, [*files, theirs.fileno()])
                 theirs.close()  # so that a child that dies early is seen as the end of the stream
                 ours.settimeout(ANSWER_S)
                 with ours.makefile("rb") as lines:
@@ -216,14 +210,13 @@ def start(
     stderr: int,
     stdin: int | None = None,
     death_signal: signal.Signals = signal.SIGKILL,
-    heir: bool = False,
 ) -> Child:
     """Starts a program as the leader of a session of its own; an OSError: it cannot be started.
 
-    ``python -m MODULE ...`` is forked from the warm process if one fits; with ``heir`` it gets a
-    warm process of its own, for children that it starts. For a module SIGUSR2 waits until it
-    listens; by default it would end the child. The streams are numbers of files; without ``stdin``
-    nothing can be read. ``death_signal`` comes when this process, or the calling thread, ends.
+    ``python -m MODULE ...`` is forked from the warm process if one fits. For a module SIGUSR2 waits
+    until it listens; by default it would end the child. The streams are numbers of files; without
+    ``stdin`` nothing can be read. ``death_signal`` comes when this process, or the calling thread,
+    ends.
     """
     if "PYTHONPATH" in environ:  # also that of cluster.environment
         environ = {**environ, "PYTHONPATH": without_empty_entries(environ["PYTHONPATH"])}
@@ -239,7 +232,6 @@ def start(
                     "cores": sorted(os.sched_getaffinity(0)),
                     "limits": [(kind, *resource.getrlimit(kind)) for kind in _LIMITS],
                     "death_signal": int(death_signal),
-                    "heir": heir,
                 }
                 child = _current.start(request, [stdin, stdout, stderr])
                 if child is not None:

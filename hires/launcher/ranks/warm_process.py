@@ -8,7 +8,6 @@ exit codes, uncaught exceptions and Ctrl-C end the child as they end a fresh pro
     main ─ _serve ──┬─ waits for the next request        (this process)
                     ├─ fork: go-between, exits
                     └─ fork: child ─ returns to main ─ the module
-                                └─ fork: heir ─ _serve   (if wanted: the child's own warm process)
 """
 
 from __future__ import annotations
@@ -105,25 +104,11 @@ def _serve(channel: socket.socket) -> Request | None:
         if os.fork():
             os._exit(0)
         channel.close()
-        heir = None
-        if request["heir"]:
-            ours, theirs = socket.socketpair()
-            child = os.getpid()
-            pid = os.fork()
-            if not pid:  # the heir: it serves its child as this process serves its parent
-                for file in (*files, ours.detach()):
-                    os.close(file)
-                os.setsid()
-                spawn.die_with(child)()
-                channel = theirs
-                continue
-            theirs.close()
-            heir = spawn.WarmProcess(request["load_environ"], ours)
-        _become_child(request, files, heir)
+        _become_child(request, files)
         return request
 
 
-def _become_child(request: Request, files: list[int], heir: spawn.WarmProcess | None) -> None:
+def _become_child(request: Request, files: list[int]) -> None:
     """Makes this fork what a fresh process would be, once its parent lets it go on."""
     *streams, answer = files
     with socket.socket(fileno=answer) as parent:
@@ -149,7 +134,6 @@ def _become_child(request: Request, files: list[int], heir: spawn.WarmProcess | 
                 madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_READ)
             _set_environment(request)
             _set_streams(streams)
-            spawn.use(heir)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
         parent.sendall(json.dumps({"pid": os.getpid(), "error": error}).encode() + b"\n")

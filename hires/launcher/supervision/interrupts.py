@@ -39,6 +39,10 @@ class Interrupts:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.take(number)
+
+    def take(self, number: int) -> None:
+        """Counts a signal."""
         if number == signal.SIGUSR2:
             self.requests += 1
             self.received += [signal.SIGUSR2] if self.requests == 1 else []

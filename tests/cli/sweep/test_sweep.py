@@ -244,11 +244,11 @@ def test_killed_process_is_mended_by_the_same_command(graph, tmp_path, monkeypat
         sweep.communicate(timeout=PATIENCE_S)
     until(lambda: all(provenance.state_of(pid) in (None, "Z") for pid in processes))
     assert sweep.returncode == -signal.SIGKILL
-    assert exits() == [["done"], ["cancelled"], []]
+    assert exits() == [["done"], [], []]
     with fake_hires(graph, RANKS, *WORDS) as again:
         _, err = again.communicate(timeout=PATIENCE_S)
     assert (again.returncode, "which is gone; taken over" in err) == (0, True), err
-    assert exits() == [["done"], ["cancelled", "done"], ["done"]]
+    assert exits() == [["done"], ["lost", "done"], ["done"]]
     records = [json.loads((run_of(seed) / "record.json").read_text()) for seed in range(3)]
     assert [(one["state"], one["attempt"]) for one in records] == [
         ("done", 0),
