@@ -5,16 +5,15 @@
     slides     slides/000.tif ...       tissue on glass, three levels in tiles
                annotations/, labels.csv outlines of the tissue with its class, and a table
 
-A folder in the making holds a note of what it will be, which becomes the manifest at the end: the
-next call continues an interrupted one, and half a folder never passes for a whole one.
+A folder is filled under a hidden name: it is there as a whole, with its manifest, or not at all.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,10 @@ from PIL import Image, ImageDraw
 from tifffile import TiffWriter
 
 from hires.core.errors import ConfigError, RunError
-from hires.core.store.files import write_atomically
 from hires.core.store.reading import Note, read_json
 from hires.data.image_format import Size, Span
 from hires.data.sources import synthetic
-from hires.data.sources.folder import MANIFEST, UNFINISHED
+from hires.data.sources.folder import MANIFEST
 
 _SHAPES = 5
 """Of an image with a label map."""
@@ -76,7 +74,7 @@ def make_data(
     seed: int,
     tiled: bool = True,
 ) -> int:
-    """Writes ``count`` images of a kind, a key of :data:`WRITERS`; returns how many were missing.
+    """Writes ``count`` images of a kind of :data:`WRITERS`; returns how many, 0 if all are there.
 
     The folder is new or empty, or one that this function wrote with the same arguments. ``size`` is
     [height, width]; of ``tiled`` textures ranks read their window only.
@@ -86,37 +84,41 @@ def make_data(
         RunError: the folder cannot be written.
     """
     tile = min(256, 16 * -(-max(size) // 16)) if tiled and kind == "textures" else 0
-    made, root = MadeData(kind, classes, count, [*size], seed, tile), Path(path).expanduser()
+    made, root = (
+        MadeData(kind, classes, count, [*size], seed, tile),
+        Path(path).expanduser().absolute(),
+    )
     try:
-        _check_usable(root, asdict(made))
-        missing = [i for i in range(count) if not (root / made.file(i)).exists()]
-        if missing or not (root / MANIFEST).exists():
-            (root / MANIFEST).unlink(missing_ok=True)
-            write_atomically(root / UNFINISHED, json.dumps(asdict(made), indent=2) + "\n")
-            for index in missing:
-                (root / made.file(index)).parent.mkdir(exist_ok=True)
-                WRITERS[kind](root, made, index)
-            (root / UNFINISHED).replace(root / MANIFEST)
+        if _is_complete(root, asdict(made)):
+            return 0
+        root.parent.mkdir(parents=True, exist_ok=True)
+        hidden = root.with_name(f".{root.name}.{os.getpid()}.tmp")
+        try:
+            for index in range(count):
+                (hidden / made.file(index)).parent.mkdir(parents=True, exist_ok=True)
+                WRITERS[kind](hidden, made, index)
+            (hidden / MANIFEST).write_text(json.dumps(asdict(made), indent=2) + "\n")
+            hidden.rename(root)
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
     except OSError as error:
-        raise RunError(
-            f"cannot write images to {root}: {error.strerror or error}; what is written stays, and "
-            f"when there is room and permission to write, the same command writes the rest"
-        ) from error
-    return len(missing)
+        raise RunError(f"cannot write images to {root}: {error.strerror or error}") from error
+    return count
 
 
-def _check_usable(root: Path, wanted: dict[str, Any]) -> None:
-    """Makes the folder if need be; refuses one that holds anything but (a part of) these images."""
-    if root.exists() and not root.is_dir():
-        raise ConfigError(f"{root} is a file; give the name of a new folder")
-    root.mkdir(parents=True, exist_ok=True)
-    note = next((root / n for n in (MANIFEST, UNFINISHED) if (root / n).exists()), None)
-    if note is None:
+def _is_complete(root: Path, wanted: dict[str, Any]) -> bool:
+    """Whether a folder holds these images; ConfigError: it holds anything else."""
+    if not root.is_dir():
+        if root.exists():
+            raise ConfigError(f"{root} is a file; give the name of a new folder")
+        return False
+    note = root / MANIFEST
+    if not note.exists():
         if any(root.iterdir()):
             raise ConfigError(
                 f"{root} holds files that hires did not write; choose a new or an empty folder"
             )
-        return
+        return False
     notes: list[Note] = []
     stored = read_json(note, notes)
     remedy = "choose another folder, or remove this one first"
@@ -126,6 +128,7 @@ def _check_usable(root: Path, wanted: dict[str, Any]) -> None:
     differing = [f"{k}={stored.get(k)}, not {v}" for k, v in wanted.items() if stored.get(k) != v]
     if differing:
         raise ConfigError(f"{root} holds images made with {' and '.join(differing)}; {remedy}")
+    return True
 
 
 def _write_texture(root: Path, made: MadeData, index: int) -> None:
@@ -134,12 +137,12 @@ def _write_texture(root: Path, made: MadeData, index: int) -> None:
         "photometric": "rgb", "compression": "zlib", "compressionargs": {"level": 1},
     }  # fmt: skip
     height, width = made.size
-    with _whole_file(root / made.file(index)) as hidden:
-        if made.tile:
-            kind |= {"tile": (made.tile,) * 2, "shape": (height, width, 3), "dtype": np.uint8}
-            tifffile.imwrite(hidden, _tiles(made, index), **kind, metadata=None)
-        else:
-            tifffile.imwrite(hidden, _texture(made, index, (0, height)), **kind, metadata=None)
+    path = root / made.file(index)
+    if made.tile:
+        kind |= {"tile": (made.tile,) * 2, "shape": (height, width, 3), "dtype": np.uint8}
+        tifffile.imwrite(path, _tiles(made, index), **kind, metadata=None)
+    else:
+        tifffile.imwrite(path, _texture(made, index, (0, height)), **kind, metadata=None)
 
 
 def _tiles(made: MadeData, index: int) -> Iterator[Pixels]:
@@ -181,12 +184,8 @@ def _write_mask(root: Path, made: MadeData, index: int) -> None:
     noisy = colours[labels] + random.normal(0, 0.12, (height, width, 3))
     image = root / made.file(index)
     (root / "masks").mkdir(exist_ok=True)
-    for path, pixels in (
-        (root / "masks" / image.name, labels),
-        (image, (255 * noisy).clip(0, 255).astype(np.uint8)),  # last: a missing one is made again
-    ):
-        with _whole_file(path) as hidden:
-            Image.fromarray(pixels).save(hidden, "PNG")
+    Image.fromarray(labels).save(root / "masks" / image.name)
+    Image.fromarray((255 * noisy).clip(0, 255).astype(np.uint8)).save(image)
 
 
 def _write_slide(root: Path, made: MadeData, index: int) -> None:
@@ -202,14 +201,14 @@ def _write_slide(root: Path, made: MadeData, index: int) -> None:
         for outline in outlines
     ]
     text = json.dumps({"type": "FeatureCollection", "features": features})
-    write_atomically(root / "annotations" / f"{path.stem}.geojson", text)
+    (root / "annotations" / f"{path.stem}.geojson").write_text(text)
     names = [made.file(number).name for number in range(made.count)]
     lines = [f"{name},class{number % made.classes}\n" for number, name in enumerate(names)]
-    write_atomically(root / "labels.csv", "".join(["slide,label\n", *lines]))
+    (root / "labels.csv").write_text("".join(["slide,label\n", *lines]))
     options: dict[str, Any] = {
         "tile": (_SLIDE_TILE,) * 2, "photometric": "rgb", "compression": "zlib", "metadata": None,
     }  # fmt: skip
-    with _whole_file(path) as hidden, TiffWriter(hidden) as file:
+    with TiffWriter(path) as file:
         file.write(pixels, subifds=_LEVELS - 1, **options)
         for _ in range(_LEVELS - 1):  # each level is half as large, below the finest one
             height, width = (length // 2 * 2 for length in pixels.shape[:2])
@@ -239,17 +238,6 @@ def _slide(made: MadeData, index: int) -> tuple[Pixels, list[list[tuple[float, f
         band = np.where(inside[rows], tissue + rough, np.array(_GLASS) + rough / 8)
         pixels[rows] = band.clip(0, 255).astype(np.uint8)
     return pixels, outlines
-
-
-@contextmanager
-def _whole_file(path: Path) -> Iterator[Path]:
-    # A name to write to, which no image has: the file is there as a whole or not at all.
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield hidden
-        hidden.replace(path)
-    finally:
-        hidden.unlink(missing_ok=True)
 
 
 WRITERS: dict[str, Callable[[Path, MadeData, int], None]] = {

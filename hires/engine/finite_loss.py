@@ -2,7 +2,7 @@
 
 Images and labels that are read are finite, and a microbatch without labels has the loss 0. What is
 left are weights that steps have made too large, weights that the run began with, and a network or
-loss that divides by 0; the losses before tell them apart.
+loss that divides by 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class FiniteLoss:
         """``samples`` returns the names of those of this rank's replica in a step."""
         self._config, self._context, self._samples = config, context, samples
         self._steps = 0
-        self._losses: list[float] = []  # the first one and the last one
 
     def require(self, step: int, result: StepResult, loss: float | None = None) -> None:
         """Raises a LossError if the loss of a step, or the norm of its gradients, is not finite.
@@ -47,8 +46,6 @@ class FiniteLoss:
             names = self._names(step, broken)
             raise LossError(f"{what} at step {step}{names}; {self._cause()}")
         self._steps += 1
-        if loss is not None:
-            self._losses = [*self._losses[:1], loss]
 
     def _names(self, step: int, microbatches: list[int]) -> str:
         if not microbatches:
@@ -60,8 +57,7 @@ class FiniteLoss:
         return f", of the images {', '.join(names[:_NAMED])}{more}"
 
     def _cause(self) -> str:
-        config, losses = self._config, self._losses
-        maker = "the network"
+        config, maker = self._config, "the network"
         if config.loss.name == "custom":
             maker += f", or loss.target={config.loss.target},"
         divides = f"{maker} makes values of these images that are too large, or divides by 0"
@@ -70,12 +66,7 @@ class FiniteLoss:
             if origin is not None:
                 divides = f"the weights of {origin} are not finite or too large, or {divides}"
             return f"no step has moved the weights yet, so optimizer.lr is not the cause: {divides}"
-        if len(losses) > 1 and losses[-1] <= losses[0]:
-            return (
-                f"the loss was not rising ({losses[0]:.3g} at first, {losses[-1]:.3g} at last), so "
-                f"{divides}: look at these images, and at its divisions, roots and logarithms"
-            )
         lr, clips = config.optimizer.lr, config.optimizer.clip_norm is not None
         helps = f"a smaller optimizer.lr (now {lr}) helps"
         helps += "" if clips else ", or optimizer.clip_norm=1"
-        return f"the steps before have made the weights too large: {helps}"
+        return f"the steps before may have made the weights too large: {helps}; or {divides}"

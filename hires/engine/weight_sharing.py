@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from hires.plan.groups import gradient_group, held_stages
 from hires.plan.plan import Plan
 
 PIECE_BYTES = 2**22
-"""Tensors travel in pieces of this size, small ones together: all memory that sharing adds."""
+"""Tensors travel in pieces of this size: all memory that sharing adds."""
 PROGRESS_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -54,33 +54,10 @@ def share_weights(context: Context, by_stage: Mapping[int, Sequence[Tensor]]) ->
 
 def _broadcast(tensors: Sequence[Tensor], group: Group, source: int, rank: int, what: str) -> None:
     total, done, shown_s = sum(tensor.nbytes for tensor in tensors), 0, time.monotonic()
-    buffer = tensors[0].new_empty(min(PIECE_BYTES, total), dtype=torch.uint8)
-    for parts in _pieces(tensors):
-        sizes = [len(part) for part in parts]
-        piece = buffer[: sum(sizes)]
-        if rank == source:
-            torch.cat(parts, out=piece)
-        broadcast(piece, source, group)
-        for part, numbers in zip(parts, torch.split(piece, sizes), strict=True):
-            if rank != source:
-                part.copy_(numbers)
-        done += len(piece)
+    for tensor in filter(torch.numel, tensors):
+        for piece in torch.split(flat(tensor).view(torch.uint8), PIECE_BYTES):
+            broadcast(piece, source, group)
+            done += len(piece)
         if rank == source and time.monotonic() - shown_s > PROGRESS_S:
             shown_s = time.monotonic()
             log.info("%s of %s of the weights of %s are shared", size(done), size(total), what)
-
-
-def _pieces(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    # The bytes of all tensors, as views; each list holds as many as travel together.
-    parts: list[Tensor] = []
-    room = PIECE_BYTES
-    for tensor in tensors:
-        rest = flat(tensor).view(torch.uint8)
-        while len(rest):
-            parts.append(rest[:room])
-            room, rest = room - len(parts[-1]), rest[room:]
-            if not room:
-                yield parts
-                parts, room = [], PIECE_BYTES
-    if parts:
-        yield parts

@@ -41,8 +41,6 @@ log = logging.getLogger(__name__)
 
 MANIFEST = ".hires-data.json"
 """Lies in a folder that ``hires data make`` has finished."""
-UNFINISHED = ".hires-data.unfinished.json"
-"""Lies in a folder while ``hires data make`` fills it."""
 
 CONTENTS = {"folder": "one sub-folder per class", "pairs": "images", "images": "images"}
 """``data.name`` -> what its folder holds."""
@@ -65,7 +63,7 @@ def scan(path: str | None, data: str = "folder") -> FolderIndex:
     """Returns the images of the folder ``data.path``; those of ``pairs`` are one class.
 
     Raises:
-        ConfigError: the folder is missing, unfinished, or has no classes or no images.
+        ConfigError: the folder is missing, or has no classes or no images.
     """
     images, ignored = listing(path, data)
     check_classes(Path(path or "").expanduser(), data, images)
@@ -80,14 +78,14 @@ def listing(path: str | None, data: str = "folder") -> tuple[dict[str, list[str]
     """Returns the images of each class of a folder, which may be none, and all other files.
 
     Raises:
-        ConfigError: the folder is missing, unfinished or cannot be listed.
+        ConfigError: the folder is missing or cannot be listed.
     """
     contents = CONTENTS[data]
     if not path:
         raise ConfigError(f"data={data} needs data.path=FOLDER, a folder with {contents}")
     root = Path(path).expanduser()
     try:
-        _check_finished(root, path, contents)
+        _check_there(root, path, contents)
         folders = {"images": root}
         if data == "folder":
             entries = sorted(filter(lambda entry: _visible(entry.name), root.iterdir()))
@@ -103,15 +101,13 @@ def listing(path: str | None, data: str = "folder") -> tuple[dict[str, list[str]
     return images, others
 
 
-def _check_finished(root: Path, path: str, contents: str) -> None:
+def _check_there(root: Path, path: str, contents: str) -> None:
     fault = ""
     if not root.exists():
         make = f"`hires data make {path}`"
         fault = f"does not exist; give a folder with {contents}, or write one with {make}"
     elif not root.is_dir():
         fault = f"is a file; give the folder that holds {contents}"
-    elif (root / UNFINISHED).exists():
-        fault = "was not finished; repeat its `hires data make`, which continues"
     if fault:
         raise ConfigError(f"data.path={path} {fault}")
 
