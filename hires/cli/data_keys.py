@@ -1,11 +1,16 @@
 """Fills in the keys of a config that follow from its data and from the run of its weights.
 
+Weights are named as ``weights=`` does, or by the name or hash of a run::
+
+    default/RUN   RUN/best   RUN/ema   RUN/best/ema   RUN/checkpoints/step000012   net.safetensors
+
 Both configs decide whether an evaluation sees images that its weights were trained with, so no
 pixel is read for that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -15,18 +20,21 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hires.cli.named_weights import run_of_weights, training_of
 from hires.cli.screens.screen import print_activity
 from hires.core.config.data_config import DataConfig
 from hires.core.config.fields import keys_with
-from hires.core.config.run_config import RunConfig
+from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.config.training_config import INFERENCE, ONE_PASS
-from hires.core.errors import ConfigError
+from hires.core.errors import ConfigError, HiresError
 from hires.core.evaluation_summary import one_pass
 from hires.core.losses import CLASSES
+from hires.core.store import file_names, records, run_names
 from hires.core.store.cache import cached, keep
+from hires.core.store.file_names import StrPath
+from hires.core.store.network_weights import BEST, EMA, PICKLES, SAFETENSORS
 from hires.core.store.records import read_config
 from hires.plan.plan import Finding
+from hires.plan.search.candidates import written
 from hires.plan.validation import evaluation_of
 from hires.report.config_values import listed
 
@@ -276,3 +284,57 @@ def _with_data(config: RunConfig, **values: Any) -> RunConfig:
 
 def _with_model_classes(config: RunConfig, classes: int | None) -> RunConfig:
     return replace(config, model=replace(config.model, classes=classes))
+
+
+def path_of_weights(source: str, results: StrPath) -> str:
+    """Returns the path that ``weights=`` takes for what a user names; ConfigError: no such run."""
+    if Path(source).exists() or Path(source).suffix in (*SAFETENSORS, *PICKLES):
+        return source
+    inside = f"/{file_names.CHECKPOINTS}/"
+    run, _, step = source.rpartition(inside)
+    if run:
+        return f"{path_of_weights(run, results)}{inside}{step}"
+    run, _, last = source.rstrip("/").rpartition("/")
+    if run and last in (BEST, EMA):
+        return f"{path_of_weights(run, results)}/{last}"
+    return str(run_names.locate(source, results))
+
+
+def run_of_weights(weights: str) -> Path | None:
+    """Returns the run folder that has written some weights; None: they are a file or a copy."""
+    path = Path(weights)
+    folders = [path, *list(path.parents)[:3]]  # of RUN/checkpoints/step000012/ema and the like
+    return next((one for one in folders if (one / file_names.CONFIG).is_file()), None)
+
+
+def training_of(config: RunConfig) -> tuple[str, RunConfig] | None:
+    """Returns the run that trained the parameters in a few words, and its config.
+
+    None: no run did, or nothing is left of it but its weights.
+    """
+    source = config.weights or config.checkpoint.source
+    run = None if source is None else run_of_weights(source)
+    if run is None:
+        return None
+    try:
+        trained = records.read_config(run)
+    except HiresError:
+        return None
+    if trained.task.name != "train":
+        return None
+    return f"the run of {'weights=' if config.weights else ''}{source}", trained
+
+
+def trained_network(config: RunConfig) -> str:
+    """Returns in words the network of the run that has written ``weights``, if it is another one.
+
+    Nothing if it is the same, or no run is known.
+    """
+    run = run_of_weights(config.weights or "")
+    if run is None:
+        return ""
+    with contextlib.suppress(HiresError):
+        own, held = (to_dict(one)["model"] for one in (config, records.read_config(run)))
+        words = [f"model.{key}={written(held[key])}" for key in own if own[key] != held[key]]
+        return f"its run trained the network of {' '.join(words)}" if words else ""
+    return ""

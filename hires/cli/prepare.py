@@ -1,26 +1,32 @@
 """Prepares a run: fills in what its keys leave open, and names and plans it before it starts.
 
 keys -> data, layout, scales -> inputs and folder -> earlier runs -> plan
-prepare                 name                 plan_run
+prepare                 name                 begin
+
+A run whose network's source or images have changed is a new run, beside the old one; a run with
+more steps can go on where one with fewer was saved.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hires.cli.calibration import with_scales
 from hires.cli.choosing import LayoutSearch, choice_note, explicit, plain_choice
 from hires.cli.compose.idle_keys import idle_keys
 from hires.cli.data_keys import training_overlap, with_classes
-from hires.cli.earlier_runs import EarlierRuns, begin
 from hires.cli.planning import Planner
 from hires.core.config.run_config import RunConfig
-from hires.core.store import file_names, rundir
+from hires.core.errors import ConfigError
+from hires.core.store import checkpoints, file_names, frozen, rundir
+from hires.core.store.checkpoints import Checkpoint
 from hires.core.store.files import write_atomically
-from hires.core.store.frozen import RunInputs
+from hires.core.store.frozen import Frozen, RunInputs
+from hires.core.store.records import done_attempt
 from hires.plan.plan import Finding
 from hires.plan.search.choice import Choice
 
@@ -96,3 +102,91 @@ def prepare(
     config, finding = with_scales(config, planner, words, argv, assumed)
     findings += [] if finding is None else [finding]
     return Prepared(config, argv, choice, [*findings, *training_overlap(config)])
+
+
+class EarlierRuns:
+    """The runs beside those of a command, as they are when the first one is looked for."""
+
+    def __init__(self) -> None:
+        self._by_slug: dict[Path, dict[Path, Frozen]] = {}
+
+    def _like(self, path: Path) -> dict[Path, Frozen]:
+        """Returns the other runs whose network, image, layout and precision are those of a path."""
+        slug = path.with_name(path.name.rpartition("-")[0])
+        if slug not in self._by_slug:
+            pattern = f"{glob.escape(slug.name)}-*/{file_names.FROZEN}"
+            held = {f.parent: frozen.read(f.parent) for f in sorted(slug.parent.glob(pattern))}
+            self._by_slug[slug] = {path: one for path, one in held.items() if one is not None}
+        return {other: one for other, one in self._by_slug[slug].items() if other != path}
+
+    def changes(self, path: Path, config: RunConfig, inputs: RunInputs) -> str | None:
+        """Returns how a run that is not there yet differs from the latest one of the same config.
+
+        As ``network changed since NAME (done): this is a new run``; None if there is none.
+        """
+        if not inputs.digests or path.exists():
+            return None
+        own = frozen.frozen_of(config, {}, inputs)
+        twins = {other: one for other, one in self._like(path).items() if one.config == own.config}
+        if not twins:
+            return None
+        last = max(twins, key=lambda p: (p / file_names.FROZEN).stat().st_mtime_ns)
+        before, now = twins[last].inputs.digests, inputs.digests
+        changed = [name for name in before | now if before.get(name) != now.get(name)]
+        words = " and ".join(changed) or "its inputs"
+        state = "" if done_attempt(last) is None else " (complete)"
+        return f"{words} changed since {last.name}{state}: this is a new run"
+
+    def continued(
+        self, path: Path, config: RunConfig, inputs: RunInputs
+    ) -> tuple[Checkpoint | None, list[str]]:
+        """Returns the checkpoint with the most steps of a run that differs in its length only.
+
+        Beside it, what is wrong with damaged ones of such runs.
+        """
+        own = frozen.frozen_of(config, {}, inputs)
+        found = [
+            checkpoints.whole_checkpoints(other)
+            for other, one in self._like(path).items()
+            if own.continues(one)
+        ]
+        there = [one for whole, _ in found for one in whole if one.step < config.steps]
+        damaged = [text for _, texts in found for text in texts]
+        return max(there, key=lambda checkpoint: checkpoint.step, default=None), damaged
+
+
+def begin(
+    config: RunConfig, path: Path, inputs: RunInputs, earlier: EarlierRuns, go_on: bool
+) -> tuple[RunConfig, list[str]]:
+    """Returns the config of a run that is to be made at ``path``, with notes on earlier runs.
+
+    With ``go_on`` it begins where a run of other steps was saved, unless it was saved itself;
+    ConfigError: its config says that it begins at step 0.
+    """
+    saving = config.checkpoint
+    if go_on and saving.resume == "never":
+        raise ConfigError(
+            "--continue contradicts checkpoint.resume=never, with which a run begins at step 0; "
+            "leave one of them out"
+        )
+    notes = [earlier.changes(path, config, inputs)]
+    if checkpoints.saved_step(path) or saving.resume == "never":
+        return config, [note for note in notes if note]
+    saved, damaged = earlier.continued(path, config, inputs)
+    notes += damaged
+    if saved is None:
+        if go_on:
+            notes.append(
+                "nothing to continue: no run that differs in its steps only has a checkpoint "
+                "(checkpoint.every=N or checkpoint.at_end=always saves them)"
+            )
+    elif go_on:
+        saving = replace(saving, continues=str(saved.path))
+        config = replace(config, checkpoint=saving)
+        notes.append(f"continues {saved.run.name} after step {saved.step}")
+    else:
+        notes.append(
+            f"{saved.run.name} was saved after step {saved.step}: --continue resumes there; "
+            f"this run begins at step 0"
+        )
+    return config, [note for note in notes if note]

@@ -19,7 +19,7 @@ from hires.data.image_format import normalised, open_image
 from hires.data.make_data import make_data
 from hires.data.opening import open_data
 from hires.engine.predict import Predictor
-from hires.report.map_overviews import overviews
+from hires.report.plots.predicted_maps import overviews
 from hires.report.runs import read_runs
 from tests.helpers.evaluations import EDSR, GEMS, UNET, evaluation, plain, prediction
 from tests.helpers.jobs import run_folders

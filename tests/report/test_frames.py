@@ -13,7 +13,7 @@ import hires
 from hires.core.errors import ConfigError
 from hires.report import frames, page
 from hires.report.compare.metrics import METRICS
-from hires.report.compare.pairing import points as pairs
+from hires.report.compare.metrics import points as pairs
 from hires.report.plots.base import PlotData
 from tests.helpers.report_runs import MIB, change, report_run
 

@@ -12,11 +12,11 @@ from hires.core.ranks.timeline import BACKWARD, FORWARD, HALO, OPTIMISER, WAIT, 
 from hires.core.store import file_names
 from hires.engine.prediction_maps import MapKind, PredictionMaps
 from hires.plan.simulation.simulate import simulate
-from hires.report import frames, map_overviews
-from hires.report.map_overviews import NOT_FINITE, overviews
+from hires.report import frames
 from hires.report.plots import base as figures
-from hires.report.plots import loss_curves
+from hires.report.plots import loss_curves, predicted_maps
 from hires.report.plots.base import PlotData
+from hires.report.plots.predicted_maps import NOT_FINITE, overviews
 from hires.report.plots.steps import BUBBLE, OTHER, PARTS, PIPELINE, split_rank, split_steps
 from hires.report.runs import read_runs
 from tests.helpers.report_runs import change, report_run
@@ -194,7 +194,7 @@ def read(run):
 
 @pytest.mark.parametrize("form", ["ome-tiff", "zarr"])
 def test_overview_shrinks_a_map_and_counts_its_classes(tmp_path, monkeypatch, form):
-    monkeypatch.setattr(map_overviews, "MAX_SIDE", 20)
+    monkeypatch.setattr(predicted_maps, "MAX_SIDE", 20)
     whole = np.random.default_rng(0).integers(0, 3, (61, 45), np.uint8)
     whole[4, 8] = 255
     run = predicted_run(tmp_path / "a", [whole], "YX", form)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hires.cli.screens.screen_table import table_lines
+from hires.cli.screens.screen import table_lines
 from hires.core.config.parallel_config import OBJECTIVES
 from hires.core.units import seconds, size
 from hires.plan.search.choice import Choice, Option

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, groupby, repeat, zip_longest
 from typing import Any
 
-from hires.cli.screens.screen_table import table_lines
+from hires.cli.screens.screen import table_lines
 from hires.core import terminal
 from hires.core.units import MIB, count, seconds, size
 from hires.plan.memory import Room

@@ -24,9 +24,8 @@ from hires.cli.compose.compose_config import Composer, config_of
 from hires.cli.compose.expression import Expression
 from hires.cli.compose.overrides import key_in, parsed
 from hires.cli.data_keys import saves_end
-from hires.cli.earlier_runs import EarlierRuns
 from hires.cli.planning import MemoryNeeds, Planner, finding_texts
-from hires.cli.prepare import Prepared, prepare
+from hires.cli.prepare import EarlierRuns, Prepared, prepare
 from hires.cli.screens.progress import show_planning
 from hires.cli.sweep.axes import SweepAxis
 from hires.core.config.run_config import RunConfig

@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hires.cli.options import CONFIG_DIR, JSON, Parser, flag, number, option
-from hires.cli.screens.screen import plural, print_activity, print_json, print_lines, print_table
-from hires.cli.screens.screen_table import table_lines
+from hires.cli.screens.screen import (
+    plural,
+    print_activity,
+    print_json,
+    print_lines,
+    print_table,
+    table_lines,
+)
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.registry import offer

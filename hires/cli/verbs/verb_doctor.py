@@ -12,8 +12,7 @@ from hires.cli.compose.compose_config import compose
 from hires.cli.data_keys import with_classes
 from hires.cli.doctor_checks import guarded, machine_checks, mpi_checks, torch_checks
 from hires.cli.options import JSON, Parser, composing, flag, number
-from hires.cli.screens.screen import print_config, print_json, print_lines
-from hires.cli.screens.screen_table import table_lines
+from hires.cli.screens.screen import print_config, print_json, print_lines, table_lines
 from hires.cli.verbs.verb_bench import become
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, RunError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from hires.cli.named_weights import path_of_weights, run_of_weights
+from hires.cli.data_keys import path_of_weights, run_of_weights
 from hires.cli.options import JSON, TRUST_OWNER, Parser, chosen, named_runs, option
 from hires.cli.screens.screen import print_json, print_notes
 from hires.cli.tracing import TorchProcess

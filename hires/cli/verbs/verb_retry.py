@@ -12,7 +12,6 @@ from typing import Any
 
 from hires.cli.compose.choices import config_keys, groups
 from hires.cli.compose.overrides import checked, parsed
-from hires.cli.earlier_runs import EarlierRuns, begin
 from hires.cli.options import (
     CONTINUE,
     JSON,
@@ -23,6 +22,7 @@ from hires.cli.options import (
     named_runs,
     option,
 )
+from hires.cli.prepare import EarlierRuns, begin
 from hires.cli.screens.screen import print_json
 from hires.cli.start_run import explain, submit, wait_for
 from hires.cli.verbs.verb_status import count

@@ -8,7 +8,6 @@ from argparse import Namespace
 from pathlib import Path
 
 from hires.cli.compose.compose_config import compose
-from hires.cli.earlier_runs import EarlierRuns
 from hires.cli.main import MULTIRUN
 from hires.cli.options import (
     AFTER,
@@ -21,7 +20,7 @@ from hires.cli.options import (
     flag,
 )
 from hires.cli.planning import Planner, require_feasible
-from hires.cli.prepare import prepare
+from hires.cli.prepare import EarlierRuns, prepare
 from hires.cli.screens.screen import print_config, print_json
 from hires.cli.screens.show_record import print_record
 from hires.cli.start_run import explain, wait_for

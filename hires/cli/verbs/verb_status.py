@@ -12,8 +12,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from hires.cli.options import JSON, Parser, flag, named_runs
-from hires.cli.screens.screen import plural, print_json, print_lines
-from hires.cli.screens.screen_table import table_lines
+from hires.cli.screens.screen import plural, print_json, print_lines, table_lines
 from hires.core import streams, terminal, units
 from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.store.ends import State

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.compose.compose_config import compose
-from hires.cli.data_keys import with_classes
-from hires.cli.named_weights import path_of_weights
+from hires.cli.data_keys import path_of_weights, with_classes
 from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, option
 from hires.cli.planning import shapes_of
 from hires.cli.screens.screen import plural, print_json, print_table

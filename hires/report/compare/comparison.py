@@ -9,8 +9,7 @@ from typing import Any
 from hires.core.errors import ConfigError
 from hires.core.units import size
 from hires.report.compare.bootstrap import CONFIDENCE
-from hires.report.compare.metrics import METRICS, Metric, per_image
-from hires.report.compare.pairing import ComparedPoint, pair, points
+from hires.report.compare.metrics import METRICS, ComparedPoint, Metric, pair, per_image, points
 from hires.report.compare.references import Reference, best
 from hires.report.compare.verdicts import (
     UNDECIDED,

@@ -22,8 +22,7 @@ from hires.core.errors import ConfigError
 from hires.core.store import reading
 from hires.core.store.files import write_atomically
 from hires.report.compare.bootstrap import center
-from hires.report.compare.metrics import METRICS, Metric
-from hires.report.compare.pairing import points
+from hires.report.compare.metrics import METRICS, Metric, points
 from hires.report.compare.verdicts import Tolerance, parse_tolerance
 from hires.report.config_values import same_value, value_text
 from hires.report.record import typed

@@ -21,8 +21,7 @@ import numpy as np
 from hires.core.errors import ConfigError
 from hires.report.compare import bootstrap
 from hires.report.compare.bootstrap import Estimate, Repeat, center, paired, usable
-from hires.report.compare.metrics import Metric
-from hires.report.compare.pairing import ComparedPoint
+from hires.report.compare.metrics import ComparedPoint, Metric
 from hires.report.runs import repeats_of
 
 BETTER, WORSE, SAME, UNKNOWN = "better", "worse", "same", "unknown"

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-from hires.cli.named_weights import path_of_weights, run_of_weights
+from hires.cli.data_keys import path_of_weights, run_of_weights
 from hires.core.config.model_config import ModelConfig
 from hires.nets.build_network import build_model
 from tests.helpers.commands import SMALL
