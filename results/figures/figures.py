@@ -70,8 +70,7 @@ def planned(config: RunConfig, words: Sequence[str], planner: Planner, folder: s
     config = prepare(config, words, planner, (), tempfile.mkdtemp(dir=folder)).config
     plan = planner.plan(config, memory=False)
     plan.require_ok()
-    planner.add_memory(config, plan)
-    return plan
+    return planner.with_memory(config, plan)
 
 
 def predicted(sweep: str, words: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
