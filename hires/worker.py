@@ -150,7 +150,7 @@ def run_attempt(
     if config.task.name == "evaluate":
         observer = Evaluator(config, source, plan.graph)
     elif config.task.name == "predict":
-        observer = Predictor(config, source, plan.graph, folder)
+        observer = Predictor(config, source, plan.graph, run_dir)
     calibrates = config.task.name == "calibrate"
     calibrator = Calibrator(config, engine) if calibrates else None
     validation = epochs = scalars = None

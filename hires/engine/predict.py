@@ -29,7 +29,7 @@ from hires.core.evaluation_summary import CLASSES, IMAGES, by_sample
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import write_atomically
-from hires.core.store.step_lines import PREDICTED_LINE, earlier_steps, pass_lines
+from hires.core.store.step_lines import PREDICTED_LINE, pass_lines
 from hires.core.text_table import spreadsheet_text
 from hires.data.source import Source
 from hires.engine.evaluate import DATA_KEYS
@@ -54,15 +54,15 @@ class Predictor:
 
     line = PREDICTED_LINE
 
-    def __init__(self, config: RunConfig, source: Source, graph: Graph, attempt: Path) -> None:
-        """Makes the folder of maps in that of an ``attempt``, if outputs have rows and columns.
+    def __init__(self, config: RunConfig, source: Source, graph: Graph, run_dir: Path) -> None:
+        """Makes the folder of maps in that of the run, if outputs have rows and columns.
 
         RunError: it cannot be made.
         """
         self.counted = Counted()
         self._config, self._length = config, len(source)
         self._kind = kind_of(config, graph)
-        self._maps = maps_of(config, source, graph, attempt)
+        self._maps = maps_of(config, source, graph, run_dir)
 
     def prepare(self, step: int) -> None:
         """Makes the files of a step's maps, on rank 0; RunError: it cannot."""
@@ -125,9 +125,9 @@ def class_type(num_classes: int) -> Any:
 
 
 def maps_of(
-    config: RunConfig, source: Source, graph: Graph, attempt: Path
+    config: RunConfig, source: Source, graph: Graph, run_dir: Path
 ) -> PredictionMaps | None:
-    """Returns the files of the maps of an attempt; None: outputs have no rows and columns."""
+    """Returns the files of the maps of a run; None: outputs have no rows and columns."""
     kind = kind_of(config, graph)
     if kind == CLASSES:
         return None
@@ -140,7 +140,7 @@ def maps_of(
     else:
         form = MapKind(size, class_type(len(classes)), "YX", classes)
     names = map(source.name, range(len(source)))
-    return PredictionMaps(attempt / file_names.PREDICTIONS, names, form, config.predict.format)
+    return PredictionMaps(run_dir / file_names.PREDICTIONS, names, form, config.predict.format)
 
 
 def write_prediction(
@@ -148,14 +148,13 @@ def write_prediction(
 ) -> None:
     """Writes the table of an attempt whose ranks have all predicted their last step.
 
-    Maps of the attempts that it continues are linked into its own folder. RunError: a sample, or a
-    part of its map, is missing.
+    RunError: a sample, or a part of its map, is missing.
     """
     own, kind = Attempt(run_dir, attempt, strict=True), kind_of(config, graph)
     counted = merged(pass_lines(own, PREDICTED_LINE))
     rows = by_sample(kind, counted.rows, len(source), "predicted")
     ids = [source.name(i) for i in range(len(source))]
-    maps = maps_of(config, source, graph, own.folder)
+    maps = maps_of(config, source, graph, run_dir)
     facts: dict[str, Any] = {"kind": kind, "images": len(ids), "reduce": config.predict.reduce}
     if maps is None:
         names = names_of_classes(source, graph.shape(graph.output))
@@ -163,12 +162,8 @@ def write_prediction(
         facts["not_finite"] = sum(row[0] < 0 for row in rows)
     else:
         _require_whole(ids, rows, math.prod(graph.shape(graph.output)[2:]))
-        for before, steps in earlier_steps(own):
-            first, end = steps.start * config.batch, steps.stop * config.batch
-            for sample in range(first, min(end, len(ids))):
-                maps.adopt(sample, before.folder / file_names.PREDICTIONS)
         heads = ["id", "file", "not_finite"]
-        files = [f"{file_names.PREDICTIONS}/{name}" for name in maps.names]
+        files = [f"../{file_names.PREDICTIONS}/{name}" for name in maps.names]
         lines = [[*one, row[1]] for *one, row in zip(ids, files, rows, strict=True)]
         facts |= {"not_finite": sum(int(row[1]) for row in rows)}
         facts["format"] = config.predict.format

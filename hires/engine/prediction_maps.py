@@ -33,7 +33,6 @@ from numpy.typing import NDArray
 
 from hires.core.config.data_config import OME_TIFF, ZARR
 from hires.core.errors import RunError
-from hires.core.store.file_names import StrPath
 from hires.core.store.files import cannot_write, make_folder
 
 BIG_BYTES = 2**32 - 2**25
@@ -81,16 +80,19 @@ class PredictionMaps:
     def make(self, sample: int) -> None:
         """Makes the file of a sample, of zeros, unless it is there; RunError: it cannot.
 
-        One rank calls it, before any writes. Files of one name are equal, also in other attempts.
+        One rank calls it, before any writes.
         """
         path = self.folder / self.names[sample]
-        if path.exists():
+        if path.exists():  # of an attempt that was interrupted
             return
+        hidden = path.with_name(f".{path.name}")
+        shutil.rmtree(hidden, ignore_errors=True)
         try:
-            (self._make_zarr if self._zarr else self._make_tiff)(path)
+            (self._make_zarr if self._zarr else self._make_tiff)(hidden)
+            hidden.rename(path)
         except OSError as error:
-            shutil.rmtree(path, ignore_errors=True)
-            path.unlink(missing_ok=True)
+            shutil.rmtree(hidden, ignore_errors=True)
+            hidden.unlink(missing_ok=True)
             raise cannot_write(path, error) from error
 
     def write(self, sample: int, part: NDArray[Any], place: Place) -> None:
@@ -108,19 +110,6 @@ class PredictionMaps:
                 mapped.reshape(self.kind.shape)[place] = part
                 mapped.flush()
         except (OSError, ValueError) as error:
-            raise cannot_write(path, error) from error
-
-    def adopt(self, sample: int, folder: Path) -> None:
-        """Takes the file of a sample from another folder, which keeps it; RunError: it cannot."""
-        path, other = self.folder / self.names[sample], folder / self.names[sample]
-        if path.exists():
-            return
-        try:
-            if other.is_dir():
-                shutil.copytree(other, path, copy_function=_link)
-            else:
-                _link(other, path)
-        except OSError as error:
             raise cannot_write(path, error) from error
 
     def _make_tiff(self, path: Path) -> None:
@@ -196,16 +185,6 @@ def xml_text(name: str) -> str:
     'a_b_'
     """
     return _NO_XML.sub("_", name)
-
-
-def _link(file: StrPath, path: StrPath) -> None:
-    """Gives a file another name, or copies it where there are no links; OSError: it cannot."""
-    try:
-        os.link(file, path)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copyfile(file, path)
 
 
 def safe_names(ids: Iterable[str], suffix: str) -> list[str]:

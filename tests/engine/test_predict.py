@@ -86,9 +86,9 @@ def test_tiles_write_the_maps_of_plain_torch_in_every_format(tmp_path: Path):
     }
     for name, kind in (("ome-tiff", np.float32), ("classes", np.uint8), ("images", np.float32)):
         rows = table_of(paths[name])
-        assert [row["file"] for row in rows] == [f"predictions/{i}.ome.tif" for i in range(11)]
+        assert [row["file"] for row in rows] == [f"../predictions/{i}.ome.tif" for i in range(11)]
         assert {row["not_finite"] for row in rows} == {"0"}
-        assert {file.name for file in (paths[name] / "a0" / "predictions").iterdir()} == {
+        assert {file.name for file in (paths[name] / "predictions").iterdir()} == {
             f"{i}.ome.tif" for i in range(11)
         }
         assert tifffile.imread(files[name][3]).dtype == kind
@@ -130,7 +130,7 @@ def test_killed_prediction_goes_on_and_is_whole(tmp_path: Path):
     record = records.read_record(stopped)
     assert (record["state"], record["resumed"]["step"]) == ("done", 1)
     assert table_of(stopped, 1) == table_of(whole)
-    maps = [path / number / "predictions" for path, number in ((whole, "a0"), (stopped, "a1"))]
+    maps = [path / "predictions" for path in (whole, stopped)]
     files = [{p.relative_to(m): p.read_bytes() for p in m.rglob("*") if p.is_file()} for m in maps]
     assert files[0] == files[1] != {}
     assert attempt(stopped) == [0, 0]  # a complete run is done anew, and not from its lines
@@ -178,7 +178,7 @@ def test_map_of_a_slide_in_tiles_has_no_seam(tmp_path: Path):
     run_ranks(run_folders, 4, [str(whole)])
     run_ranks(run_folders, 1, [str(crop)])
     [big], [small] = (
-        [tifffile.imread(file) for file in (path / "a0" / "predictions").iterdir()]
+        [tifffile.imread(file) for file in (path / "predictions").iterdir()]
         for path in (whole, crop)
     )
     assert big.shape == (4, *SIZE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from xml.etree import ElementTree
@@ -61,22 +60,6 @@ def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
     with pytest.raises(RunError, match=r"one\.ome\.tif: No space left on device; free some space"):
         maps.make(0)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_file_of_an_earlier_attempt_is_taken_and_stays_there(tmp_path, form):
-    old, new, suffix = tmp_path / "old", tmp_path / "new", FORMATS[form]
-    maps, numbers = PredictionMaps(old, ["x"], grey(2, 2), form), np.eye(2, dtype=np.uint8)
-    maps.make(0)
-    maps.write(0, numbers, (slice(None), slice(None)))
-    maps = PredictionMaps(new, ["x"], grey(2, 2), form)
-    maps.adopt(0, old)
-    maps.adopt(0, old)  # it is there already
-    assert [p.name for p in new.iterdir()] == [f"x{suffix}"]
-    for folder in (old, new):
-        assert (read(folder / f"x{suffix}") == numbers).all()
-    with pytest.raises(RunError, match=rf"cannot write .*y{re.escape(suffix)}"):
-        PredictionMaps(new, ["y"], grey(2, 2), form).adopt(0, old)
 
 
 def test_names_stay_in_the_folder_and_differ():

@@ -176,7 +176,7 @@ def predicted_run(results, maps, axes, form="ome-tiff"):
     """Makes the folder of a complete prediction with some maps, named by their numbers."""
     kind = MapKind(maps[0].shape, maps[0].dtype, axes, () if axes == "YXS" else CLASSES)
     run = report_run(results)
-    folder, names = run / "a0" / file_names.PREDICTIONS, map(str, range(len(maps)))
+    folder, names = run / file_names.PREDICTIONS, map(str, range(len(maps)))
     files = PredictionMaps(folder, names, kind, form)
     for number, one in enumerate(maps):
         files.make(number)
@@ -227,7 +227,7 @@ def test_predicted_maps_are_drawn_with_their_classes_and_damaged_ones_noted(tmp_
     image = np.random.default_rng(0).random((20, 30, 3), np.float32)
     [[one], _] = read(predicted_run(tmp_path / "b", [image], "YXS"))
     np.testing.assert_array_equal(one.image, image)
-    file = run / "a0" / "predictions" / "0.ome.tif"
+    file = run / "predictions" / "0.ome.tif"
     file.write_bytes(file.read_bytes()[:50])
     overviews, notes = read(run)
     assert len(overviews) == 5
