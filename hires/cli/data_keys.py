@@ -36,7 +36,7 @@ from hires.core.store.records import read_config
 from hires.plan.plan import Finding
 from hires.plan.search.candidates import written
 from hires.plan.validation import evaluation_of
-from hires.report.config_values import listed
+from hires.report.columns import listed
 
 _NAMES_CLASSES = ("folder", "slide", "masks", "cifar10", "digits")
 """``data.name`` of images whose classes have names that predictions should have."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hires.cli.calibration import with_scales
 from hires.cli.choosing import LayoutSearch, choice_note, explicit, plain_choice
-from hires.cli.compose.idle_keys import idle_keys
+from hires.cli.compose.overrides import idle_keys
 from hires.cli.data_keys import training_overlap, with_classes
 from hires.cli.planning import Planner
 from hires.core.config.run_config import RunConfig

@@ -15,9 +15,8 @@ from typing import Any
 import hires
 from hires.core.store import provenance
 from hires.core.units import size
-from hires.report.columns import Table
+from hires.report.columns import Table, listed, value_text
 from hires.report.compare.comparison import origin
-from hires.report.config_values import listed, value_text
 from hires.report.frames import Frames, setting
 from hires.report.plots import base as figures
 from hires.report.plots import style

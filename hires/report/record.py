@@ -15,8 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hires.core.store.reading import Values, text
 from hires.core.units import MIB
-from hires.report.columns import Column, Row
-from hires.report.config_values import value_text
+from hires.report.columns import Column, Row, value_text
 
 _LONG = ("cause", "reproduce", "why")
 """Texts that may be longer than a name."""

@@ -22,8 +22,8 @@ from hires.report.columns import (
     counts,
     table,
     texts,
+    value_text,
 )
-from hires.report.config_values import value_text
 from hires.report.points import (
     EFFICIENCY,
     KEYS_OF_RUN,

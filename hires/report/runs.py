@@ -27,8 +27,7 @@ from hires.core.store.naming import COSMETIC, SCHEMA, model_label
 from hires.core.store.reading import Note, Values, text
 from hires.core.store.step_lines import pass_lines
 from hires.plan.plan import Plan
-from hires.report.columns import Row
-from hires.report.config_values import flat, value_text
+from hires.report.columns import Row, flat, value_text
 from hires.report.record import RecordedProvenance, RunRecord, typed
 
 End = tuple[str, str | None, str | None]  # state, reason and cause

@@ -12,8 +12,7 @@ from typing import Any, cast
 import yaml
 
 from hires.cli.compose.choices import choice_keys, conf_dir, config_keys, groups, own_choices
-from hires.cli.compose.idle_keys import require_read_keys
-from hires.cli.compose.overrides import checked, is_key, parsed
+from hires.cli.compose.overrides import checked, is_key, parsed, require_read_keys
 from hires.core.config.fields import make_paths_absolute
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError

@@ -12,13 +12,12 @@ from hires.cli.verbs.list_runs import add_live_states
 from hires.core.errors import REGRESSION, ConfigError, RunError
 from hires.core.store.launch_file import reproduce_line
 from hires.launcher.status.run_selection import select
-from hires.report.columns import Column
+from hires.report.columns import Column, listed
 from hires.report.compare import references
 from hires.report.compare.bootstrap import CONFIDENCE
 from hires.report.compare.comparison import Comparison, compare_references, compare_runs
 from hires.report.compare.metrics import METRICS, Metric
 from hires.report.compare.verdicts import PointVerdict, Settings, parse_tolerance
-from hires.report.config_values import listed
 from hires.report.runs import Run, read_runs
 
 TOLERANCE = "5%"

@@ -14,8 +14,7 @@ from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.planning import Planner
 from hires.cli.prepare import prepare
 from hires.cli.screens.screen import print_activity, print_config, print_json
-from hires.cli.screens.show_choice import choice_lines
-from hires.cli.screens.show_plan import node_lines, plan_lines
+from hires.cli.screens.show_plan import choice_lines, node_lines, plan_lines
 from hires.core.config.parallel_config import AUTO
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, PlanError

@@ -23,8 +23,8 @@ from hires.core.store.run_names import locate
 from hires.core.store.rundir import RunDir, open_run
 from hires.core.units import size
 from hires.plan.plan import Plan
+from hires.report.columns import value_text
 from hires.report.compare.comparison import Difference, named_differences, origin
-from hires.report.config_values import value_text
 from hires.report.points import median_speed
 from hires.report.record import RecordedProvenance, typed
 from hires.report.runs import read_run

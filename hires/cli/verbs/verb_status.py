@@ -20,7 +20,7 @@ from hires.core.store.reading import printable
 from hires.core.terminal import behind
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.state import RunState, states
-from hires.report.config_values import listed
+from hires.report.columns import listed
 
 WATCH_S = 2.0
 TITLES = ("run", "campaign", "state", "step", "left", "img/s", "peak", "attempt", "note")

@@ -8,6 +8,7 @@ from typing import Any
 
 from hires.core.errors import ConfigError
 from hires.core.units import size
+from hires.report.columns import listed, value_text
 from hires.report.compare.bootstrap import CONFIDENCE
 from hires.report.compare.metrics import METRICS, ComparedPoint, Metric, pair, per_image, points
 from hires.report.compare.references import Reference, best
@@ -20,7 +21,6 @@ from hires.report.compare.verdicts import (
     judge,
     overall,
 )
-from hires.report.config_values import listed, value_text
 from hires.report.record import RecordedProvenance
 from hires.report.runs import Run
 

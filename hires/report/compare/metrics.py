@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from hires.core.store.reading import text
 from hires.core.units import MIB
+from hires.report.columns import value_text
 from hires.report.compare.bootstrap import Repeat
-from hires.report.config_values import value_text
 from hires.report.record import RunRecord
 from hires.report.runs import INPUTS, SEED, Run, repeats_of
 

@@ -21,10 +21,10 @@ import yaml
 from hires.core.errors import ConfigError
 from hires.core.store import reading
 from hires.core.store.files import write_atomically
+from hires.report.columns import same_value, value_text
 from hires.report.compare.bootstrap import center
 from hires.report.compare.metrics import METRICS, Metric, points
 from hires.report.compare.verdicts import Tolerance, parse_tolerance
-from hires.report.config_values import same_value, value_text
 from hires.report.record import typed
 from hires.report.runs import INPUTS, WITH_COLUMN, Run, defaults
 
