@@ -125,20 +125,7 @@ class _TraceableCalls(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         func = Tensor.detach if func == _GET_DATA else func
-        func = _random_between if func is Tensor.random_ else func
+        if func is Tensor.random_ and (len(args) > 2 or "from" in (kwargs or {})):
+            # An overload that has the name of a keyword, with which a program is no Python.
+            raise ConfigError("the network calls random_(from, to); use torch.randint")
         return func(*args, **(kwargs or {}))
-
-
-def _random_between(x: Tensor, *bounds: int | None, **named: Any) -> Tensor:
-    # The overload ``random_.from`` has the name of a keyword, with which a program is no Python.
-    first, end = (*bounds, None, None)[:2]
-    first, end = named.pop("from", first), named.pop("to", end)
-    if len(bounds) + len(named) < 2 and end is None:  # x.random_(5)
-        first, end = None, first
-    if first is None:
-        return x.random_(**named) if end is None else x.random_(end, **named)
-    if end is None:
-        raise ConfigError(
-            f"the network calls random_({first}, None); give both bounds, or use torch.randint"
-        )
-    return x.random_(end - first, **named).add_(first)

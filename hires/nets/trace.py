@@ -27,11 +27,6 @@ from hires.nets.graph_export import COUNTER, GraphWriter
 from hires.nets.refusals import refuse_gradient_hooks
 from hires.plan.graph import Graph
 
-LARGER = (2, 4)
-"""Factors by which an image is enlarged to find out whether a network refuses only its size."""
-
-_BY_VALUES = "its control flow depends on the values of tensors"
-
 
 def trace(
     model: nn.Module,
@@ -73,8 +68,7 @@ def trace(
 def trace_config(config: RunConfig, model: nn.Module | None = None) -> Graph:
     """Returns the graph of the network and microbatch that a config describes.
 
-    ``model`` is its network, built if it is left out. ConfigError: it cannot be traced; the message
-    offers a larger image if that can be.
+    ``model`` is its network, built if it is left out. ConfigError: it cannot be traced.
     """
     samples = max(1, config.batch // config.parallel.pieces)
     model = (
@@ -82,29 +76,11 @@ def trace_config(config: RunConfig, model: nn.Module | None = None) -> Graph:
         if model is None
         else model
     )
-
-    def trace_of(height: int, width: int) -> Graph:
-        shape = [samples, config.model.channels, height, width]
-        training = config.task.name == "train"
-        dtype = getattr(torch, config.image_type)
-        return trace(model, shape, training, dtype, config.model.trusted)
-
-    if config.task.name == "train" and not config.model.trusted:
+    training, dtype = config.task.name == "train", getattr(torch, config.image_type)
+    if training and not config.model.trusted:
         refuse_gradient_hooks(model)
-    try:
-        return trace_of(config.height, config.width)
-    except ConfigError as problem:
-        # Only a forward pass that failed may do so for its size.
-        if problem.__cause__ is None or _BY_VALUES in str(problem):
-            raise
-        for factor in LARGER:
-            height, width = factor * config.height, factor * config.width
-            with contextlib.suppress(ConfigError):
-                trace_of(height, width)
-                size = str(height) if height == width else f"[{height},{width}]"
-                problem.args = (f"{problem}; image={size} works",)
-                break
-        raise
+    shape = [samples, config.model.channels, config.height, config.width]
+    return trace(model, shape, training, dtype, config.model.trusted)
 
 
 @contextlib.contextmanager
@@ -136,7 +112,7 @@ def _reason(error: Exception) -> str:
     text = error_line(error)
     if "data-dependent" in text or "DataDependent" in text:
         return (
-            f"{_BY_VALUES}, as that of `if x.mean() > 0:`; "
+            "its control flow depends on the values of tensors, as that of `if x.mean() > 0:`; "
             "compute both sides and choose with torch.where(condition, a, b)"
         )
     if "Cannot view a tensor" in text or "view size is not compatible" in text:

@@ -139,6 +139,6 @@ def test_trusted_network_is_traced_for_the_front_end(monkeypatch):
     model = ModelConfig("custom", target=f"{__name__}:Middle", classes=5)
     config = RunConfig(image=SHAPE[2:], batch=2, model=model)
     assert "model.trusted=true" in reply_to({"trace": to_dict(config)})["error"]["text"]
-    assert len(traced) == 1  # no larger image is tried: its size is not to blame
+    assert len(traced) == 1
     config.model.trusted = True
     assert reply_to({"trace": to_dict(config)})["tensors"][0] == "conv1.weight"

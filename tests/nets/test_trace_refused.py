@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
-from hires.nets.trace import trace, trace_config
+from hires.nets.trace import trace
 from tests.helpers.tiny_nets import Forward, Net, traced
 
 
@@ -118,7 +117,5 @@ def test_module_and_image_are_named():
         trace(net, [2, 4, 9, 8], True)
     with pytest.raises(ConfigError, match=r"input of \[1, 3, 2, 2\] failed .*size.*too small"):
         trace(nn.Sequential(nn.Conv2d(3, 3, 1), nn.MaxPool2d(4)), [1, 3, 2, 2], False)
-    # Batch norm cannot train on the one number per channel that is left of 32x32 pixels.
-    model = {"name": "resnet", "depth": 18, "classes": 4}
-    with pytest.raises(ConfigError, match=r"more than 1 value per channel.*; image=64 works"):
-        trace_config(from_dict({"image": 32, "batch": 1, "model": model}))
+    text = reason(lambda n, x: x + torch.zeros_like(x).random_(3, 5))
+    assert "random_(from, to); use torch.randint" in text

@@ -68,7 +68,7 @@ def has_maps(run: Run) -> bool:
 
 def overviews(run: Run, most: int, notes: Notes) -> list[Overview]:
     """Returns the first maps of a prediction; what cannot be read is left out, with a note."""
-    folder, kind = run.shown.folder / file_names.PREDICTIONS, _map_of(run)
+    folder, kind = run.path / file_names.PREDICTIONS, _map_of(run)
     assert kind is not None
     made = []
     for path in heapq.nsmallest(most, file_names.entries_of(folder), key=_natural):
