@@ -1,7 +1,6 @@
 """Writes the home page of the site from the README, and its reference pages from the code."""
 
 import re
-from dataclasses import astuple, fields
 from itertools import groupby
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from mkdocs.structure.files import File
 from hires.cli.compose.choices import config_keys
 from hires.cli.main import VERBS, module_of
 from hires.core.config import library_options
-from hires.plan.operators.operator_facts import OperatorRow, operator_rows
+from hires.plan.operators.operator_facts import operator_rows
 
 
 def on_files(files, config):
@@ -25,10 +24,9 @@ def on_files(files, config):
         examples = "\n".join(f"    {example}" for example in parser.examples)
         verbs += [f"## {parser.prog}", parser.description, table("option meaning", rows), examples]
     for name, row in operator_rows().items():
-        operators.setdefault(astuple(row), []).append(f"`{name}`")
+        operators.setdefault(tuple(row.values()), []).append(f"`{name}`")
     rows = [(" ".join(names), *facts) for facts, names in operators.items()]
-    heads = " ".join(["operators", *(field.name for field in fields(OperatorRow))])
-    operators = [table(heads, rows)]
+    operators = [table(" ".join(["operators", *row]), rows)]
     rows = [
         (name, option.values, option.meaning, f"`{option.settings}`", option.source)
         for name, option in library_options.OPTIONS.items()

@@ -135,32 +135,21 @@ def cheapest_cuts(total: list[int], costs: list[int], num_ranks: list[int]) -> l
     """Returns the first layer of every stage.
 
     Of all cuts whose slowest stage is within SLACK of that of the best balance, the one that the
-    least crosses, by dynamic programming over (stages so far, layers so far).
-    ``total`` is the FLOPs of the layers before each layer, and of all; ``costs`` the numbers that
-    cross a cut before each.
+    least crosses. ``total`` is the FLOPs of the layers before each layer, and of all; ``costs`` the
+    numbers that cross a cut before each.
     """
-    n = len(costs)
 
     def work(stage: int, first: int, last: int) -> float:
         return (total[last] - total[first]) / num_ranks[stage]
 
-    limit = cut_of_least(len(num_ranks), range(n + 1), work)[1] * SLACK
-    # best[k][i]: (cost of the cuts, first layer of the last stage) of k stages before layer i.
-    best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
-    for ranks in num_ranks:
-        row: dict[int, tuple[int, int]] = {}
-        for start, (sent, _) in best[-1].items():
-            here = sent + (costs[start] if 0 < start < n else 0)
-            for end in range(start + 1, n + 1):
-                if total[end] - total[start] > limit * ranks:
-                    break
-                if end not in row or here < row[end][0]:
-                    row[end] = (here, start)
-        best.append(row)
-    firsts = [n]
-    for row in reversed(best[1:]):
-        firsts.append(row[firsts[-1]][1])
-    return firsts[:0:-1]
+    limit = best_cut(len(costs), len(num_ranks), work, largest=True)[1] * SLACK
+
+    def crossed(stage: int, first: int, last: int) -> float | None:
+        if total[last] - total[first] > limit * num_ranks[stage]:
+            return None
+        return costs[first] if first else 0
+
+    return best_cut(len(costs), len(num_ranks), crossed)[0][:-1]
 
 
 MAX_CANDIDATES = 160
@@ -255,47 +244,48 @@ def _candidates(graph: Graph, stage: Stage, crossing: dict[int, int]) -> list[in
 
 def _fewest_kept(inner: list[int], kept: list[int], limit: int) -> list[int]:
     """Returns the cuts, as indices of places, that keep least with no segment above a limit."""
-    best: list[tuple[int, int]] = [(0, 0)]  # for each place: (numbers kept so far, previous cut)
-    for end in range(1, len(inner)):
-        options = []
-        for start in range(end - 1, -1, -1):
-            if inner[end] - inner[start] > limit and start < end - 1:
-                break
-            options.append((best[start][0] + kept[start], start))
-        best.append(min(options))
-    cuts = [len(inner) - 1]
-    while cuts[-1] > 0:
-        cuts.append(best[cuts[-1]][1])
-    return cuts[::-1]
+
+    def cost_of(_: int, first: int, last: int) -> float | None:
+        too_large = inner[last] - inner[first] > limit and first < last - 1
+        return None if too_large else kept[first]
+
+    return best_cut(len(inner) - 1, None, cost_of)[0]
 
 
-def cut_of_least(
-    num_stages: int, ends: Sequence[int], cost_of: Callable[[int, int, int], float]
+def best_cut(
+    end: int,
+    count: int | None,
+    cost_of: Callable[[int, int, int], float | None],
+    largest: bool = False,
 ) -> tuple[list[int], float]:
-    """Returns the first layer of every stage, then the number of layers, and the slowest's cost.
+    """Returns the first place of every part of a line and its end, and the cost, the least one.
 
-    A dynamic program over (stages so far, layers so far). Every stage has a layer at the least.
+    A dynamic program over (parts so far, places so far). Every part has a place at the least.
 
     Args:
-        num_stages: at most as many as there are layers.
-        ends: first node of every layer, then the number of nodes.
-        cost_of: (stage, first node, node after its last) -> its cost, no less with more layers.
+        end: places of the line.
+        count: parts, at most as many as there are places; None: any number.
+        cost_of: (part, first place, place after its last) -> what it costs; None: it is too long,
+            and so are longer ones with that end.
+        largest: whether the largest cost of a part counts, which grows with its length, in place of
+            the sum.
     """
-    slowest = [0.0 if n == 0 else math.inf for n in range(len(ends))]
-    best: list[list[int]] = []
-    for stage in range(num_stages):
-        row, before = [math.inf] * len(ends), [0] * len(ends)
-        for last in range(stage + 1, len(ends)):
-            for first in range(last - 1, stage - 1, -1):
-                own = cost_of(stage, ends[first], ends[last])
-                if own >= row[last]:
+    rows: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]  # place -> cost, first of its part
+    for part in range(1 if count is None else count):
+        before = rows[-1]
+        rows.append(before if count is None else {})
+        for last in range(1, end + 1):
+            best = math.inf, 0
+            for first in range(last - 1, -1, -1):
+                cost = cost_of(part, first, last)
+                if cost is None or (largest and cost >= best[0]):
                     break
-                if max(slowest[first], own) < row[last]:
-                    row[last], before[last] = max(slowest[first], own), first
-        slowest = row
-        best.append(before)
-    cut = [len(ends) - 1]
-    for before in reversed(best):
-        cut.append(before[cut[-1]])
-    cut.reverse()
-    return cut, slowest[-1]
+                if first in before:
+                    so_far = before[first][0]
+                    best = min(best, (max(so_far, cost) if largest else so_far + cost, first))
+            if best[0] < math.inf:
+                rows[-1][last] = best
+    cut, least = [end], rows[-1][end][0]
+    while cut[-1] > 0:
+        cut.append((rows[-1] if count is None else rows.pop())[cut[-1]][1])
+    return cut[::-1], least

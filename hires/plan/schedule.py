@@ -8,6 +8,7 @@ direction: an action names no stage.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -75,6 +76,25 @@ class Pipeline:
             return Task(stage - 1, microbatch, False) if stage > 0 else None
         last = stage == self.num_stages - 1
         return Task(stage, microbatch, False) if last else Task(stage + 1, microbatch, True)
+
+    @functools.cached_property
+    def stage_of(self) -> list[dict[int, int]]:
+        """The stage of every rank, by direction."""
+        return [
+            {rank: stage for stage, ranks in enumerate(stages) for rank in ranks}
+            for stages in self.ranks
+        ]
+
+    def tasks_of(self, schedule: Schedule) -> list[list[Task]]:
+        """Returns the actions of every rank as tasks."""
+        return [
+            [
+                Task(self.stage_of[self.direction_of(number)][rank], number, action[0] == "B")
+                for action in actions
+                for number in [int(action[1:])]
+            ]
+            for rank, actions in enumerate(schedule)
+        ]
 
     def tasks(self) -> Iterator[Task]:
         """Yields everything that one step consists of."""
@@ -202,12 +222,7 @@ def timeline(pipeline: Pipeline, schedule: Schedule) -> list[str]:
 
 def started(pipeline: Pipeline, schedule: Schedule) -> dict[Task, int]:
     """Returns when each task of a schedule begins, as far as it can run; each takes one unit."""
-    todo: list[list[Task]] = [[] for _ in schedule]  # the next one is last
-    for rank, actions in enumerate(schedule):
-        for action in reversed(actions):
-            stages = pipeline.ranks[pipeline.direction_of(int(action[1:]))]
-            stage = next(index for index, ranks in enumerate(stages) if rank in ranks)
-            todo[rank].append(Task(stage, int(action[1:]), action[0] == "B"))
+    todo = [tasks[::-1] for tasks in pipeline.tasks_of(schedule)]  # the next one is last
     start: dict[Task, int] = {}
     time, moved = 0, True
     while moved:

@@ -43,7 +43,7 @@ def test_small_calibration_has_samples_of_each_pass_and_is_kept(cache, capsys, m
     assert run(task, calibrate) == 0
     result = json.loads(capsys.readouterr().out)
     calibration = load_calibration()
-    assert calibration.to_dict() == result["calibration"]
+    assert json.loads(json.dumps(calibration.to_dict())) == result["calibration"]
     assert result["kept"] == str(kept_file())
     samples = calibration.samples
     assert {s.work.family for s in samples} >= {CONV, CONV_1X1, BATCH_NORM, POINTWISE}

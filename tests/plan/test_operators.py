@@ -54,7 +54,7 @@ def test_new_operator_is_one_entry_and_one_kernel(tmp_path, parallel):
     assert plan.ok
     if "tiles" in parallel:
         assert "diff" in {op.node for stage in plan.stages for op in stage.comm}
-    assert operator_rows()["diff"].tiles == "window"
+    assert operator_rows()["diff"]["tiles"] == "window"
     answer = layouts.verified(tmp_path, **keys)
     assert answer["max_rel_err"] < 1e-10, answer
 

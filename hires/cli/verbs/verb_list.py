@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -77,9 +76,9 @@ def main(args: Namespace) -> int:
     if args.what == OPERATORS:
         from hires.plan.operators.operator_facts import operator_rows
 
-        operators = {name: dataclasses.asdict(row) for name, row in operator_rows().items()}
-        fields = [field for field in next(iter(operators.values())) if field != "bytes"]
-        rows = [[name, *(row[field] for field in fields)] for name, row in operators.items()]
+        operators = operator_rows()
+        fields = [*next(iter(operators.values()))]
+        rows = [[name, *row.values()] for name, row in operators.items()]
         if args.json:
             print_json({OPERATORS: operators})
         else:

@@ -343,6 +343,8 @@ def _typed(hint: Any, item: Any, key: str, usable: bool) -> Any:
     origin = typing.get_origin(hint) or hint
     if origin is float and isinstance(item, int) and not isinstance(item, bool):
         return float(item)
+    if origin is tuple and isinstance(item, list):  # as JSON holds it
+        return tuple(item)
     wrong_bool = isinstance(item, bool) and origin is not bool
     if not isinstance(item, origin) or wrong_bool:
         raise ConfigError(f"{key}={item!r} must be {type_words(hint)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -177,37 +176,21 @@ def flops_of(node: Node, weight: list[int] | None, source: list[int]) -> int:
     return 2 * numbers * math.prod(weight[1:])
 
 
-@dataclasses.dataclass(frozen=True)
-class OperatorRow:
-    """The entry of an operator in words."""
-
-    tiles: str
-    memory: str
-    flops: str
-    bytes: str
-
-
-def operator_rows() -> dict[str, OperatorRow]:
+def operator_rows() -> dict[str, dict[str, str]]:
     """Returns the entry of every operator in words, by name in alphabetical order."""
     return {name: _row(OPERATORS[name]) for name in sorted(OPERATORS)}
 
 
-def _row(facts: OperatorFacts) -> OperatorRow:
+def _row(facts: OperatorFacts) -> dict[str, str]:
     absent = facts.same_value or facts.copies_weight  # the latter is a kernel of torch
-    remarks = {
-        "overwrites its input": facts.in_place,
-        "may be overwritten": facts.overwritable,
-        "may share its input's memory": facts.may_share or facts.view,
-        "copies its weight": facts.copies_weight,
-        "no gradient": facts.ends_gradient,
+    names = ("in_place", "overwritable", "may_share", "view", "copies_weight", "ends_gradient")
+    memory = ", ".join(name.replace("_", " ") for name in names if getattr(facts, name))
+    flops = f"2 per {facts.multiplies} number and weight[0]" if facts.multiplies else "1 per number"
+    return {
+        "tiles": "not in the graph" if absent else " or ".join(facts.tiling) or "no",
+        "memory": memory or "-",
+        "flops": "-" if absent else flops,
     }
-    flops = f"2 per {facts.multiplies} number and weight[0]"
-    return OperatorRow(
-        "not in the graph" if absent else " or ".join(facts.tiling) or "no",
-        ", ".join(remark for remark, holds in remarks.items() if holds) or "-",
-        "-" if absent else flops if facts.multiplies else "1 per output number",
-        "none" if facts.view or absent else "operands, value",
-    )
 
 
 CONV, CONV_1X1, GROUPED, TRANSPOSED = "convolution", "1x1 convolution", "grouped", "transposed"

@@ -24,13 +24,13 @@ from hires.plan.event import BYTES
 from hires.plan.graph import Graph, Node
 from hires.plan.partition import (
     SLACK,
+    best_cut,
     crossing,
-    cut_of_least,
     layer_starts,
     partition,
     starts_between_ties,
 )
-from hires.plan.schedule import SCHEDULES, Pipeline, forward_only
+from hires.plan.schedule import SCHEDULES, Pipeline, Task, forward_only
 from hires.plan.search.candidates import Candidate, LayoutShape
 from hires.plan.search.stage_table import (
     NodeFacts,
@@ -46,14 +46,6 @@ from hires.plan.simulation.simulate import Network
 
 WEIGHT_BYTES = 4
 """Of a parameter in training, and of its gradient and the optimiser's numbers."""
-
-
-class Pass(NamedTuple):
-    """One pass of a microbatch on a rank."""
-
-    stage: int
-    microbatch: int
-    back: bool
 
 
 class StageBytes(NamedTuple):
@@ -96,7 +88,7 @@ class Estimator:
     _tables: dict[RankShare, StageTable] = field(default_factory=dict)
     _borrowed: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     _bounds: dict[object, tuple[int, ...]] = field(default_factory=dict)
-    _programs: dict[object, list[list[Pass]]] = field(default_factory=dict)
+    _programs: dict[object, list[list[Task]]] = field(default_factory=dict)
     _held: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @functools.cached_property
@@ -178,7 +170,8 @@ class Estimator:
             copies = 2 + self.config.optimizer.num_states if self.training else 1
             return ahead * kept + copies * WEIGHT_BYTES * self._params(first, last)
 
-        cut, slowest = cut_of_least(shape.stages, ends, cost_of)
+        own = lambda stage, a, b: cost_of(stage, ends[a], ends[b])  # noqa: E731
+        cut, slowest = best_cut(len(starts), shape.stages, own, largest=True)
         by_flops = max(
             cost_of(stage, first, last)
             for stage, (first, last) in enumerate(itertools.pairwise(self.bounds(candidate)))
@@ -215,27 +208,19 @@ class Estimator:
         step_s += self._update_s(candidate, stages)
         return LayoutEstimate(step_s, self._peak_bytes(candidate, program, pipeline, tables))
 
-    def _program(self, candidate: Candidate, pipeline: Pipeline) -> list[list[Pass]]:
+    def _program(self, candidate: Candidate, pipeline: Pipeline) -> list[list[Task]]:
         """Returns the passes of every rank in order."""
         shape = candidate.shape
         key = (tuple(shape.ranks_of_stages), shape.directions, candidate.microbatches,
                candidate.pairs, candidate.schedule)  # fmt: skip
         if key not in self._programs:
             make = SCHEDULES[candidate.schedule] if self.training else forward_only
-            places = _places(pipeline)
-            self._programs[key] = [
-                [
-                    Pass(places[pipeline.direction_of(number)][rank], number, action[0] == "B")
-                    for action in actions
-                    for number in [int(action[1:])]
-                ]
-                for rank, actions in enumerate(make(pipeline))
-            ]
+            self._programs[key] = pipeline.tasks_of(make(pipeline))
         return self._programs[key]
 
     def _walk(
         self,
-        program: list[list[Pass]],
+        program: list[list[Task]],
         pipeline: Pipeline,
         passes: list[tuple[float, float]],
         bounds: tuple[int, ...],
@@ -251,27 +236,24 @@ class Estimator:
         free_s = [0.0] * pipeline.num_ranks
         at = [0] * pipeline.num_ranks
         busy_s = [0.0] * pipeline.num_ranks
-        done: dict[tuple[int, int, bool], float] = {}
+        done: dict[Task, float] = {}
         moved = True
         while moved:
             moved = False
             for rank, actions in enumerate(program):
                 while at[rank] < len(actions):
-                    stage, microbatch, back = actions[at[rank]]
-                    before_s = 0.0
-                    if not back and stage:
-                        before_s = done.get((stage - 1, microbatch, False), -1.0)
-                        before_s += sent_s[stage - 1] if before_s >= 0 else 0.0
-                    elif back and stage < pipeline.num_stages - 1:
-                        before_s = done.get((stage + 1, microbatch, True), -1.0)
-                        before_s += sent_s[stage] if before_s >= 0 else 0.0
-                    if before_s < 0:
-                        break
-                    seconds = passes[stage][back]
-                    free_s[rank] = max(free_s[rank], before_s) + seconds
+                    task = actions[at[rank]]
+                    before, begin_s = pipeline.before(task), free_s[rank]
+                    if before is not None:
+                        if before not in done:
+                            break
+                        crosses = before.stage != task.stage
+                        cut_s = sent_s[min(before.stage, task.stage)] if crosses else 0.0
+                        begin_s = max(begin_s, done[before] + cut_s)
+                    seconds = passes[task.stage][task.back]
+                    free_s[rank] = begin_s + seconds
                     busy_s[rank] += seconds
-                    key = stage, microbatch, back
-                    done[key] = max(done.get(key, 0.0), free_s[rank])
+                    done[task] = max(done.get(task, 0.0), free_s[rank])
                     at[rank] += 1
                     moved = True
         return max(free_s), busy_s
@@ -325,7 +307,7 @@ class Estimator:
     def _peak_bytes(
         self,
         candidate: Candidate,
-        program: list[list[Pass]],
+        program: list[list[Task]],
         pipeline: Pipeline,
         tables: list[StageTable],
     ) -> float:
@@ -339,9 +321,8 @@ class Estimator:
         facts = zip(tables, bounds, self.shares(candidate), strict=True)
         stages = [self._stage_bytes(candidate, stage, *own) for stage, own in enumerate(facts)]
         # Ranks of the same stages do the same.
-        alike = {
-            stages_of: rank for rank, stages_of in enumerate(zip(*_places(pipeline), strict=True))
-        }
+        ranks = range(pipeline.num_ranks)
+        alike = {tuple(of[rank] for of in pipeline.stage_of): rank for rank in ranks}
         peaks: list[float] = [
             sum(stages[stage].weights for stage in {*stages_of})
             + _most_in_flight(program[rank], stages, self.training)
@@ -376,7 +357,7 @@ class Estimator:
         return StageBytes(weights, held, again, beside)
 
 
-def _most_in_flight(actions: Sequence[Pass], stages: Sequence[StageBytes], training: bool) -> float:
+def _most_in_flight(actions: Sequence[Task], stages: Sequence[StageBytes], training: bool) -> float:
     """Returns the most bytes of activations that the passes of a rank have at a moment."""
     in_flight: dict[int, int] = {}
     most = 0.0
@@ -405,12 +386,3 @@ def _pipeline(shape: LayoutShape, candidate: Candidate, training: bool) -> Pipel
     up = tuple(tuple(ends[-1] - 1 - rank for rank in ranks) for ranks in down)
     ranks = (down, up)[: shape.directions]
     return Pipeline(ranks, candidate.microbatches, shape.directions * candidate.pairs, training)
-
-
-@functools.lru_cache(maxsize=4096)
-def _places(pipeline: Pipeline) -> list[list[int]]:
-    """Returns the stage of every rank in each direction."""
-    return [
-        [stage for _, stage in sorted((r, s) for s, ranks in enumerate(stages) for r in ranks)]
-        for stages in pipeline.ranks
-    ]

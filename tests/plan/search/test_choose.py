@@ -13,7 +13,9 @@ from hires.core.errors import PlanError
 from hires.core.units import MIB
 from hires.plan.checks import check_numbers
 from hires.plan.memory import RankMemory, Room
+from hires.plan.partition import crossing
 from hires.plan.planner import make_plan
+from hires.plan.schedule import Pipeline, one_forward_one_backward
 from hires.plan.search.advice import offered
 from hires.plan.search.candidates import (
     Candidate,
@@ -97,6 +99,38 @@ def test_ranks_that_share_cores_take_longer():
         LayoutShape(4, 1, 0, (1, 1), 1, 1),  # replicas
     ):
         assert step_s(shape, 2) == pytest.approx(2 * step_s(shape, 4), rel=1e-3)
+
+
+def test_message_takes_the_time_of_the_cut_that_it_crosses():
+    """Forward and back; a walk of our own has the same length."""
+    graph, shape = graph_of(8), LayoutShape(1, 3, 0, (1, 1), 1, 1)
+    layout = Candidate(shape, microbatches=8, schedule="1f1b")
+    seconds = lambda node, share, back: share if node.kind == "conv2d" else 0.0  # noqa: E731
+    link = Link(0.0, 1e4)
+    estimator = Estimator(config_of(batch=8), graph, seconds, Network(link, link), 1e12)
+    bounds = estimator.bounds(layout)
+    stages = [*itertools.pairwise(bounds)]
+    pass_s = [sum(n.kind == "conv2d" for n in graph.nodes[a:b]) / 8 for a, b in stages]
+    numbers = crossing(graph, 0, len(graph.nodes), lambda node: node.num_elements if node else 0)
+    cut_s = [numbers[bound] / 8 * 4 / link.bytes_per_s for bound in bounds[1:-1]]
+    assert cut_s[0] != cut_s[1]
+    ranks = ((0,), (1,), (2,))
+    pipeline = Pipeline((ranks,), 8)
+    free_s, done = [0.0] * 3, {}
+    todo = pipeline.tasks_of(one_forward_one_backward(pipeline))
+    while any(todo):
+        for stage, tasks in enumerate(todo):
+            before = pipeline.before(tasks[0]) if tasks else None
+            if not tasks or before not in (None, *done):
+                continue
+            came_s = done.get(before, 0.0)
+            if before is not None and before.stage < stage:
+                came_s += cut_s[before.stage]
+            elif before is not None and before.stage > stage:
+                came_s += cut_s[stage]
+            free_s[stage] = max(free_s[stage], came_s) + pass_s[stage]
+            done[tasks.pop(0)] = free_s[stage]
+    assert estimator.estimate(layout).step_s == pytest.approx(max(free_s), rel=1e-4)
 
 
 @pytest.mark.parametrize("ranks", [2, 6])
