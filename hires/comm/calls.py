@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from hires.comm import message_log as logs
+from hires.comm.backends.backend import Post
 from hires.comm.carriers import Carriers, needs_none
 from hires.comm.dispatch import Dispatch
 from hires.comm.guarded_waits import FAILURES, failure
@@ -52,7 +53,6 @@ def start(
     async_op: bool,
     issued: float,
     num_bytes: int,
-    results: Sequence[Tensor],
     agreed: Any = None,
 ) -> Handle | None:
     """Carries out a collective; returns its handle with ``async_op``, else None when complete.
@@ -66,7 +66,7 @@ def start(
             work = call.method(*args, group=call.handle, async_op=True)
         except FAILURES as error:
             raise failure(call.what, error, call.backend, number) from error
-        handle = Handle(work, call, results, after, number=number)
+        handle = Handle(work, call, after, number=number)
         if log is not None:
             handle.keep_in(log, num_bytes, issued)
         return handle
@@ -92,7 +92,11 @@ def start(
 
 def start_message(call: Dispatch, tensor: Tensor, tag: int, issued: float) -> Handle:
     """Begins a send or receive; returns its handle."""
-    work, after, number = _post(call, tensor, tag)
+    carried, after, number = _prepared(call, tensor, tag)
+    try:
+        work = call.method(carried, call.peer, group=call.handle, tag=tag)
+    except FAILURES as error:
+        raise failure(call.what, error, call.backend, number) from error
     return _handle(work, call, tensor, tag, after, number, issued)
 
 
@@ -117,10 +121,10 @@ def carry_message(call: Dispatch, tensor: Tensor, tag: int, issued: float) -> No
 
 
 def start_batch(posts: Sequence[tuple[Dispatch, Tensor, int]], issued: float) -> list[Handle]:
-    """Begins sends and receives, each with its tag, on a backend of streams; returns handles.
+    """Begins sends and receives, each with its tag; returns their handles.
 
-    Those of one communicator are one group call: one by one, two ranks that both receive first
-    would wait for each other.
+    Those of one group and backend begin together: one by one, two ranks that both receive first
+    would wait for each other on a backend of streams.
     """
     batches: dict[tuple[str, int, str], list[int]] = {}
     for at, (call, tensor, _) in enumerate(posts):
@@ -128,20 +132,18 @@ def start_batch(posts: Sequence[tuple[Dispatch, Tensor, int]], issued: float) ->
         batches.setdefault(key, []).append(at)
     handles: dict[int, Handle] = {}
     for (name, *_), places in batches.items():
-        backend: Any = transport.backends[name]
-        ops, ends = [], []
+        sides, ends = [], []
         for at in places:
             call, tensor, tag = posts[at]
             carried, after, number = _prepared(call, tensor, tag)
-            ops.append(backend.P2POp(call.method, carried, call.peer, call.handle, tag))
+            sends = call.operation == logs.SEND
+            sides.append(Post(sends, carried, call.peer, call.handle, tag))
             ends.append((call, tensor, tag, after, number))
         call, number = ends[0][0], ends[0][4]
         try:
-            works = backend.batch_isend_irecv(ops)
+            works = transport.backends[name].begin_together(sides)
         except FAILURES as error:
             raise failure(call.what, error, name, number) from error
-        # Some libraries return one work for all of them.
-        works = works if len(works) == len(ops) else works * len(ops)
         for at, work, (call, tensor, tag, after, number) in zip(places, works, ends, strict=True):
             handles[at] = _handle(work, call, tensor, tag, after, number, issued)
     return [handles[at] for at in range(len(posts))]
@@ -156,21 +158,11 @@ def _handle(
     number: int,
     issued: float,
 ) -> Handle:
-    handle = Handle(work, call, [tensor], after, tag, number)
+    handle = Handle(work, call, after, tag, number)
     log = transport.log
     if log is not None:
         handle.keep_in(log, tensor.nbytes, issued)
     return handle
-
-
-def _post(call: Dispatch, tensor: Tensor, tag: int) -> tuple[Any, Sequence[Callable[[], Any]], int]:
-    # Returns the work, what is left to do after it, and its number among the rank's calls.
-    carried, after, number = _prepared(call, tensor, tag)
-    try:
-        work = call.method(carried, call.peer, group=call.handle, tag=tag)
-    except FAILURES as error:
-        raise failure(call.what, error, call.backend, number) from error
-    return work, after, number
 
 
 def _prepared(

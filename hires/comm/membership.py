@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from hires.comm.backends.backend import BACKENDS
 from hires.comm.guarded_waits import guard, waiting
 from hires.comm.sequence_check import CHECKS, join_check
 from hires.comm.staging import Allocate, plain_empty
-from hires.comm.transport import NOT_JOINED, Group, activity, has_streams, transport
+from hires.comm.transport import NOT_JOINED, Group, activity, transport
 from hires.comm.world_search import world_here
 from hires.core.errors import CommError, ConfigError
 from hires.core.ranks.world import World
@@ -128,19 +127,14 @@ def new_group(
 ) -> Group:
     """Makes a group on every backend; its members call it, those of two groups in one order.
 
-    Other ranks may call it, too, and wait for none; over nccl all ranks of the world must.
+    Other ranks may call it, too, and wait for none.
 
     ``ranks``: of the world, by default all; or a device mesh or a slice of one, whose ranks are
     those of this rank's part. ``timeout``: longest wait in it, in seconds. The order of ranks in a
     group is ascending, whatever that of ``ranks``.
     """
     if ranks is not None and hasattr(ranks, "mesh"):
-        own = sorted(ranks.mesh.flatten().tolist())
-        groups: dict[str, Group] = {}
-        # Over nccl every rank makes all of them.
-        for text in sorted({*gather_texts(json.dumps(own))}) if has_streams() else ():
-            groups[text] = new_group(json.loads(text), timeout)
-        return groups[json.dumps(own)] if groups else new_group(own, timeout)
+        return new_group(sorted(ranks.mesh.flatten().tolist()), timeout)
     if ranks is None and not transport.backends:
         raise CommError(NOT_JOINED)
     members = sorted(ranks) if ranks is not None else [*transport.world.ranks]

@@ -65,7 +65,7 @@ def all_reduce(
     call = call_of(logs.ALL_REDUCE, group, backend, tensor, size)
     is_plain_sum = is_plain(tensor.dtype, op) and not tensor.requires_grad
     if call.reaches_cpu and tensor.is_cpu and is_plain_sum and is_dense(tensor):
-        return start(call, (tensor, op), (), async_op, issued, size, (tensor,), op)
+        return start(call, (tensor, op), (), async_op, issued, size, op)
     carriers = Carriers(call)
     carried = carriers.in_place(tensor)
     terms, _, plain_op, after = plain([carried], carried, op, len(call.ranks))
@@ -76,7 +76,6 @@ def all_reduce(
         async_op,
         issued,
         size,
-        (tensor,),
         words_of(op),
     )
 
@@ -99,7 +98,7 @@ def reduce(
     is_root, is_sum = transport.rank == dst, is_plain(tensor.dtype, op)
     if is_sum and (is_root or call.keeps_terms) and needs_none(call, tensor):
         agreed = _sum_at(dst)
-        return start(call, (tensor, dst, op), (), async_op, issued, size, (tensor,), agreed)
+        return start(call, (tensor, dst, op), (), async_op, issued, size, agreed)
     carriers = Carriers(call)
     carried = carriers.in_place(tensor) if is_root else carriers.source(tensor)
     if not is_root and not (is_sum and call.keeps_terms):
@@ -107,7 +106,7 @@ def reduce(
     terms, _, plain_op, after = plain([carried], carried, op, len(call.ranks))
     args, after = (terms[0], dst, plain_op), [*after, *carriers.after]
     agreed = _sum_at(dst) if is_sum else (dst, words_of(op))
-    return start(call, args, after, async_op, issued, size, (tensor,), agreed)
+    return start(call, args, after, async_op, issued, size, agreed)
 
 
 @functools.cache
@@ -133,7 +132,7 @@ def broadcast(
     carriers = Carriers(call)
     sends = transport.rank == src
     carried = carriers.source(tensor) if sends else carriers.target(tensor)
-    return start(call, (carried, src), carriers.after, async_op, issued, size, (tensor,), src)
+    return start(call, (carried, src), carriers.after, async_op, issued, size, src)
 
 
 @in_normal_mode
@@ -153,7 +152,7 @@ def all_gather(
     carriers = Carriers(call)
     targets = [*map(carriers.target, tensor_list)]
     args = (targets, *apart([carriers.source(tensor)], targets))
-    return start(call, args, carriers.after, async_op, issued, tensor.nbytes, tensor_list)
+    return start(call, args, carriers.after, async_op, issued, tensor.nbytes)
 
 
 @in_normal_mode
@@ -172,12 +171,12 @@ def all_gather_into_tensor(
     is_quick = needs_none(call, input_tensor) and needs_none(call, output_tensor)
     if is_quick and not _overlap(input_tensor, output_tensor):
         args = _parts(output_tensor, len(call.ranks)), input_tensor
-        return start(call, args, (), async_op, issued, size, (output_tensor,))
+        return start(call, args, (), async_op, issued, size)
     carriers = Carriers(call)
     target = carriers.target(output_tensor)
     [source] = apart([carriers.source(input_tensor)], [target])
     args = _parts(target, len(call.ranks)), source
-    return start(call, args, carriers.after, async_op, issued, size, (output_tensor,))
+    return start(call, args, carriers.after, async_op, issued, size)
 
 
 @in_normal_mode
@@ -200,7 +199,7 @@ def reduce_scatter(
     sources = apart([*map(carriers.source, input_list)], [target])
     terms, carried, plain_op, after = plain(sources, target, op, among.size)
     args, after = (carried, terms, plain_op), [*after, *carriers.after]
-    return start(call, args, after, async_op, issued, size, (output,), words_of(op))
+    return start(call, args, after, async_op, issued, size, words_of(op))
 
 
 @in_normal_mode
@@ -222,13 +221,13 @@ def reduce_scatter_tensor(
     is_quick = is_plain(output.dtype, op) and needs_none(call, input) and needs_none(call, output)
     if is_quick and not _overlap(input, output):
         args = output, _parts(input, num_ranks), op
-        return start(call, args, (), async_op, issued, size, (output,), op)
+        return start(call, args, (), async_op, issued, size, op)
     carriers = Carriers(call)
     target = carriers.target(output)
     sources = apart([carriers.source(input)], [target])
     terms, carried, plain_op, after = plain(sources, target, op, num_ranks)
     args, after = (carried, _parts(terms[0], num_ranks), plain_op), [*after, *carriers.after]
-    return start(call, args, after, async_op, issued, size, (output,), words_of(op))
+    return start(call, args, after, async_op, issued, size, words_of(op))
 
 
 @in_normal_mode
@@ -249,7 +248,7 @@ def all_to_all(
     carriers = Carriers(call)
     targets = [*map(carriers.target, output_tensor_list)]
     args = targets, apart([*map(carriers.source, input_tensor_list)], targets)
-    return start(call, args, carriers.after, async_op, issued, size, output_tensor_list)
+    return start(call, args, carriers.after, async_op, issued, size)
 
 
 @in_normal_mode
@@ -281,7 +280,7 @@ def all_to_all_single(
     target = carriers.target(output)
     [source] = apart([carriers.source(input)], [target])
     args = tuple(_rows(tensor, own) for tensor, own in zip((target, source), counts, strict=True))
-    return start(call, args, carriers.after, async_op, issued, size, (output,))
+    return start(call, args, carriers.after, async_op, issued, size)
 
 
 @in_normal_mode
@@ -308,7 +307,7 @@ def gather(
     else:
         require_none(gather_list, dst)
     args = filled or none, at(call.ranks.index(dst), source, none)
-    return start(call, args, carriers.after, async_op, issued, tensor.nbytes, results, dst)
+    return start(call, args, carriers.after, async_op, issued, tensor.nbytes, dst)
 
 
 @in_normal_mode
@@ -335,7 +334,7 @@ def scatter(
     else:
         require_none(scatter_list, src)
     args = at(call.ranks.index(src), target, none), sources
-    return start(call, args, carriers.after, async_op, issued, tensor.nbytes, (tensor,), src)
+    return start(call, args, carriers.after, async_op, issued, tensor.nbytes, src)
 
 
 def barrier(
@@ -344,7 +343,7 @@ def barrier(
     """Waits for all ranks of a group, or of the world."""
     issued = clock()
     call = call_of(logs.BARRIER_CALL, group, backend, _NOTHING, 0)
-    return start(call, (), (), async_op, issued, 0, ())
+    return start(call, (), (), async_op, issued, 0)
 
 
 def _overlap(tensor: Tensor, other: Tensor) -> bool:

@@ -222,7 +222,7 @@ def _on_channel(
     assert tensor.is_contiguous(), "a message needs a dense buffer"
     call = plan_message(kind, peer, group, CHANNEL, transport.default, "")
     unit = guard(lambda: channels.post(kind, tensor, peer, channel), call.what)
-    handle = Handle(unit, call, [tensor], (), tag)
+    handle = Handle(unit, call, (), tag)
     if transport.log is not None:
         handle.keep_in(transport.log, tensor.nbytes, issued)
     return handle

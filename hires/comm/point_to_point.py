@@ -21,7 +21,7 @@ from hires.comm.calls import carry_message, start_batch, start_message
 from hires.comm.carriers import in_normal_mode
 from hires.comm.dispatch import Choice, Dispatch, call_of
 from hires.comm.handles import Handle
-from hires.comm.transport import Group, transport
+from hires.comm.transport import Group
 
 
 @in_normal_mode
@@ -111,16 +111,7 @@ def start_posts(p2p_op_list: Sequence[P2POp]) -> list[Handle]:
     """The same with any tags, also those of messages of hires itself."""
     issued = clock()
     posts = [(_call_of(one), one.tensor, one.tag) for one in p2p_op_list]
-    handles: dict[int, Handle] = {}
-    backends = {name for name, one in transport.backends.items() if one.has_streams}
-    together = [at for at, post in enumerate(posts) if post[0].backend in backends]
-    handles.update(zip(together, start_batch([posts[at] for at in together], issued), strict=True))
-    # Receives first: a backend may hold up a send until its receive is there.
-    for operation in (logs.RECV, logs.SEND):
-        for at, post in enumerate(posts):
-            if at not in handles and post[0].operation == operation:
-                handles[at] = start_message(*post, issued)
-    return [handles[at] for at in range(len(posts))]
+    return start_batch(posts, issued) if len(posts) > 1 else [start_message(*posts[0], issued)]
 
 
 def _call_of(one: P2POp) -> Dispatch:

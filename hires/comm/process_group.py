@@ -16,7 +16,6 @@ Source:
 
 from __future__ import annotations
 
-import datetime
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +26,6 @@ from torch import Tensor
 
 from hires import comm
 from hires.comm.argument_checks import require_tag
-from hires.comm.backends.backend import BARRIER_TAG
 from hires.comm.point_to_point import start_posts
 from hires.comm.torch_work import HiresWork
 from hires.comm.transport import Group
@@ -95,11 +93,8 @@ class HiresProcessGroup(dist.ProcessGroup):
 
     @_raises_torch_errors
     def allreduce(self, tensors: Any, opts: Any = None, *_: Any) -> HiresWork:
-        """Reduces a tensor in place; a sparse one comes back coalesced."""
+        """Reduces a tensor in place."""
         [tensor] = _as_list(tensors)
-        if tensor.is_sparse:
-            self._sum_sparse(tensor, _operation(opts))
-            return HiresWork([], [tensor])
         return self._call(comm.all_reduce, _blocks(opts), [tensor], tensor, _operation(opts))
 
     @_raises_torch_errors
@@ -108,16 +103,14 @@ class HiresProcessGroup(dist.ProcessGroup):
         by_type: dict[torch.dtype, list[Tensor]] = {}
         for tensor in tensors:
             by_type.setdefault(tensor.dtype, []).append(tensor)
-        op, works, flats = _operation(opts), [], []
-        for bucket in by_type.values():
-            flats.append((bucket, torch.cat([tensor.reshape(-1) for tensor in bucket])))
-            works.append(self._call(comm.all_reduce, False, [], flats[-1][1], op))
+        flats = [torch.cat([one.reshape(-1) for one in row]) for row in by_type.values()]
+        works = [self._call(comm.all_reduce, False, [], flat, _operation(opts)) for flat in flats]
 
         def split() -> None:
-            for bucket, flat in flats:
-                parts = torch.split(flat, [tensor.numel() for tensor in bucket])
-                for tensor, part in zip(bucket, parts, strict=True):
-                    tensor.copy_(part.view(tensor.shape))
+            for row, flat in zip(by_type.values(), flats, strict=True):
+                parts = torch.split(flat, [one.numel() for one in row])
+                for one, part in zip(row, parts, strict=True):
+                    one.copy_(part.view(one.shape))
 
         return self._noted(HiresWork(works, tensors, split))
 
@@ -249,35 +242,6 @@ class HiresProcessGroup(dist.ProcessGroup):
         """Waits for all members."""
         return self._call(comm.barrier, _blocks(opts), [])
 
-    def monitored_barrier(
-        self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False
-    ) -> None:
-        """Waits for all members; RuntimeError on the first one names those that do not come.
-
-        All of them with ``wait_all_ranks``, else the first. ``dist.monitored_barrier`` itself
-        refuses any backend but gloo, so scripts call this method of the group.
-        """
-        mark = torch.zeros(1, dtype=torch.uint8)
-        if self.rank():
-            self._message(comm.isend, mark, 0, BARRIER_TAG).wait(timeout)
-            self._message(comm.irecv, mark, 0, BARRIER_TAG).wait(timeout)
-            return
-        missing = []
-        others = range(1, self.size())
-        works = {p: self._message(comm.irecv, mark.clone(), p, BARRIER_TAG) for p in others}
-        for place, work in works.items():
-            try:
-                work.wait(timeout)
-            except RuntimeError:
-                missing.append(self._rank_at(place))
-                if not wait_all_ranks:
-                    break
-        if missing:
-            names = ", ".join(map(str, missing))
-            raise RuntimeError(f"ranks {names} did not come to the monitored barrier in {timeout}")
-        for place in others:
-            self._message(comm.isend, mark, place, BARRIER_TAG).wait(timeout)
-
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
@@ -325,24 +289,6 @@ class HiresProcessGroup(dist.ProcessGroup):
 
     def _rank_at(self, position: int) -> int:
         return self._group.ranks[position]
-
-    def _sum_sparse(self, tensor: Tensor, op: Any) -> None:
-        # As gloo: the numbers of all members one behind the other, those of one place added up.
-        if op != dist.ReduceOp.SUM:
-            raise ValueError(f"a sparse tensor can be summed only, not {op}")
-        held = tensor.coalesce()
-        places, values = held.indices().t().contiguous(), held.values()
-        counts = [torch.zeros(1, dtype=torch.int64) for _ in self._group.ranks]
-        self.allgather([counts], [torch.tensor([len(places)])]).wait()
-        gathered = []
-        for part in (places, values):
-            parts = [part.new_empty((int(count), *part.shape[1:])) for count in counts]
-            self.allgather([parts], [part]).wait()
-            gathered.append(torch.cat(parts))
-        summed = torch.sparse_coo_tensor(
-            gathered[0].t(), gathered[1], tensor.shape, check_invariants=False
-        )
-        tensor.copy_(summed.coalesce())
 
 
 def _as_list(tensors: Any) -> Any:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
-from torch.futures import Future, collect_all
+from torch import Tensor
+from torch.futures import Future
 
+from hires.comm.backends.fifo import run_in_thread
 from hires.core.errors import CommError
 
 _NO_LIMIT = datetime.timedelta(0)
@@ -19,7 +22,7 @@ class HiresWork(dist.Work):
     """Operations that are under way as one.
 
     ``handles`` are those of :mod:`hires.comm` or of this class, ``results`` the tensors that they
-    fill, and ``then`` runs once when all are complete.
+    fill, perhaps in lists; ``then`` runs once when all are complete.
     """
 
     def __init__(
@@ -30,8 +33,8 @@ class HiresWork(dist.Work):
     ) -> None:
         super().__init__()
         self._handles, self._results, self._then = [*handles], [*results], then
-        self._lock = threading.Lock()
         self._future: Future[Any] | None = None
+        self._ended: threading.Event | None = None  # once a thread waits for its future
 
     def wait(self, timeout: datetime.timedelta | None = _NO_LIMIT) -> bool:
         """Returns True when it is complete; ``timeout`` 0 or None: within that of the group.
@@ -40,16 +43,32 @@ class HiresWork(dist.Work):
             DistBackendError: it failed, or is late.
         """
         limit = timeout if timeout and timeout > _NO_LIMIT else None
+        if self._ended is not None:
+            if not self._ended.wait(limit.total_seconds() if limit else None):
+                raise dist.DistBackendError(f"an operation took over {limit}")
+            self.finish()
+            return True
         try:
             for handle in self._handles:
-                if limit is None:
-                    handle.wait()
-                else:
-                    handle.wait(limit)
+                handle.wait(*[limit] if limit else ())
         except CommError as error:
             raise dist.DistBackendError(str(error)) from error
-        self._finish()
+        self._end()
         return True
+
+    def finish(self) -> None:
+        """Waits in a thread of its own; DistBackendError: it failed."""
+        try:
+            for handle in self._handles:
+                handle.finish()
+        except CommError as error:
+            raise dist.DistBackendError(str(error)) from error
+        self._end()
+
+    def _end(self) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then()
 
     def synchronize(self) -> None:
         """Waits."""
@@ -57,6 +76,8 @@ class HiresWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether it ended, well or not."""
+        if self._ended is not None:
+            return self._ended.is_set()
         return all(handle.is_completed() for handle in self._handles)
 
     def is_success(self) -> bool:
@@ -65,6 +86,8 @@ class HiresWork(dist.Work):
 
     def exception(self) -> Exception | None:
         """Returns why it failed; None: it has not, or is under way."""
+        if self._ended is not None and not self._ended.is_set():
+            return None
         errors = (handle.exception() for handle in self._handles)
         return next((error for error in errors if error is not None), None)
 
@@ -75,22 +98,33 @@ class HiresWork(dist.Work):
     def get_future(self) -> Future[Any]:
         """Returns the future of the tensors that it fills.
 
-        Its callbacks run in a thread of their own, so that they may wait for other operations, as
-        PowerSGD's do.
+        A thread of its own waits for it, so that its callbacks may wait for other operations, as
+        PowerSGD's do; for tensors of a device, whose streams are those of this thread, this one
+        does.
         """
         if self._future is None:
-            self._future = collect_all([one.get_future() for one in self._handles]).then(self._end)
+            rows = (one if isinstance(one, list | tuple) else [one] for one in self._results)
+            places = {one.device for row in rows for one in row if isinstance(one, Tensor)}
+            gpus: list[Any] = [place for place in places if place.type == "cuda"]
+            future = Future[Any](devices=gpus)
+            if any(place.type != "cpu" for place in places):
+                with contextlib.suppress(dist.DistBackendError):  # the future raises it
+                    self.wait()
+            if self.is_completed():
+                self._settle(future)
+            else:
+                ended = threading.Event()
+                run_in_thread(lambda: self._settle(future, ended))
+                self._ended = ended
+            self._future = future
         return self._future
 
-    def _end(self, handles: Future[list[Future[Any]]]) -> list[Any]:
-        for one in handles.value():
-            one.value()  # raises what has failed
-        self._finish()
-        return self._results
-
-    def _finish(self) -> None:
-        if self._then is not None:
-            with self._lock:  # a second thread waits until the first has finished
-                then, self._then = self._then, None
-                if then is not None:
-                    then()
+    def _settle(self, future: Future[Any], ended: threading.Event | None = None) -> None:
+        error: Exception | None = None
+        try:
+            self.finish()
+        except Exception as failed:
+            error = failed
+        if ended is not None:
+            ended.set()
+        future.set_result(self._results) if error is None else future.set_exception(error)

@@ -52,8 +52,6 @@ def create(
         return HiresProcessGroup(transport.world, route)
     chosen = TuningTable.read(Path(table)) if table else None
     names = backends or (chosen.backends if chosen else ("gloo",))
-    if "nccl" in names:  # its groups are those of torch's default group, which is this one
-        raise ConfigError("backend nccl cannot carry torch's own default group; use gloo")
     world = world_at(options.store, options.group_rank, options.group_size)
     comm.init(
         names,

@@ -5,7 +5,9 @@ Stand-ins have its names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +18,10 @@ import torch.distributed as dist
 
 from hires import comm
 from hires.comm.backends import group_calls
-from hires.comm.backends.backend import BACKENDS, Backend
+from hires.comm.backends.backend import BACKENDS, Backend, Post
+from hires.comm.backends.fifo import JoinedWork
 from hires.comm.backends.group_calls import StreamWaits
-from hires.comm.backends.nccl import BOTH, NcclBackend
+from hires.comm.backends.nccl import NcclBackend
 from hires.comm.process_group import HiresProcessGroup
 from hires.comm.transport import Group, transport
 from hires.core.config.run_config import to_dict
@@ -33,41 +36,46 @@ from tests.helpers.ranks import run_ranks
 CPU = torch.device("cpu")
 
 
-class Library:
-    """torch.distributed over gloo, under the names of NCCL."""
+class Coalescing:
+    """Gloo with the group calls of NCCL."""
 
-    def __init__(self) -> None:
-        self.backends: list[str] = []
+    def __init__(self, library: Any) -> None:
+        self._gloo, self._works, self.calls = library, list[Any](), 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(dist, name)
+    def _start_coalescing(self) -> None:
+        self._works = []
 
-    def is_nccl_available(self) -> bool:
-        return True
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> None:
+        self._works.append(self._gloo.send(tensors, peer, tag))
 
-    def init_process_group(self, backend: str, *args: Any) -> None:
-        self.backends.append(backend)
-        dist.init_process_group("gloo", *args)
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> None:
+        self._works.append(self._gloo.recv(tensors, peer, tag))
 
-    def new_group(self, ranks: Any, timeout: Any, backend: str) -> Any:
-        self.backends.append(backend)
-        return dist.new_group(ranks, timeout, "gloo")
+    def _end_coalescing(self) -> JoinedWork:
+        self.calls += 1
+        return JoinedWork(self._works)
+
+    def shutdown(self) -> None:
+        pass
 
 
 def verify_on_channels(
     world: World, config: dict[str, Any], plan: dict[str, Any], folder: str
-) -> tuple[Any, list[str]]:
-    """Returns verify.json of rank 0, and the backends of all groups, in order."""
-    library = Library()
+) -> tuple[Any, list[int]]:
+    """Returns verify.json of rank 0, and the group calls of each communicator in order."""
+    made: list[Coalescing] = []
 
     class OverGloo(NcclBackend):
-        def __init__(self) -> None:
-            super().__init__(library)
+        def _connected(self, store: Any, index: int, size: int, patience: timedelta) -> Any:
+            made.append(Coalescing(dist.ProcessGroupGloo(store, index, size, patience)))
+            return made[-1]
 
     BACKENDS._items["nccl"] = OverGloo
+    dist.is_nccl_available = lambda: True
     torch.set_num_threads(1)
     # Its routes are those of the plan for gloo; without them everything takes its backend.
-    return verify(world, config, {**plan, "routes": []}, folder), library.backends
+    verdict = verify(world, config, {**plan, "routes": []}, folder)
+    return verdict, [one.calls for one in made]
 
 
 @pytest.mark.dist
@@ -77,43 +85,32 @@ def test_ranks_compute_the_same_on_channels(tmp_path: Path):
     plan = plan_of_config(config)
     plan = replace(plan, backend="nccl")
     given = (to_dict(config), plan.to_dict(), str(tmp_path))
-    [verdict, backends] = run_ranks(verify_on_channels, plan.world, *given)[0]
+    [verdict, calls] = run_ranks(verify_on_channels, plan.world, *given)[0]
     assert verdict["ok"], verdict
-    assert backends.count("nccl") == len(channels(plan))
-    assert set(backends) == {BOTH, "nccl"}
+    own = [channel for channel in channels(plan) if 0 in channel.ranks]
+    assert [count > 1 for count in calls if count] == [True] * len(own)
 
 
 # ---- calls of users
 
 
-@dataclass(eq=False)
-class Op:
-    """One side of a message, as torch.distributed.P2POp."""
-
-    kind: Any
-    tensor: torch.Tensor
-    peer: int
-    group: Any
-    tag: int = 0
-
-
 class Streams(Backend):
     """A backend that keeps its group calls, and refuses a message by itself."""
 
-    has_streams, P2POp = True, Op
-    isend: Any = "send"
-    irecv: Any = "recv"
+    has_streams = True
 
     def __init__(self) -> None:
         self.texts: list[list[str]] = []
 
-    def batch_isend_irecv(self, ops: list[Op]) -> list[Any]:
+    def begin_together(self, posts: Sequence[Post]) -> list[Any]:
         """Fills what is received; one work stands for all."""
-        self.texts.append([f"{op.kind} {op.peer} {op.tag}" for op in ops])
-        for op in ops:
-            if op.kind == "recv":
-                op.tensor.fill_(op.peer)
-        return [SimpleNamespace(wait=lambda *_: True, is_completed=lambda: True)]
+        kinds = ["send" if post.sends else "recv" for post in posts]
+        pairs = zip(kinds, posts, strict=True)
+        self.texts.append([f"{kind} {post.peer} {post.tag}" for kind, post in pairs])
+        for post in posts:
+            if not post.sends:
+                post.tensor.fill_(post.peer)
+        return [SimpleNamespace(wait=lambda *_: True, is_completed=lambda: True)] * len(posts)
 
     def all_gather(self, *_: Any, **__: Any) -> None:
         """Returns at once."""

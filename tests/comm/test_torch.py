@@ -12,19 +12,14 @@ import re
 import subprocess
 import sys
 import tomllib
-from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch.distributed as dist
 
 from hires import torch_backend
-from hires.comm import torch_world
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError
 from hires.core.ranks import mpi_library, mpi_starter
 from tests.helpers.mpi_ranks import run_mpi
 from tests.helpers.patience import PATIENCE_S
@@ -65,15 +60,6 @@ def test_scripts_are_right_over_two_backends_by_size(mpi, tmp_path):
     places = f"file://{tmp_path}/store", str(tmp_path / "table.json")
     answers = run_mpi(mpi, run_scripts, 2, "", False, *places, folder=tmp_path)
     assert failures(answers) == {}
-
-
-def test_backend_on_which_torchs_groups_stand_is_refused():
-    options = SimpleNamespace(
-        global_ranks_in_group=[], timeout=timedelta(seconds=5), store=dist.HashStore(),
-        group_rank=0, group_size=1
-    )  # fmt: skip
-    with pytest.raises(ConfigError, match="nccl cannot carry torch's own"):
-        torch_world.create(options, ["gloo", "nccl"])
 
 
 def test_program_that_does_not_use_hires_meets_as_torch_does(monkeypatch):

@@ -199,7 +199,7 @@ def operations(lib: Lib) -> list[str]:
             if number % 20 == 0:
                 while not work.is_completed():
                     time.sleep(1e-4)
-            elif number % 20 == 1:
+            elif number % 20 == 1 and lib.is_torch:
                 work.get_future().wait()
             work.wait(datetime.timedelta(seconds=20))
             if not is_right() or work.exception() is not None:
@@ -275,8 +275,6 @@ def kinds(lib: Lib) -> list[str]:
                                 wrong.append(f"{what} changed requires_grad")
             for name, make in hard_tensors.refused().items():
                 for call, args, _, _ in hard_tensors.calls_with(make, world):
-                    if lib.is_torch and name.startswith("sparse") and call == "all_reduce":
-                        continue
                     if name in ("expanded", "overlap") and call == "gather":
                         continue  # its outputs are those of one rank
                     error = lib.refusal(call, *args)
@@ -350,13 +348,6 @@ def _sum(backend: str | None = None, numel: int = 4, dtype: torch.dtype = torch.
     comm.all_reduce(torch.ones(numel, dtype=dtype), backend=backend)
 
 
-def _callback(wrong: bool, _: Any) -> None:  # as PowerSGD's hook has them
-    first = comm.all_reduce(torch.ones(3), async_op=True)
-    if not wrong:
-        first.get_future().then(lambda _: _sum(numel=5)).wait()
-    first.wait()
-
-
 def _message(wrong: bool, **changed: int) -> None:
     facts = {"numel": 4, "tag": 3} | (changed if wrong else {})
     tensor, tag = torch.ones(facts["numel"]), facts["tag"]
@@ -381,7 +372,6 @@ MISTAKES: dict[str, Callable[[bool, Any], None]] = {
     "message size": lambda wrong, _: _message(wrong, numel=2),
     "tag": lambda wrong, _: _message(wrong, tag=4),
     "order": _two_orders,
-    "callback": _callback,
 }
 """What rank 1 does otherwise than the others."""
 
@@ -396,11 +386,11 @@ def mistake(world: World, spec: Spec, name: str) -> list[str]:
         try:
             call()
             answers.append("done")
-        except (comm.CommError, RuntimeError) as error:  # this in a callback
+        except comm.CommError as error:
             answers.append(str(error))
 
     answer(lambda: MISTAKES[name](world.rank == 1, spec.backends))
-    for _ in range(0 if name == "callback" else 2):
+    for _ in range(2):
         total = torch.ones(3)
         answer(lambda total=total: comm.all_reduce(total))
         if answers[-1] == "done" and total.tolist() != [world.size] * 3:

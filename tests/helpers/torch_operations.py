@@ -107,4 +107,3 @@ def groups(gloo: Any) -> None:
             dist.all_reduce(x, group=pair)
             assert float(x) == 2
     dist.barrier()
-    dist.group.WORLD.monitored_barrier(datetime.timedelta(seconds=20))

@@ -24,7 +24,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -56,11 +56,19 @@ RESERVED_TAGS = TAGS - 1024
 """Tags from here on are of the messages of hires itself; users' are lower."""
 EXCHANGE_TAG = RESERVED_TAGS
 """Of operations that are composed of messages."""
-BARRIER_TAG = RESERVED_TAGS + 1
-"""Of a monitored barrier."""
 
 Inputs = Sequence[Tensor | None]
 """By position in a group: the tensor for a member, or from it; None: no message."""
+
+
+class Post(NamedTuple):
+    """One side of a message."""
+
+    sends: bool
+    tensor: Tensor
+    peer: int
+    group: Any = None
+    tag: int = 0
 
 
 @dataclass
@@ -161,6 +169,16 @@ class Backend:
         """Begins to fill a tensor with a message of its size; returns its ``Work``."""
         raise NotImplementedError
 
+    def begin_together(self, posts: Sequence[Post]) -> list[Any]:
+        """Begins messages of one group that may wait for each other; returns the work of each."""
+        # Receives first: a blocking send of every rank to every other would wait for each other.
+        works: dict[int, Any] = {}
+        for begin, sends in ((self.irecv, False), (self.isend, True)):
+            for at, post in enumerate(posts):
+                if post.sends == sends:
+                    works[at] = begin(*post[1:])
+        return [works[at] for at in range(len(posts))]
+
     def barrier(self, group: Any = None, async_op: bool = False) -> Any:
         """Waits for all ranks of a group, or of the world."""
         raise NotImplementedError
@@ -231,14 +249,13 @@ class Backend:
     ) -> Any:
         """Sends a tensor to each member and fills one from each; ``then`` runs once, at the end."""
         among = self.members(group)
-        works: list[Work] = []
-        # Receives first: a blocking send of every rank to every other would wait for each other.
-        for place, tensor in enumerate(outputs):
-            if tensor is not None and place != among.index:
-                works.append(self.irecv(tensor, among.ranks[place], group, EXCHANGE_TAG))
-        for place, tensor in enumerate(inputs):
-            if tensor is not None and place != among.index:
-                works.append(self.isend(tensor, among.ranks[place], group, EXCHANGE_TAG))
+        posts = [
+            Post(sends, tensor, among.ranks[place], group, EXCHANGE_TAG)
+            for sends, tensors in ((False, outputs), (True, inputs))
+            for place, tensor in enumerate(tensors)
+            if tensor is not None and place != among.index
+        ]
+        works = self.begin_together(posts) if posts else []
         into, out_of = outputs[among.index], inputs[among.index]
         if into is not None and out_of is not None and into is not out_of:
             into.view(-1).copy_(out_of.view(-1))
@@ -270,7 +287,7 @@ class Messages(Backend):
 
     def __init__(self, backend: Backend, members: Members) -> None:
         self._members = members
-        self.isend, self.irecv = backend.isend, backend.irecv  # type: ignore[method-assign]
+        self.begin_together = backend.begin_together  # type: ignore[method-assign]
 
     def members(self, group: Any) -> Members:
         """Returns the group's ranks."""

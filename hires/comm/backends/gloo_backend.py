@@ -54,6 +54,7 @@ class GlooGroup(Members):
     """Some ranks, and what connects them."""
 
     library: Any  # ProcessGroupGloo; None where this rank is not a member
+    of_devices: Any = None  # that of tensors on GPUs, beside gloo
 
 
 @BACKENDS.register("gloo")
@@ -127,11 +128,13 @@ class GlooBackend(Backend):
         """Reduces a tensor in place."""
         among = self.members(group)
         if tensor.dtype != torch.int16:
-            return finished(among.library.allreduce(tensor, op), async_op)
+            return finished(self._library(among, tensor).allreduce(tensor, op), async_op)
         if len(among.ranks) < WIDENED_RANKS:
             return super().all_reduce(tensor, op, group, async_op)
         wide = tensor.int()
-        work = JoinedWork([among.library.allreduce(wide, op)], lambda: tensor.copy_(wide))
+        work = JoinedWork(
+            [self._library(among, tensor).allreduce(wide, op)], lambda: tensor.copy_(wide)
+        )
         return finished(work, async_op)
 
     def reduce(
@@ -146,14 +149,16 @@ class GlooBackend(Backend):
         if tensor.dtype == torch.int16:
             return super().reduce(tensor, dst, op, group, async_op)
         among = self.members(group)
-        return finished(among.library.reduce(tensor, among.place(dst), op), async_op)
+        library = self._library(among, tensor)
+        return finished(library.reduce(tensor, among.place(dst), op), async_op)
 
     def broadcast(
         self, tensor: Tensor, src: int, group: GlooGroup | None = None, async_op: bool = False
     ) -> Any:
         """Fills a tensor with that of a rank."""
         among = self.members(group)
-        return finished(among.library.broadcast(as_bytes(tensor), among.place(src)), async_op)
+        library = self._library(among, tensor)
+        return finished(library.broadcast(as_bytes(tensor), among.place(src)), async_op)
 
     def all_gather(
         self,
@@ -166,8 +171,10 @@ class GlooBackend(Backend):
         size = tensor.nbytes
         if any(part.nbytes != size for part in outputs):
             return super().all_gather(outputs, tensor, group, async_op)
-        parts = [as_bytes(part) for part in outputs]
-        return finished(self.members(group).library.allgather(parts, as_bytes(tensor)), async_op)
+        library, row, own = self._library(self.members(group), tensor), None, as_bytes(tensor)
+        if not tensor.is_cpu and (row := row_of(outputs)) is not None:
+            return finished(library._allgather_base(as_bytes(row), own), async_op)
+        return finished(library.allgather([as_bytes(part) for part in outputs], own), async_op)
 
     def reduce_scatter(
         self,
@@ -186,13 +193,16 @@ class GlooBackend(Backend):
         # As rows of numbers: its own shapes would have to agree.
         flat, row = row_of(inputs), output.view(-1)
         flat = torch.cat([part.view(-1) for part in inputs]) if flat is None else flat
-        library = self.members(group).library
+        library = self._library(self.members(group), output)
         work = GlooWork(library._reduce_scatter_base(row, flat, options), library, flat)
         return finished(work, async_op)
 
     def barrier(self, group: GlooGroup | None = None, async_op: bool = False) -> Any:
         """Waits for all ranks of a group."""
         return finished(self.members(group).library.barrier(), async_op)
+
+    def _library(self, group: GlooGroup, tensor: Tensor) -> Any:
+        return group.library
 
 
 class GlooWork:

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hires.comm.backends.backend import Post
 from hires.core.errors import CommError, PeerError
 from hires.plan.channels import Channel
 
@@ -103,7 +104,7 @@ class GroupCall:
 
     def __init__(self, home: Channels, channel: str) -> None:
         self._home, self.channel = home, channel
-        self.ops: list[Any] = []
+        self.posts: list[Post] = []
         self.works: list[Any] = []
         self.peers: set[int] = set()
 
@@ -114,15 +115,15 @@ class GroupCall:
 
     def is_completed(self) -> bool:
         """Whether it has begun, and all its messages have ended."""
-        return not self.ops and all(work.is_completed() for work in self.works)
+        return not self.posts and all(work.is_completed() for work in self.works)
 
 
 class Channels:
     """This rank's communicators for messages.
 
-    ``backend`` has the functions of torch.distributed, and ``new_channel(ranks)``, which all ranks
-    of the world call in one order; ``device`` is where its tensors are. Operations that its streams
-    wait for are noted in ``waits``, and ``finish`` returns when they have ended.
+    ``backend`` has ``new_channel(ranks)``, which all ranks of the world call in one order;
+    ``device`` is where its tensors are. Operations that its streams wait for are noted in
+    ``waits``, and ``finish`` returns when they have ended.
     """
 
     def __init__(
@@ -145,26 +146,25 @@ class Channels:
     def post(self, kind: str, tensor: Tensor, peer: int, channel: int) -> GroupCall:
         """Adds a ``send`` or ``recv`` to the call that ends with :meth:`end_call`."""
         unit = self._open.setdefault(channel, GroupCall(self, self._channels[channel - 1].what))
-        function = self._backend.isend if kind == "send" else self._backend.irecv
         group = self._groups[channel - 1]
         tensor = tensor.view(-1).view(torch.uint8)  # NCCL lacks some types, and only copies here
         unit.peers.add(peer)
-        unit.ops.append(self._backend.P2POp(function, tensor, peer, group))
+        unit.posts.append(Post(kind == "send", tensor, peer, group))
         return unit
 
     def end_call(self) -> None:
         """Begins the posts of a call, those of each channel as one group call."""
         for unit in self._open.values():
-            unit.works = self._backend.batch_isend_irecv(unit.ops)
-            unit.ops = []
+            unit.works = self._backend.begin_together(unit.posts)
+            unit.posts = []
         self._open.clear()
 
     def wait(self, unit: GroupCall) -> None:
         """Waits for the messages of a unit; on a GPU its stream does, and not this process."""
         if self._open:
             self.end_call()
-        works, unit.works = unit.works, []  # its messages end together, so they are waited for once
-        for work in works:
+        works, unit.works = unit.works, []
+        for work in dict.fromkeys(works):  # a group call is one work of all its messages
             work.wait()
         if works and self._waits is not None:
             peers = sorted(unit.peers)

@@ -1,152 +1,126 @@
 """Carries tensors of GPUs with NCCL, and those of the host, as agreements, with gloo.
 
-It has the functions of ``torch.distributed``, which chooses by where a tensor is: every group has
-both backends. It was never run on a GPU: tests replace NCCL by a stand-in with its semantics.
+Each group has one library of both, which its members connect without torch's default group. It was
+never run on several GPUs: tests replace NCCL by a stand-in with its semantics.
 """
 
 from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hires.comm.backends import rendezvous
-from hires.comm.backends.backend import (
-    BACKENDS,
-    SUM,
-    Backend,
-    Inputs,
-    Members,
-    finished,
-    row_of,
-)
-from hires.comm.backends.fifo import JoinedWork
+from hires.comm.backends.backend import BACKENDS, Post
+from hires.comm.backends.gloo_backend import GlooBackend, GlooGroup
 from hires.core.errors import CommError
 from hires.core.ranks.world import World
 
 _ABORT_S = 10.0
 """How long NCCL may take to end what is under way."""
-BOTH = "cpu:gloo,cuda:nccl"
-"""Backends of a group by the kind of a tensor's device, as torch names them."""
 
 
 @BACKENDS.register("nccl")
-class NcclBackend(Backend):
-    """torch.distributed with groups that have both backends."""
+class NcclBackend(GlooBackend):
+    """Collectives and messages of GPUs, which pass streams in the order of posting."""
 
     has_streams = gathers_quickly = True
     devices = ("cpu", "cuda")
 
-    def __init__(self, library: Any = dist) -> None:
-        self._library = library
-        # Functions of torch.distributed with the arguments of a backend's.
-        same = ("isend", "irecv", "all_reduce", "reduce", "broadcast", "P2POp", "batch_isend_irecv")
-        for name in same:
-            setattr(self, name, getattr(library, name))
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_devices: list[Any] = []
 
     def join(self, world: World, timeout_s: float) -> None:
         """Joins the world; CommError: this torch or this machine has no NCCL."""
-        if not self._library.is_nccl_available():
+        if not dist.is_nccl_available():
             raise CommError("this torch has no NCCL; use comm.backend=gloo, or a torch with CUDA")
-        rendezvous.choose_interface(world)
-        store = rendezvous.store(world, timeout_s, "nccl")
-        self.rank, self._patience = world.rank, datetime.timedelta(seconds=timeout_s)
-        place = world.size, world.rank, store
-        self._library.init_process_group(BOTH, None, self._patience, *place)
-        self._double_nccl(self._library.group.WORLD)
-        self._all = Members([*range(world.size)], world.rank, timeout_s)
+        super().join(world, timeout_s)
+
+    def new_channel(self, ranks: list[int]) -> GlooGroup:
+        """Makes a group for messages alone, which has a communicator and a stream of its own."""
+        index = ranks.index(self.rank) if self.rank in ranks else -1
+        group = GlooGroup(ranks, index, self._all.timeout_s, None)
+        self._add_device(group)
+        return group
+
+    def destroy_group(self, group: GlooGroup) -> None:
+        """Ends the communicators of a group."""
+        super().destroy_group(group)
+        if group.of_devices is not None:
+            self._of_devices.remove(group.of_devices)
+            group.of_devices.shutdown()
 
     def destroy_process_group(self) -> None:
         """Leaves the world."""
-        self._all = None
-        self._library.destroy_process_group()
-
-    def new_group(self, ranks: list[int], timeout: datetime.timedelta | None = None) -> Any:
-        """Makes a group for sums and gathers; all ranks of the world call it in one order."""
-        group = self._library.new_group(ranks, timeout or self._patience, BOTH)
-        if timeout is None and self.rank in ranks:
-            self._double_nccl(group)
-        return group
-
-    def members(self, group: Any) -> Members:
-        """Returns the ranks of a group, or of the world."""
-        if group is None:
-            return self._all  # type: ignore[no-any-return]
-        ranks = self._library.get_process_group_ranks(group)
-        return Members(ranks, ranks.index(self.rank), self._all.timeout_s)
-
-    def destroy_group(self, group: Any) -> None:
-        """Ends the communicators of a group."""
-        self._library.destroy_process_group(group)
-
-    def new_channel(self, ranks: list[int]) -> Any:
-        """Makes a group for messages alone, which has a communicator and a stream of its own."""
-        return self._library.new_group(ranks, 2 * self._patience, "nccl")
-
-    def _double_nccl(self, group: Any) -> None:
-        # StreamWaits name the operation that is late. NCCL's own watchdog ends the process and
-        # names none. It counts from the post, so it gets twice the time.
-        group._get_backend(torch.device("cuda"))._set_default_timeout(2 * self._patience)
+        super().destroy_process_group()
+        for library in self._of_devices:
+            library.shutdown()
+        self._of_devices.clear()
 
     def abort(self) -> None:
         """Ends what is under way on all communicators, whose kernels would run for ever."""
+        libraries = [*self._of_devices]
+
+        def end() -> None:
+            for library in libraries:
+                library.abort()
+
         # In a thread, since ncclCommAbort may wait for a network that is gone.
-        end = self._library.distributed_c10d._abort_process_group
         thread = threading.Thread(target=end, daemon=True)
         thread.start()
         thread.join(_ABORT_S)
 
-    def all_gather(
-        self, outputs: Sequence[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False
-    ) -> Any:
-        """Fills a tensor for each rank."""
-        row = row_of(outputs)
-        if row is None:
-            return self._library.all_gather([*outputs], tensor, group, async_op)
-        return self._library.all_gather_single(row, tensor.view(-1), group, async_op)
+    def isend(self, tensor: Tensor, dst: int, group: GlooGroup | None = None, tag: int = 0) -> Any:
+        """Begins to send a tensor."""
+        if tensor.is_cpu:
+            return super().isend(tensor, dst, group, tag)
+        [work] = self.begin_together([Post(True, tensor, dst, group, tag)])
+        return work
 
-    def reduce_scatter(
-        self,
-        output: Tensor,
-        inputs: Sequence[Tensor],
-        op: Any = SUM,
-        group: Any = None,
-        async_op: bool = False,
-    ) -> Any:
-        """Reduces a tensor for each rank, and leaves on each its own."""
-        row = row_of(inputs)
-        if row is None:
-            return self._library.reduce_scatter(output, [*inputs], op, group, async_op)
-        return self._library.reduce_scatter_single(output.view(-1), row, op, group, async_op)
+    def irecv(self, tensor: Tensor, src: int, group: GlooGroup | None = None, tag: int = 0) -> Any:
+        """Begins to receive a tensor."""
+        if tensor.is_cpu:
+            return super().irecv(tensor, src, group, tag)
+        [work] = self.begin_together([Post(False, tensor, src, group, tag)])
+        return work
 
-    def exchange(
-        self,
-        outputs: Inputs,
-        inputs: Inputs,
-        group: Any = None,
-        async_op: bool = False,
-        then: Callable[[], Any] | None = None,
-    ) -> Any:
-        """Sends a tensor to each rank and fills one from each, as one group call."""
-        among = self.members(group)
-        pairs = [(self.irecv, outputs), (self.isend, inputs)]
-        ops = [
-            self._library.P2POp(post, tensor, among.ranks[place], group)
-            for post, tensors in pairs
-            for place, tensor in enumerate(tensors)
-            if tensor is not None and place != among.index
-        ]
-        into, out_of = outputs[among.index], inputs[among.index]
-        if into is not None and out_of is not None and into is not out_of:
-            into.view(-1).copy_(out_of.view(-1))
-        works = self._library.batch_isend_irecv(ops) if ops else []
-        return finished(JoinedWork(works, then), async_op)
+    def begin_together(self, posts: Sequence[Post]) -> list[Any]:
+        """Begins messages of one group and kind of device, on a GPU as one group call."""
+        among = self._all if posts[0].group is None else posts[0].group
+        library = self._library(among, posts[0].tensor)
+        if library is among.library:
+            return super().begin_together(posts)
+        library._start_coalescing()
+        for post in posts:
+            post_one = library.send if post.sends else library.recv
+            post_one([post.tensor], among.place(post.peer), 0)
+        return [library._end_coalescing()] * len(posts)
 
-    def barrier(self, group: Any = None, async_op: bool = False) -> Any:
-        """Brings the ranks together through the host: NCCL's own barrier would need a GPU."""
-        return self._library.all_reduce(torch.zeros(1), group=group, async_op=async_op)
+    def _group(self, ranks: list[int], timeout_s: float) -> GlooGroup:
+        group = super()._group(ranks, timeout_s)
+        self._add_device(group)
+        return group
+
+    def _add_device(self, group: GlooGroup) -> None:
+        if group.index < 0:
+            return
+        store = rendezvous.part(self._store, f"nccl {self._numbers.next(group.ranks)}")
+        # StreamWaits name the operation that is late. NCCL's own watchdog ends the process and
+        # names none. It counts from the post, so it gets twice the time.
+        patience = datetime.timedelta(seconds=2 * group.timeout_s)
+        group.of_devices = self._connected(store, group.index, len(group.ranks), patience)
+        self._of_devices.append(group.of_devices)
+
+    def _connected(self, store: Any, index: int, size: int, patience: datetime.timedelta) -> Any:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = patience
+        return dist.ProcessGroupNCCL(store, index, size, options)
+
+    def _library(self, group: GlooGroup, tensor: Tensor) -> Any:
+        near = tensor.is_cpu and group.library is not None
+        return group.library if near else group.of_devices
