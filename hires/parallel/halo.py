@@ -173,36 +173,12 @@ class _GatherWindow(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
         ctx.borrowed, ctx.frame, ctx.shape = borrowed, frame, x.shape
-        return _gathered(x, borrowed, frame)
+        return gathered_window(x, borrowed, frame)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
-        frame: Frame = ctx.frame
-        arriving, origins = None, frame.origins()
-        once = len(origins) == 1
-        if ctx.borrowed is not None:
-            for origin in origins:
-                ctx.borrowed.add_gradient(origin, grad, origin, once)
-            arriving = ctx.borrowed.reduce_halo_gradients()
-        whole = once and inside(frame.held, frame.window) and not is_empty(frame.held)
-        if whole:
-            own = part(grad, frame.window, frame.held)
-            # A view does where nothing is added to it, or where it may be: it is no other operand's
-            # gradient, and lies in memory as a tensor of its own would.
-            dense = own.is_contiguous(memory_format=torch.channels_last)
-            if arriving is None or (frame.private and dense):
-                add_pieces(own, frame.held, arriving)
-                return own, None, None
-        result = new_map(grad, ctx.shape)
-        if not whole:
-            result.zero_()
-        for origin in origins:
-            common = intersect(origin, frame.held)
-            if not is_empty(common):
-                target, added = part(result, frame.held, common), part(grad, origin, common)
-                _ = target.copy_(added) if whole else target.add_(added)
-        add_pieces(result, frame.held, arriving)
-        return result, None, None
+        arriving = send_gradients(grad, ctx.borrowed, ctx.frame)
+        return own_gradient(grad, arriving, ctx.frame, ctx.shape), None, None
 
 
 def gather_window(x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
@@ -211,17 +187,55 @@ def gather_window(x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
     It has the type of what the tile holds, in whatever type the borrowed pixels came.
     """
     if not torch.is_grad_enabled():  # autograd's call costs as much as the copies of a small window
-        return _gathered(x, borrowed, frame)
+        return gathered_window(x, borrowed, frame)
     return _GatherWindow.apply(x, borrowed, frame)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _gathered(x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
+def gathered_window(x: Tensor, borrowed: Borrowed | None, frame: Frame) -> Tensor:
+    """Returns the same without a gradient."""
     gathered = new_part(x, frame.window)
     _fill_ring(gathered, frame)
     pieces = borrowed.pieces() if borrowed is not None else []
     for origin in frame.origins():
         paste(gathered, origin, [(frame.held, x), *pieces], origin)
     return gathered
+
+
+def send_gradients(grad: Tensor, borrowed: Borrowed | None, frame: Frame) -> Borrowed | None:
+    """Sends the gradients of a window's borrowed pixels; returns what :func:`own_gradient` gets."""
+    if borrowed is None:
+        return None
+    origins = frame.origins()
+    for origin in origins:
+        borrowed.add_gradient(origin, grad, origin, len(origins) == 1)
+    return borrowed.reduce_halo_gradients()
+
+
+def own_gradient(
+    grad: Tensor, arriving: Borrowed | None, frame: Frame, shape: tuple[int, ...]
+) -> Tensor:
+    """Returns the gradient of what a tile holds, from that of a window and those that arrive."""
+    origins = frame.origins()
+    once = len(origins) == 1
+    whole = once and inside(frame.held, frame.window) and not is_empty(frame.held)
+    if whole:
+        own = part(grad, frame.window, frame.held)
+        # A view does where nothing is added to it, or where it may be: it is no other operand's
+        # gradient, and lies in memory as a tensor of its own would.
+        dense = own.is_contiguous(memory_format=torch.channels_last)
+        if arriving is None or (frame.private and dense):
+            add_pieces(own, frame.held, arriving)
+            return own
+    result = new_map(grad, shape)
+    if not whole:
+        result.zero_()
+    for origin in origins:
+        common = intersect(origin, frame.held)
+        if not is_empty(common):
+            target, added = part(result, frame.held, common), part(grad, origin, common)
+            _ = target.copy_(added) if whole else target.add_(added)
+    add_pieces(result, frame.held, arriving)
+    return result
 
 
 def add_pieces(grad: Tensor, held: Rect, arriving: Borrowed | None) -> None:

@@ -1,66 +1,60 @@
-"""Convolves a tile while its halo travels, without copying the tile.
+"""Convolves a tile while its halo travels.
 
-Forward, the tile is convolved at once with zeros in place of the missing pixels of other tiles.
-When these have arrived, the outputs that they reach are computed again from thin windows.
+Forward, the outputs that read held pixels alone are computed at once. When the missing pixels have
+arrived, the others are computed from thin windows. For a kernel of 3 and stride 1:
 
     input                                        output
-    a a a a a a a a   a  missing above           B B B B B B   B  borders: computed again
-    l # # # # # # r   b  missing below           B i i i i B      from thin windows
-    l # # # # # # r   l, r  left and right       B i i i i B   i  inner: no missing pixel
-    b b b b b b b b   #  main pixels             B B B B B B      reaches them
+    a a a a a a a a   a, b  missing above, below  B B B B B B   B  borders: from thin windows
+    l # # # # # # r   l, r  missing at the sides  B i i i i B   i  inner: from held pixels
+    l # # # # # # r   #     held                  B i i i i B
+    b b b b b b b b                               B B B B B B
 
-Backward, a convolution is linear, so the gradient of the missing pixels is computed first, band by
-band (a, b with the corners, l, r), and travels to their owners while the gradients of the main
-pixels and of the weight are computed. Each band adds its own part to the gradient of the weight.
-
-    output with zeros  y = conv(main) + bias
-    whole output       y + conv(a) + conv(b) + conv(l) + conv(r), each with the taps that reach it
-
-:func:`strips_of` divides each dim alone. For a kernel of 3 and stride 1:
-
-    pixels of the image   . | # # # # # # | .     #  main pixels, .  missing: low edge, high edge
-    convolved at once     0 | # # # # # # | 0     0  zeros in place of the missing pixels
-    outputs                 | B i i i i B |       B  border, i  inner
+Backward, the gradient of the window comes first, so that of the missing pixels travels to their
+owners while the gradient of the weight is computed.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hires.parallel.halo import Borrowed, Piece, add_pieces, new_part, part, paste
+from hires.parallel.halo import (
+    Borrowed,
+    Frame,
+    gathered_window,
+    new_part,
+    own_gradient,
+    part,
+    send_gradients,
+)
 from hires.parallel.torch_faults import convolve, convolve_backward
 from hires.plan.graph import Rect
 from hires.plan.halos import BORDER_SHARE
 from hires.plan.operators.windows import pair
-from hires.plan.tiling import Axes, Axis, Interval, intersect, is_empty
+from hires.plan.tiling import Axes, Axis, Interval, area, inside, is_empty, need_of
 
 Compute = Callable[[Tensor, list[int], Rect], Tensor]
-
-
-class Strip(NamedTuple):
-    """A convolution with some taps of the kernel, from a thin window to some outputs."""
-
-    out: Rect
-    window: Rect
-    pixels: Rect  # of its window that count; the others are zero
-    taps: Rect  # rows and columns of the kernel
 
 
 class Strips(NamedTuple):
     """The division of one tile's convolution; rectangles are in pixels of the whole map."""
 
+    axes: Axes
     held: Rect
-    main: Rect  # the part of the held pixels that is convolved at once
-    padding: list[int]  # zeros around it
     out: Rect
-    borders: list[Strip]  # forward: the outputs that missing pixels reach
-    bands: list[Strip]  # backward: the missing pixels, each in one band
+    inner: Rect  # outputs of held pixels alone
+    main: Rect  # what these read
+    padding: list[int]  # zeros around it
+    borders: list[Rect]  # the other outputs
+
+    def frame(self, out: Rect, fill: float = 0.0) -> Frame:
+        """Returns the window of some outputs, also beyond the image."""
+        rows, cols = self.axes
+        size = rows.size_in, cols.size_in
+        return Frame(self.held, rows.reach(out[:2]) + cols.reach(out[2:]), size, fill)
 
 
 def strips_of(axes: Axes, held: Rect, out: Rect, overlap: str) -> Strips | None:
@@ -71,35 +65,20 @@ def strips_of(axes: Axes, held: Rect, out: Rect, overlap: str) -> Strips | None:
     """
     if overlap == "off" or is_empty(held):
         return None
-    rows = _divide(axes[0], (held[0], held[1]), (out[0], out[1]))
-    cols = _divide(axes[1], (held[2], held[3]), (out[2], out[3]))
-    if rows is None or cols is None:
+    rows, above = _inner(axes[0], held[:2], out[:2])
+    cols, left = _inner(axes[1], held[2:], out[2:])
+    inner = rows + cols
+    if is_empty(inner):
         return None
-    # Forward: the outputs that missing pixels reach are a frame of up to four rectangles.
-    frame = [edge.out + out[2:] for edge in (rows.low, rows.high)]
-    frame += [rows.inner + edge.out for edge in (cols.low, cols.high)]
-    taps = (0, axes[0].kernel, 0, axes[1].kernel)
-    if sum(map(_area, frame)) > (BORDER_SHARE if overlap == "auto" else 1) * _area(out):
+    frame = [(out[0], rows[0], *out[2:]), (rows[1], out[1], *out[2:])]
+    frame += [(*rows, out[2], cols[0]), (*rows, cols[1], out[3])]
+    borders = [rect for rect in frame if not is_empty(rect)]
+    waits = sum(area(rect) for rect in borders if not inside(need_of(axes, rect), held))
+    if overlap == "auto" and waits > BORDER_SHARE * area(out):
         return None
-    windows = [(to, _reach(axes, to, taps)) for to in frame if not is_empty(to)]
-    borders = [Strip(to, window, window, taps) for to, window in windows]
-    # Backward: above and below with the corners, left and right. A missing pixel is in one band.
-    all_rows, all_cols = ((0, axis.kernel) for axis in axes)
-    wide = (cols.low.pixels[0], cols.high.pixels[1])
-    bands = [
-        (edge.out + out[2:], edge.pixels + wide, edge.taps + all_cols)
-        for edge in (rows.low, rows.high)
-    ] + [
-        (out[:2] + edge.out, rows.main + edge.pixels, all_rows + edge.taps)
-        for edge in (cols.low, cols.high)
-    ]
-    strips = [
-        Strip(to, _reach(axes, to, taps), pixels, taps)
-        for to, pixels, taps in bands
-        if not (is_empty(to) or is_empty(pixels) or is_empty(taps))
-    ]
-    main, padding = rows.main + cols.main, [rows.padding, cols.padding]
-    return Strips(held, main, padding, out, borders, strips)
+    reads = held[:2] if above else axes[0].reach(rows), held[2:] if left else axes[1].reach(cols)
+    main = reads[0] + reads[1]
+    return Strips(axes, held, out, inner, main, [above, left], borders)
 
 
 def by_strips(
@@ -110,11 +89,14 @@ def by_strips(
     ``compute(window, padding, out)`` returns the outputs in a rectangle from a window, with so many
     rows and columns of ``fill`` around it, as outside the image. There is no gradient.
     """
-    y = compute(part(x, strips.held, strips.main), strips.padding, strips.out)
-    pieces = borrowed.pieces() if borrowed is not None else []
-    for strip in strips.borders:
-        window = _window(strip, [(strips.held, x), *pieces], fill)
-        part(y, strips.out, strip.out).copy_(compute(window, [0, 0], strip.out))
+    inner = compute(part(x, strips.held, strips.main), strips.padding, strips.inner)
+    y = new_part(inner, strips.out)
+    part(y, strips.out, strips.inner).copy_(inner)
+    if borrowed is not None:
+        borrowed.pieces()  # a tile that only lends waits here, too
+    for rect in strips.borders:
+        window = gathered_window(x, borrowed, strips.frame(rect, fill))
+        part(y, strips.out, rect).copy_(compute(window, [0, 0], rect))
     return y
 
 
@@ -146,148 +128,38 @@ class _StripConvolution(torch.autograd.Function):
         def compute(window: Tensor, padding: list[int], out: Rect) -> Tensor:
             return convolve(window, narrow, offset, stride, padding, dilation, groups)
 
-        y = by_strips(x, borrowed, strips, compute)
         ctx.save_for_backward(x, narrow)
         ctx.borrowed, ctx.strips, ctx.how = borrowed, strips, how
         ctx.weight_dtype, ctx.bias_dtype = weight.dtype, None if bias is None else bias.dtype
-        return y
+        return by_strips(x, borrowed, strips, compute)
 
     @staticmethod
-    def backward(
-        ctx: Any, grad: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        strips: Strips = ctx.strips
-        needs = [*ctx.needs_input_grad[:3]]
-        arriving, local = None, []
-        if needs[0]:
-            local = _gradients_of_bands(ctx, grad, x, weight)
-            arriving = ctx.borrowed.reduce_halo_gradients() if ctx.borrowed is not None else None
-        operands = grad, part(x, strips.held, strips.main), weight
-        grads = convolve_backward(*operands, strips.padding, ctx.how, needs)
-        grad_x, grad_weight, grad_bias = grads
-        if needs[1]:
-            grad_weight = grad_weight.to(ctx.weight_dtype)
-            pieces = ctx.borrowed.pieces() if ctx.borrowed is not None else []
-            for strip in strips.bands:  # the part of the missing pixels
-                window = _window(strip, [(strips.held, x), *pieces])
-                thin = part(grad, strips.out, strip.out), window, _tapped(weight, strip)
-                _, added, _ = convolve_backward(*thin, [0, 0], ctx.how, [False, True, False])
-                _tapped(grad_weight, strip).add_(added)
-        if grad_x is not None:
-            if strips.main != strips.held:
-                grad_main, grad_x = grad_x, new_part(x, strips.held).zero_()
-                part(grad_x, strips.held, strips.main).copy_(grad_main)
-            for rect, tensor in local:
-                part(grad_x, strips.held, rect).add_(tensor)
-            add_pieces(grad_x, strips.held, arriving)
-        if grad_bias is not None:
-            grad_bias = grad_bias.to(ctx.bias_dtype)
-        return grad_x, grad_weight, grad_bias, None, None, None
+        frame = ctx.strips.frame(ctx.strips.out)
+        of_x, *of_params = ctx.needs_input_grad[:3]
+        window, arriving = gathered_window(x, ctx.borrowed, frame), None
+        grad_window: Any = None
+        if of_x:
+            mask = [True, False, False]
+            grad_window, *_ = convolve_backward(grad, window, weight, [0, 0], ctx.how, mask)
+            arriving = send_gradients(grad_window, ctx.borrowed, frame)
+        mask = [False, *of_params]
+        _, grad_weight, grad_bias = convolve_backward(grad, window, weight, [0, 0], ctx.how, mask)
+        grad_x = own_gradient(grad_window, arriving, frame, x.shape) if of_x else None
+        return (
+            grad_x,
+            None if grad_weight is None else grad_weight.to(ctx.weight_dtype),
+            None if grad_bias is None else grad_bias.to(ctx.bias_dtype),
+            *(None, None, None),
+        )
 
 
-def _gradients_of_bands(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> list[Piece]:
-    # Adds the gradients of borrowed pixels to their exchange; returns those of held pixels, which a
-    # band may include: the main pixels end where an even padding fits.
-    strips: Strips = ctx.strips
-    local = []
-    for strip in strips.bands:
-        # The gradient of the input reads of the input only its shape.
-        blank = new_part(x, strip.window)
-        operands = part(grad, strips.out, strip.out), blank, _tapped(weight, strip)
-        grad_x, _, _ = convolve_backward(*operands, [0, 0], ctx.how, [True, False, False])
-        inner = intersect(strip.window, strip.pixels)
-        if ctx.borrowed is not None:
-            ctx.borrowed.add_gradient(strip.window, grad_x, inner)
-        held = intersect(inner, strips.held)
-        if not is_empty(held):
-            local.append((held, part(grad_x, strip.window, held)))
-    return local
-
-
-def _window(strip: Strip, pieces: list[Piece], fill: float = 0.0) -> Tensor:
-    # Pixels outside ``strip.pixels`` count in another band, or lie off the image.
-    window = new_part(pieces[0][1], strip.window).fill_(fill)
-    paste(window, strip.window, pieces, intersect(strip.pixels, strip.window))
-    return window
-
-
-def _tapped(weight: Tensor, strip: Strip) -> Tensor:
-    return part(weight, (0, weight.shape[2], 0, weight.shape[3]), strip.taps)
-
-
-class _Edge(NamedTuple):  # the missing pixels at one end of one dim
-    pixels: Interval
-    out: Interval
-    taps: Interval
-
-
-class _Division(
-    NamedTuple
-):  # one dim of a tile:  low | main pixels, padded with zeros on both sides | high
-    main: Interval
-    padding: int
-    low: _Edge
-    high: _Edge
-    inner: Interval  # the outputs that no missing pixel reaches
-
-
-def _divide(axis: Axis, held: Interval, out: Interval) -> _Division | None:
-    fitted = _fit(axis, held, out)
-    if fitted is None:
-        return None
-    main, padding = fitted
-    # Output row o reads the rows o*stride - padding + dilation*tap for each tap of the kernel, so
-    # rows before main[0] reach the outputs a to until, through the taps 0 to before; rows from
-    # main[1] on reach the outputs since to b, through the taps after to kernel.
-    (low, high), (a, b) = axis.need(out), out
-    stride, extent = axis.stride, axis.dilation * (axis.kernel - 1)
-    first, last = a * stride - axis.padding, (b - 1) * stride - axis.padding
-    until = _ceil_between(main[0] + axis.padding, stride, a, b)
-    since = _ceil_between(main[1] + axis.padding - extent, stride, a, b)
-    before = _ceil_between(main[0] - first, axis.dilation, 0, axis.kernel)
-    after = _ceil_between(main[1] - last, axis.dilation, 0, axis.kernel)
-    until = until if low < main[0] else a
-    since = since if main[1] < high else b
-    before_main = _Edge((low, main[0]), (a, until), (0, before))
-    behind_main = _Edge((main[1], high), (since, b), (after, axis.kernel))
-    inner = (until, since)
-    return _Division(main, padding, before_main, behind_main, inner) if until < since else None
-
-
-def _fit(axis: Axis, held: Interval, out: Interval) -> tuple[Interval, int] | None:
-    # The longest part of the held rows, and its padding, that makes just the wanted rows. torch
-    # pads both sides by one number, and the first window must begin where that of the first wanted
-    # row does. As few rows as possible are dropped at both ends until such a padding exists:
-    #
-    #     stride 2, kernel 3     held  # # # # # #      wanted rows read  [0 # #] [# # #] [# # #]
-    #                            main  # # # # #        padding 1 above and below
+def _inner(axis: Axis, held: Interval, out: Interval) -> tuple[Interval, int]:
+    # The outputs of held rows alone, and the zeros around these.
+    if (held, out) == ((0, axis.size_in), (0, axis.size_out)):  # the dim is not cut
+        return out, axis.padding
     extent = axis.dilation * (axis.kernel - 1)
-    start = out[0] * axis.stride - axis.padding
-    first = max(held[0], start)
-    slack = extent + axis.stride
-    for dropped in range(2 * slack + 1):
-        for above in range(max(0, dropped - slack), min(dropped, slack) + 1):
-            main = first + above, held[1] - (dropped - above)
-            padding = main[0] - start
-            free = main[1] - main[0] + 2 * padding - extent - 1
-            if main[1] > main[0] and free >= 0 and free // axis.stride + 1 == out[1] - out[0]:
-                return main, padding
-    return None
-
-
-def _reach(axes: Axes, out: Rect, taps: Rect) -> Rect:
-    # The pixels under some taps for some outputs, also beyond the image.
-    def reach(axis: Axis, out: Interval, taps: Interval) -> Interval:
-        padding = axis.padding - axis.dilation * taps[0]
-        return replace(axis, kernel=taps[1] - taps[0], padding=padding).reach(out)
-
-    return reach(axes[0], out[:2], taps[:2]) + reach(axes[1], out[2:], taps[2:])
-
-
-def _ceil_between(number: int, step: int, low: int, high: int) -> int:
-    return min(max(math.ceil(number / step), low), high)
-
-
-def _area(rect: Rect) -> int:
-    return max(0, rect[1] - rect[0]) * max(0, rect[3] - rect[2])
+    first = -(-(held[0] + axis.padding) // axis.stride)
+    end = (held[1] - 1 - extent + axis.padding) // axis.stride + 1
+    return (max(out[0], first), min(out[1], end)), 0

@@ -42,7 +42,7 @@ class Lent:
     def pieces(self) -> list[Piece]:
         return self.lent
 
-    def add_gradient(self, origin: Rect, grad: Tensor, within: Rect) -> None:
+    def add_gradient(self, origin: Rect, grad: Tensor, within: Rect, once: bool = True) -> None:
         for rect, _ in self.lent:
             common = intersect(rect, within)
             if not is_empty(common):
