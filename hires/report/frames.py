@@ -153,19 +153,14 @@ def _frame(columns: Sequence[Column], rows: list[Row]) -> pd.DataFrame:
     Their types hold missing values. ``convert_dtypes`` would turn seconds that happen to be whole
     into integers.
     """
-    numbers = {column.key: column.numeric for column in columns}
     frame = {}
-    for key in numbers:
-        cells = [row.get(key) for row in rows]
-        types = {type(cell) for cell in cells if cell is not None}
-        if types == {bool}:
-            dtype = "boolean"
-        elif types == {int}:
-            dtype = "Int64"
-        elif (types and types <= {float, int}) or (not types and numbers[key]):
-            dtype = "Float64"
-        else:
-            dtype = "string"
-            cells = [None if cell is None else str(cell) for cell in cells]
-        frame[key] = pd.array(cells, dtype=dtype)
+    for column in columns:
+        cells = [row.get(column.key) for row in rows]
+        types = {type(cell) for cell in cells if cell is not None} or {
+            float if column.numeric else str
+        }
+        dtype = {frozenset({bool}): "boolean", frozenset({int}): "Int64"}.get(frozenset(types))
+        dtype = dtype or ("Float64" if types <= {float, int} else "string")
+        texts = [cell if cell is None or dtype != "string" else str(cell) for cell in cells]
+        frame[column.key] = pd.array(texts, dtype=dtype)
     return pd.DataFrame(frame)

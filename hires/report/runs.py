@@ -300,17 +300,17 @@ def campaign_labels(folders: Iterable[Path]) -> dict[Path, str]:
 
     Two folders of results may each have a campaign of one name.
     """
-    same_name: dict[str, list[Path]] = {}
+    by_name: dict[str, list[Path]] = {}
     for folder in dict.fromkeys(folders):
-        same_name.setdefault(text(folder.name, _MAX_NAME) or "?", []).append(folder)
+        by_name.setdefault(text(folder.name, _MAX_NAME) or "?", []).append(folder)
     labels = {}
-    for group in same_name.values():
-        for length in range(1, 1 + max(len(folder.absolute().parts) for folder in group)):
-            tails = {folder: folder.absolute().parts[-length:] for folder in group}
-            if len(set(tails.values())) == len(group):
-                break
-        for folder, tail in tails.items():
-            labels[folder] = text("/".join(tail), _MAX_NAME * min(len(tail), 4)) or "?"
+    for group in by_name.values():
+        every, length = {folder.absolute() for folder in group}, 1
+        while len({folder.parts[-length:] for folder in every}) < len(every):
+            length += 1
+        for folder in group:
+            tail = "/".join(folder.absolute().parts[-length:])
+            labels[folder] = text(tail, _MAX_NAME * min(length, 4)) or "?"
     return labels
 
 

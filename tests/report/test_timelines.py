@@ -15,7 +15,7 @@ from hires.plan.program import edge_messages
 from hires.plan.simulation.simulate import Link, Network, simulate
 from hires.report.logged_messages import message_sums
 from hires.report.record import RunRecord, typed
-from hires.report.timelines import chrome_events, draw, planned_steps, timeline_lines, write_trace
+from hires.report.timelines import chrome_events, draw, timeline_lines, write_trace
 from tests.helpers.report_runs import message_line
 from tests.helpers.simulated import STEP, EqualCosts
 from tests.helpers.small_plans import LAYOUTS, plan_of
@@ -132,13 +132,6 @@ def test_trace_has_the_passes_and_messages_of_the_plan_and_no_span_over_another(
     arrows = Counter((begins[n]["pid"], ends[n]["pid"]) for n in begins)
     assert arrows == messages + messages
     assert all(begins[n]["ts"] <= ends[n]["ts"] + 1e-3 for n in begins)
-
-
-def test_planned_ranks_are_drawn_to_the_length_of_the_step_in_every_replica():
-    lines = planned_steps(plan_of(stages=2, replicas=2), 8.0)
-    assert [[span.action for span in line.spans] for line in lines] == [["F0", "B0"]] * 4
-    assert [span[2:4] for span in lines[2].spans] == [(0.0, 2.0), (6.0, 8.0)]
-    assert [span[2:4] for span in lines[3].spans] == [(2.0, 4.0), (4.0, 6.0)]
 
 
 def test_file_of_a_trace_is_json_that_replaces_an_older_one(tmp_path):

@@ -69,20 +69,23 @@ TUNED = (
 
 def message_options(operations: str) -> tuple[Option, ...]:
     """Returns the options of a measurement of messages, which measures some operations."""
-
-    def words(name: str, default: str, what: str) -> Option:
-        shown = f"{what} (default: {default})" if default else what
-        return option(name, name.strip("-").upper(), shown, default=default)
-
+    words = {
+        "--only": (operations, "operations"),
+        "--routes": ("", "routes, as gloo,mpi:segmented:4MiB; unset: all that are here"),
+        "--sizes": ("4..64MiB", "bytes, as 16,1KiB..1MiB"),
+        "--dtypes": ("float32", "types of elements"),
+        "--ranks": ("2", "numbers of ranks, as 2,4"),
+        "--start": ("auto", "what starts the ranks: an MPI, srun or torchrun"),
+        "--hosts": ("", "machines of the ranks; unset: this one"),
+        "--device": ("cpu", "where the tensors are: cpu or cuda (on GPUs it was never run)"),
+    }
+    texts = [
+        option(name, name.strip("-").upper(), f"{what} (default: {default or 'none'})",
+               default=default)
+        for name, (default, what) in words.items()
+    ]  # fmt: skip
     return (
-        words("--only", operations, "operations"),
-        words("--routes", "", "routes, as gloo,mpi:segmented:4MiB; unset: all that are here"),
-        words("--sizes", "4..64MiB", "bytes, as 16,1KiB..1MiB"),
-        words("--dtypes", "float32", "types of elements"),
-        words("--ranks", "2", "numbers of ranks, as 2,4"),
-        words("--start", "auto", "what starts the ranks: an MPI, srun or torchrun"),
-        words("--hosts", "", "machines of the ranks; unset: this one"),
-        words("--device", "cpu", "where the tensors are: cpu or cuda (on GPUs it was never run)"),
+        *texts,
         number("--rounds", "turns of each library in a cell", default=5),
         option(
             "--seconds", "S", "of each library in a cell (default: 0.2)", type=float, default=0.2

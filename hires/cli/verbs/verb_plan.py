@@ -13,7 +13,7 @@ from hires.cli.data_keys import with_classes
 from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.planning import Planner
 from hires.cli.prepare import prepare
-from hires.cli.screens.screen import print_activity, print_config, print_json
+from hires.cli.screens.screen import plural, print_activity, print_config, print_json
 from hires.cli.screens.show_plan import choice_lines, node_lines, plan_lines
 from hires.core.config.parallel_config import AUTO
 from hires.core.config.run_config import RunConfig
@@ -54,7 +54,14 @@ def main(args: Namespace) -> int:
 def _answer(args: Namespace, planner: Planner) -> int:
     config = compose(_words(args), args.config_dir)
     if args.nodes is not None:
-        config = _on_nodes(config, args.nodes)
+        if not config.launcher.has_jobs:
+            raise ConfigError(
+                f"--nodes {args.nodes}: launcher={config.launcher.name} starts ranks on "
+                f"{config.num_nodes}; use launcher=slurm"
+            )
+        config = dataclasses.replace(
+            config, launcher=dataclasses.replace(config.launcher, nodes=args.nodes)
+        )
     if args.cfg:
         return print_config(config, args.json)
     if args.choose or args.largest:
@@ -89,18 +96,6 @@ def _answer(args: Namespace, planner: Planner) -> int:
     return 0 if plan.ok else PlanError.exit_code
 
 
-def _on_nodes(config: RunConfig, nodes: int) -> RunConfig:
-    if nodes < 1:
-        raise ConfigError(f"--nodes {nodes}: give 1 or more")
-    if not config.launcher.has_jobs:
-        raise ConfigError(
-            f"--nodes {nodes}: launcher={config.launcher.name} starts ranks on "
-            f"{config.num_nodes}; use launcher=slurm"
-        )
-    launcher = dataclasses.replace(config.launcher, nodes=nodes)
-    return dataclasses.replace(config, launcher=launcher)
-
-
 def _words(args: Namespace) -> list[str]:
     """Returns the overrides, with an open layout where one is to be chosen."""
     given = {*map(key_in, args.overrides)}
@@ -112,14 +107,11 @@ def _choose(args: Namespace, config: RunConfig, planner: Planner) -> int:
     """Prints the layouts of a number of ranks, or the largest image that fits them."""
     if args.prove:
         raise ConfigError("--prove shows the proof of one layout; leave --choose and --largest out")
-    if args.choose and args.largest:
-        raise ConfigError("--choose lists the layouts of one size, and --largest looks for a size")
-    if args.largest and config.parallel.objective == MEMORY:
-        raise ConfigError(
-            f"parallel.objective={MEMORY} ranks the layouts of one size, and --largest looks for a "
-            f"size; leave it out"
-        )
-    if config.parallel.objective == IMAGE and not args.largest:
+    objective = config.parallel.objective
+    if args.largest and (args.choose or objective == MEMORY):
+        other = "--choose" if args.choose else f"parallel.objective={MEMORY}"
+        raise ConfigError(f"{other} ranks layouts of one size, --largest looks for a size; use one")
+    if objective == IMAGE and not args.largest:
         raise ConfigError(
             f"parallel.objective={IMAGE} looks for a size, and --choose lists the layouts of one; "
             f"use --largest"
@@ -135,7 +127,7 @@ def _choose(args: Namespace, config: RunConfig, planner: Planner) -> int:
         print_json({**plain_choice(choice), "image": [config.height, config.width]}, None)
         return 0
     if args.largest:
-        where = f"{choice.ranks} rank{'s' if choice.ranks > 1 else ''}"
+        where = plural(choice.ranks, "rank")
         print(f"Largest image that fits {where}: {config.height}x{config.width}")
         if choice.refused:
             print(f"larger ones that were tried are refused: {choice.refused}")

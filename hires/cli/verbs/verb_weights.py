@@ -167,14 +167,7 @@ def _import(
     prefix = common_prefix(names.values(), rest)
     names = {old: new.removeprefix(prefix) for old, new in names.items()}
     names = {old: new for old, new in names.items() if new not in first}
-    require_fit(
-        f"{place.path}",
-        {new: held[old] for old, new in names.items()},
-        rest,
-        others,
-        _HOW,
-        whole=True,
-    )
+    require_fit(place.key, {new: held[old] for old, new in names.items()}, rest, others, _HOW)
     return {**process.write_weights(config, place.path, path, names, first), "fresh": first}
 
 

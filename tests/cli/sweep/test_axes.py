@@ -96,12 +96,3 @@ def test_mistake_in_the_file_names_it(tmp_path, text, meant):
     with pytest.raises(ConfigError, match=r"mine\.yaml") as caught:
         stored_sweep(["experiment=mine"], tmp_path)
     assert meant in str(caught.value)
-
-
-def test_experiment_that_is_not_there_or_one_too_many():
-    for words, meant in (
-        (["experiment=layuots"], "did you mean layouts?"),
-        (["experiment=layouts", "experiment=other"], "a sweep has one"),
-    ):
-        with pytest.raises(ConfigError, match=meant):
-            stored_sweep(words, None)

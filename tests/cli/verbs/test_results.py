@@ -103,22 +103,6 @@ def test_every_file_key_and_alias_is_listed(hires):
         assert key.split("=")[0] in config_keys()
 
 
-def test_one_key_names_its_values_and_alias(hires):
-    text = hires("list", "parallel.stages").out
-    assert "  values   a whole number, 1 or more\n" in text
-    assert "  aliases  split_size\n" in text
-    # The last word of a key is enough, and so is a choice.
-    assert hires("list", "stages").out == text
-    assert hires("list", "resnet50").out.startswith("model\n  resnet50  ResNet-50")
-    for wrong, meant in (
-        (["parallel.stags"], "did you mean parallel.stages?"),
-        (["nonsense"], "choose one of augment, cluster, "),
-        (["model", "--where", "batch > 3"], "hires list runs --where"),
-    ):
-        answer = hires("list", *wrong)
-        assert (answer.code, meant in answer.err) == (2, True)
-
-
 def test_folder_of_images_is_made_once_and_checked(hires):
     words = ["data", "make", "my images", "--classes", "3", "--count", "6", "--size", "20x30"]
     answer = hires(*words)

@@ -4,7 +4,6 @@ and answers what does not fit with every name."""
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -89,21 +88,6 @@ def test_import_takes_away_what_wrappers_added_and_renames(hires, graph):
     answer = hires("weights", "import", "w.pth", *SMALL[:2], *fewer, "--fresh", "fc")
     assert answer.code == 0, answer.err
     assert load_file("three.safetensors")["fc.bias"].shape == (3,)
-
-
-def test_wrong_words_are_answered_with_a_remedy(hires):
-    save_file({"a": torch.zeros(4)}, "w.safetensors")
-    Path("cut.safetensors").write_bytes(Path("w.safetensors").read_bytes()[:-4])
-    for words, text in (
-        ("bring w.safetensors", "unknown verb 'weights bring'"),
-        ("show nothing.pt", "nothing.pt does not exist"),
-        ("export w.safetensors", "name the file to write, as --out net.safetensors"),
-        ("import w.safetensors --out a.pt --rename x", "--rename x must be OLD=NEW"),
-        ("import cut.safetensors --out a.pt", "cut.safetensors is damaged"),
-    ):
-        answer = hires("weights", *words.split(), *(SMALL[:2] if "import" in words else ()))
-        assert (answer.code, text in answer.err) == (2, True)
-    assert not Path("a.pt").exists()
 
 
 def test_weights_are_named_by_run_hash_step_and_kind(tmp_path):
