@@ -9,8 +9,9 @@ network's own are released meanwhile: an inference saves no checkpoint.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from hires.engine.device import HOST
 from hires.nets.build_network import constant_tensor
 from hires.parallel.compile_node import local_operator
 from hires.parallel.context import Context
-from hires.plan.graph import Graph, Node, Parameter
+from hires.plan.graph import Graph, Node
 from hires.quant.emptied_weights import empty
 
 PIECE_ELEMENTS = 2**19
@@ -37,9 +38,9 @@ Place = Callable[[str, Tensor], None]
 class DerivedTensors:
     """The tensors of a rank's stages that have a recipe, by name; ``own`` are the network's.
 
-    Each recipe runs once, small layers first, and its result is kept until the last recipe that
-    takes it has run. ``releases``: so are those of the network's own tensors that no node reads,
-    which leave ``own``; at most one layer is there in float64.
+    Layer by layer, small ones first, each recipe runs once; at most one layer is there in float64.
+    ``releases``: the network's own tensors that no node reads leave ``own`` as soon as all that is
+    computed from them is there.
     """
 
     def __init__(
@@ -59,8 +60,17 @@ class DerivedTensors:
         sizes = {name: _source_elements(name, plan.graph) for name in self._read if self._is(name)}
         self._names = sorted(sizes, key=lambda name: (sizes[name], name))
         self.tensors: dict[str, Tensor] = {}
-        make = self._maker(own, releases)
-        self.tensors.update((name, self._placed(name, make)) for name in self._names)
+        self._computed: dict[str, Tensor] = {}  # of the layer at work
+        sources = {name: plan.graph.own_params([name]) for name in self._names}
+        uses = Counter(itertools.chain.from_iterable(sources.values()))
+        for _, names in itertools.groupby(self._names, lambda name: name.partition(":")[0]):
+            for name in names:
+                self.tensors[name] = self._placed(name)
+                uses.subtract(sources[name])
+                for source in sources[name] if releases else ():
+                    if not uses[source] and source not in self._read:
+                        own.pop(source, None)
+            self._computed.clear()
 
     def release(self) -> None:
         """Drops those of the network's own tensors from which these are computed and no others."""
@@ -75,61 +85,30 @@ class DerivedTensors:
 
     def made(self, name: str) -> Tensor:
         """Returns one of them, or one from which they are computed, from the network's own."""
-        return self._maker(self._own, names=[name])(name)
+        value = self._value(name)
+        self._computed.clear()
+        return value
 
     def _is(self, name: str) -> bool:
         return self._facts[name].recipe is not None
 
-    def _placed(self, name: str, make: Callable[[str], Tensor]) -> Tensor:
-        # No other name for what was made: in float64 it goes as soon as it is rounded.
-        held = nn.Parameter(make(name).to(self._device), requires_grad=False)
+    def _placed(self, name: str) -> Tensor:
+        held = nn.Parameter(self._value(name).to(self._device), requires_grad=False)
         self._place(name, held)
         return held
 
-    def _maker(
-        self, own: dict[str, Tensor], releases: bool = False, names: list[str] | None = None
-    ) -> Callable[[str], Tensor]:
-        # Returns the tensors as their recipes do, each of ``names`` once.
-        left, held = (
-            _uses(self._names if names is None else names, self._facts),
-            dict[str, Tensor](),
-        )
-
-        def take(name: str) -> Tensor:
-            fact = self._facts[name]
-            if fact.is_constant:
-                return constant_tensor(fact).to(self._device)
-            if fact.recipe is None:
-                tensor = own[name].detach()
-                if releases and left[name] == 1 and name not in self._read:
-                    del own[name]
-            elif name in held:
-                tensor = held[name]
-            else:
-                sources = map(take, fact.recipe["params"])
-                with torch.no_grad():
-                    tensor = RECIPES[fact.recipe["make"]](fact.recipe, [*sources])
-                held[name] = tensor
-            left[name] -= 1
-            if not left[name]:
-                held.pop(name, None)
-            return tensor
-
-        return take
-
-
-def _uses(names: Iterable[str], facts: Mapping[str, Parameter]) -> Counter[str]:
-    # How often each tensor is taken while these are computed, each recipe once, and taken.
-    ahead = [*names]
-    uses, seen = Counter(ahead), set[str]()
-    while ahead:
-        name = ahead.pop()
-        recipe = facts[name].recipe
-        if recipe is not None and name not in seen:
-            seen.add(name)
-            uses.update(recipe["params"])
-            ahead += recipe["params"]
-    return uses
+    def _value(self, name: str) -> Tensor:
+        # A tensor as its recipe returns it.
+        fact = self._facts[name]
+        if fact.is_constant:
+            return constant_tensor(fact).to(self._device)
+        if fact.recipe is None:
+            return self._own[name].detach()
+        if name not in self._computed:
+            sources = [*map(self._value, fact.recipe["params"])]
+            with torch.no_grad():
+                self._computed[name] = RECIPES[fact.recipe["make"]](fact.recipe, sources)
+        return self._computed[name]
 
 
 def _source_elements(name: str, graph: Graph) -> int:

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from hires.core.errors import ConfigError
 
-_TRUST = "or set model.trusted=true and compare a step with `hires verify`"
+_TRUST = "or set model.trusted=true in a run and compare a step with `hires verify`"
 _GRADIENT = (
     "the network has {}, which may change the gradient, and a graph holds operators with their own "
     "gradients only; write it with operators in the forward pass, as x + (f(x) - x).detach() for "

@@ -34,6 +34,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tiles": {"tiles": [2, 1], "microbatches": 2},
     "gems": {"stages": 2, "directions": 2, "schedule": "gems"},
+    "stages, of which the last one alone knows the loss": {"stages": 2, "microbatches": 2},
 }
 AUTOCAST = {"net": "unet", "image": [20, 24], "mesh": [1, 2], "autocast": True}
 WRONG = {"shard": refusals, "uses": refused, "engine": wrong_engines}
