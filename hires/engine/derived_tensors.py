@@ -94,6 +94,7 @@ class DerivedTensors:
 
     def _placed(self, name: str) -> Tensor:
         held = nn.Parameter(self._value(name).to(self._device), requires_grad=False)
+        self._computed.pop(name, None)  # in float64 it goes as soon as it is rounded
         self._place(name, held)
         return held
 
