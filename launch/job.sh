@@ -8,8 +8,8 @@ set -- "${tasks[@]:2*${SLURM_ARRAY_TASK_ID-0}:2}" "$@"
 pythonpath=@PYTHONPATH@
 # Exit code 66: this node does not see the run folder, which must lie where all nodes do.
 cd -- "$1" && exec >>job.log 2>&1 || exit 66
-# cluster.modules and cluster.setup: the supervisor starts, too, if a line fails, and writes it down.
 unset HIRES_FAILED_SETUP
+# cluster.modules and cluster.setup: the supervisor starts, too, if a line fails, and writes it down.
 for hires_line in @SETUP@; do  # a name that no script of the site sets
     # A shell that is no login shell may not know the command `module` yet.
     command -v module >/dev/null || [ ! -r /etc/profile ] || . /etc/profile

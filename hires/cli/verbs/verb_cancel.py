@@ -11,7 +11,7 @@ from hires.cli.screens.screen import print_json
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import campaign
 from hires.core.store.ends import State
-from hires.launcher.cancel import WAIT_S, cancel_all
+from hires.launcher import cancel
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.state import states
 
@@ -34,12 +34,14 @@ def main(args: Namespace) -> int:
     selection, code, ended = select(args.names, args.results), 0, list[str]()
     for folder in selection.campaigns:
         if campaign.stop(folder):  # its sweep starts nothing more
-            deadline = time.monotonic() + WAIT_S
+            deadline = time.monotonic() + cancel.WAIT_S
             while campaign.is_locked(folder) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
             if campaign.is_locked(folder):
                 code, pid = RunError.exit_code, campaign.sweep_process(folder).get("pid")
-                text = f"process {pid} was asked to end, and has not ended within {WAIT_S:g} s"
+                text = (
+                    f"process {pid} was asked to end, and has not ended within {cancel.WAIT_S:g} s"
+                )
                 print(f"hires: {folder.name}: its sweep, {text}; `kill {pid}`", file=sys.stderr)
             else:
                 ended.append(f"{folder.name}: its sweep starts nothing more, and has ended")
@@ -47,7 +49,7 @@ def main(args: Namespace) -> int:
     live = [state for state in all_states if state.state in (State.PENDING, State.RUNNING)]
     # Pending runs are cancelled first, so that none starts in the place of one that was stopped.
     order = sorted(live or all_states[:1], key=lambda state: state.state != State.PENDING)
-    for state, message, stopped in cancel_all(order):
+    for state, message, stopped in cancel.cancel_all(order):
         if stopped:
             ended.append(f"{state.name}: {message}")
         else:

@@ -51,7 +51,10 @@ class _Script(SlurmExecutor):
 
     def text(self, command: str, **parameters: Any) -> str:
         self.update_parameters(use_srun=False, stderr_to_stdout=True, wckey=None, **parameters)
-        return self._make_submission_file_text(command, "")
+        lines = self._make_submission_file_text(command, "").split("\n")
+        # What submitit's own jobs read, and its headings over one line each.
+        left_out = ("# Parameters", "# setup", "# command", "export SUBMITIT_EXECUTOR=slurm")
+        return "\n".join(line for line in lines if line not in left_out)
 
 
 def write_script(
@@ -74,6 +77,8 @@ def write_script(
     lines = [shlex.join(["module", "load", name]) for name in config.cluster.modules]
     lines += config.cluster.setup
     setup = launch_file.render(argv, "job.sh", TASKS=tasks, SETUP=lines)
+    if not lines:
+        setup = re.sub(r"^# cluster\.modules.*?^done\n", "", setup, flags=re.DOTALL | re.MULTILINE)
     text = _Script(folder).text(
         f'exec {shlex.join(python())} -u -m {JOB} --attempts={attempts} "$@"',
         # A folder that was renamed may have a name that no line of options can hold.

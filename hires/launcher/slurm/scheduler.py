@@ -35,7 +35,7 @@ _BAD = ("down", "drain", "fail", "error", "unknown", "reboot", "maint")
 """How Slurm's words for nodes that run nothing begin; an asterisk behind one means no answer."""
 _TIMEOUT_S = 30.0
 _MANY = 1000
-"""Most jobs, or ranges of tasks, in one call: Linux lets one word have 128 KiB."""
+"""Most jobs in one call: Linux lets one word have 128 KiB."""
 _SINGLE = 32
 """Most jobs and arrays that ``scontrol`` is queried about, one by one."""
 _UNLISTED = ("Invalid job id", "not found")
@@ -119,23 +119,7 @@ def is_unknown(name: str) -> bool:
 
 def cancel(jobs: Iterable[Job]) -> None:
     """Cancels jobs and tasks of arrays, many in one call; a RunError says why Slurm does not."""
-    tasks: dict[str, set[int | None]] = {}
-    for job in jobs:
-        tasks.setdefault(str(job["job"]), set()).add(job.get("index"))
-    words = []
-    for number, indices in tasks.items():
-        if None in indices:
-            words.append(number)
-            continue
-        ranges: list[list[int]] = []
-        for index in sorted(index for index in indices if index is not None):
-            if ranges and index == ranges[-1][1] + 1:
-                ranges[-1][1] = index
-            else:
-                ranges.append([index, index])
-        texts = [f"{a}" if a == b else f"{a}-{b}" for a, b in ranges]
-        words += [f"{number}_[{','.join(part)}]" for part in _parts(texts)]
-    for some in _parts(words):
+    for some in _parts([job_name(job) for job in jobs]):
         try:
             ask("scancel", *some)
         except RunError as error:
