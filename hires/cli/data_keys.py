@@ -33,10 +33,10 @@ from hires.core.store.cache import cached, keep
 from hires.core.store.file_names import StrPath
 from hires.core.store.network_weights import BEST, EMA, PICKLES, SAFETENSORS
 from hires.core.store.records import read_config
+from hires.core.units import listed
 from hires.plan.plan import Finding
 from hires.plan.search.candidates import written
 from hires.plan.validation import evaluation_of
-from hires.report.columns import listed
 
 _NAMES_CLASSES = ("folder", "slide", "masks", "cifar10", "digits")
 """``data.name`` of images whose classes have names that predictions should have."""

@@ -1,8 +1,9 @@
-"""Formats numbers for people, with their units, and parses sizes."""
+"""Formats numbers with their units and lists of names for people, and parses sizes."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 GIB = 2**30
@@ -10,6 +11,17 @@ MIB = 2**20
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgtp])(i?))?b?", re.IGNORECASE)
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def listed(words: Sequence[str], most: int | None = 3, separator: str = ", ") -> str:
+    """Returns the first words of a list, all with None, and how many more there are.
+
+    >>> listed("abcde")
+    'a, b, c and 2 more'
+    """
+    more = 0 if most is None else max(0, len(words) - most)
+    shown = separator.join(words if most is None else words[:most])
+    return f"{shown}{separator.rstrip(' ,')} and {more} more" if more else shown
 
 
 def gib(num_bytes: float) -> str:

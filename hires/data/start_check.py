@@ -21,6 +21,7 @@ from pathlib import Path
 from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
+from hires.core.units import listed
 from hires.data.image_format import Size, open_image
 from hires.data.opening import open_source
 from hires.data.order import step_images
@@ -94,8 +95,7 @@ def _slide_findings(facts: str, size: Size, channels: int) -> list[tuple[str, st
     assert isinstance(source, SlideSource)
     found = []
     for one in source.findings():
-        more = f" and {len(one.files) - 3} more" if len(one.files) > 3 else ""
-        found.append((one.severity, "data.labels", f"{one.text}: {', '.join(one.files[:3])}{more}"))
+        found.append((one.severity, "data.labels", f"{one.text}: {listed(one.files)}"))
     return found
 
 

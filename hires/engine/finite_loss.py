@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import LossError
+from hires.core.units import listed
 from hires.parallel.context import Context
 from hires.parallel.executor import StepResult
 
@@ -53,8 +54,7 @@ class FiniteLoss:
         size, every = self._context.plan.graph.input_shape[0], self._samples(step)
         own = (every[m * size : (m + 1) * size] for m in microbatches)
         names = [*dict.fromkeys(itertools.chain(*own))]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        return f", of the images {', '.join(names[:_NAMED])}{more}"
+        return f", of the images {listed(names, _NAMED)}"
 
     def _cause(self) -> str:
         config, maker = self._config, "the network"

@@ -15,6 +15,7 @@ from torch import nn
 
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest
+from hires.core.units import listed
 from hires.nets.build_network import NETS
 from hires.nets.network_call import on_images
 
@@ -78,8 +79,7 @@ def _offered(name: str, own: list[str]) -> str:
     hits = nearest(name, own)
     if hits or not own:
         return f"did you mean {' or '.join(hits)}?" if hits else "it has none at all"
-    more = f" and {len(own) - _SHOWN} more" if len(own) > _SHOWN else ""
-    return f"it has {', '.join(own[:_SHOWN])}{more}"
+    return f"it has {listed(own, _SHOWN)}"
 
 
 def _made(function: Callable[..., Any], target: str, args: dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from hires.core.evaluation_summary import num_classes
 from hires.core.losses import CLASSES
 from hires.core.precisions import CPU_FLAGS, INT8
 from hires.core.store.provenance import cpu_flags
+from hires.core.units import listed
 from hires.plan.graph import Graph, describe
 from hires.plan.hardware import CPU, CUDA
 from hires.plan.partition import layer_starts, scaled, starts_between_ties, tied_uses
@@ -258,9 +259,7 @@ def check_kept(graph: Graph) -> list[Finding]:
         by_reason.setdefault(reason, []).append(name)
     found = []
     for reason, names in by_reason.items():
-        more = len(names) - SHOWN
-        shown = ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
-        text = f"computed in fp32, not with 8-bit integers: {shown} ({reason})"
+        text = f"computed in fp32, not with 8-bit integers: {listed(names, SHOWN)} ({reason})"
         found.append(Finding("note", "precision", text))
     return found
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from hires.core.errors import ConfigError
 from hires.core.store import reading
 from hires.core.store.files import write_atomically
+from hires.core.units import listed
 from hires.plan.routes import Route
 from hires.plan.table_rules import (
     Case,
@@ -137,8 +138,7 @@ class TuningTable:
         if not isinstance(made, Mapping):
             problems.append(f"made {made!r:.40} holds no keys and values")
         if problems:
-            more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-            raise ConfigError("; ".join(problems[:_SHOWN]) + more)
+            raise ConfigError(listed(problems, _SHOWN, "; "))
         return TuningTable(rules, default, points, made)
 
     def to_dict(self) -> dict[str, Any]:

@@ -32,10 +32,10 @@ from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
 from hires.core.store.file_names import MIB, StrPath
 from hires.core.store.files import write_atomically
-from hires.core.store.frozen import listed
 from hires.core.store.naming import identity, plain
 from hires.core.store.network_weights import FLOATS, SAFETENSORS, WeightsPlace, find_weights
 from hires.core.store.reading import read_named
+from hires.core.units import listed
 from hires.quant.affine import LAST, Affine
 
 VERSION = 2

@@ -265,13 +265,6 @@ def value_text(value: Any) -> str:
     return f"({type(value).__name__})"
 
 
-def listed(words: Sequence[str], most: int, separator: str = ", ") -> str:
-    """Returns the first words of a list, and how many more there are."""
-    left = len(words) - most
-    more = f"{separator.rstrip(' ,')} and {left} more" if left > 0 else ""
-    return separator.join(words[:most]) + more
-
-
 def same_value(value: Any, words: str) -> bool:
     """Whether words name a value; an image may be written as 64, 64x64 or [64,64]."""
     if value is None:

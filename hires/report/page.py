@@ -14,8 +14,8 @@ from typing import Any
 
 import hires
 from hires.core.store import provenance
-from hires.core.units import size
-from hires.report.columns import Table, listed, value_text
+from hires.core.units import listed, size
+from hires.report.columns import Table, value_text
 from hires.report.compare.comparison import origin
 from hires.report.frames import Frames, setting
 from hires.report.plots import base as figures

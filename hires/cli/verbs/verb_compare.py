@@ -11,8 +11,9 @@ from hires.cli.screens.screen import percent, print_json, print_notes, print_tab
 from hires.cli.verbs.list_runs import add_live_states
 from hires.core.errors import REGRESSION, ConfigError, RunError
 from hires.core.store.launch_file import reproduce_line
+from hires.core.units import listed
 from hires.launcher.status.run_selection import select
-from hires.report.columns import Column, listed
+from hires.report.columns import Column
 from hires.report.compare import references
 from hires.report.compare.bootstrap import CONFIDENCE
 from hires.report.compare.comparison import Comparison, compare_references, compare_runs

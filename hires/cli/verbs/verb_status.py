@@ -18,9 +18,9 @@ from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.store.ends import State
 from hires.core.store.reading import printable
 from hires.core.terminal import behind
+from hires.core.units import listed
 from hires.launcher.status.run_selection import select
 from hires.launcher.status.state import RunState, states
-from hires.report.columns import listed
 
 WATCH_S = 2.0
 TITLES = ("run", "campaign", "state", "step", "left", "img/s", "peak", "attempt", "note")

@@ -24,6 +24,7 @@ from hires.core.errors import ConfigError, RunError
 from hires.core.precisions import INT8
 from hires.core.store import file_names, reading
 from hires.core.store.rundir import create
+from hires.core.units import listed
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.report.columns import Column
@@ -135,5 +136,4 @@ def _print(answer: dict[str, Any]) -> None:
         (sums, answer.get("float_sums", [])),
     ):
         if names:
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            print(f"{what}: {', '.join(names[:_SHOWN])}{more}")
+            print(f"{what}: {listed(names, _SHOWN)}")

@@ -19,10 +19,10 @@ from hires.core.store.frozen import (
     Frozen,
     RunInputs,
     frozen_sha256,
-    listed,
     read,
     sha256_of,
 )
+from hires.core.units import listed
 
 _SETTLE_S = 1.0
 _PLAIN_TEXT = re.compile(r"[A-Za-z_/][\w./:+@-]*")

@@ -27,7 +27,6 @@ LENGTH = ("steps", "measure")
 """Keys in which a run may differ from one that it continues: its state after a step is the same."""
 MOST_READ = 64 * 2**30
 """Bytes of a file that is read for its digest; a folder may be a stranger's."""
-_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -176,9 +175,3 @@ def sha256_of(path: Path, most: int = MOST_READ) -> str | None:
     except OSError:
         return None
     return found.hexdigest()
-
-
-def listed(words: list[str]) -> str:
-    """Returns the first words, and how many more there are."""
-    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-    return ", ".join(words[:_SHOWN]) + more

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from hires.core.store.checkpoints import (
     part_of_key,
     whole_shape,
 )
+from hires.core.units import listed
 
 SAFETENSORS, PICKLES = (".safetensors",), (".pt", ".pth")
 FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -262,9 +263,9 @@ class Misfit:
             f"{name} is {there} there and {here} here"
             for name, (there, here) in self.of_another_shape.items()
         ]
-        wrong = [f"it has no {_first_of(self.missing, most)}"] if self.missing else []
-        wrong += [f"of no layer: {_first_of(self.of_no_layer, most)}"] if self.of_no_layer else []
-        wrong += [_first_of(shapes, most, "; ")] if shapes else []
+        wrong = [f"it has no {listed(self.missing, most)}"] if self.missing else []
+        wrong += [f"of no layer: {listed(self.of_no_layer, most)}"] if self.of_no_layer else []
+        wrong += [listed(shapes, most, "; ")] if shapes else []
         return "; ".join(wrong)
 
     def has_more(self, most: int) -> bool:
@@ -328,7 +329,7 @@ def require_types(key: str, held: Mapping[str, str], needed: Mapping[str, str]) 
     ]
     if wrong:
         raise ConfigError(
-            f"{key} holds other kinds of numbers than the network: {_first_of(wrong, _NAMED)}; "
+            f"{key} holds other kinds of numbers than the network: {listed(wrong, _NAMED)}; "
             f"name a file of real numbers, as a training writes"
         )
 
@@ -336,12 +337,6 @@ def require_types(key: str, held: Mapping[str, str], needed: Mapping[str, str]) 
 def _kind(dtype: str) -> str:
     word = dtype.lower().removeprefix("b")  # safetensors' own names, as F8_E4M3, too
     return next((kind for kind in ("f", "c") if word.startswith(kind)), "whole")
-
-
-def _first_of(names: Sequence[str], most: int | None, between: str = ", ") -> str:
-    shown = names[:most]
-    more = f"{between}and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    return between.join(shown) + more
 
 
 def common_prefix(held: Collection[str], needed: Collection[str]) -> str:

@@ -21,6 +21,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store.attempts import Attempt, job_name
 from hires.core.store.ends import State
+from hires.core.units import listed
 from hires.launcher.interface import ENDED, GONE, UNKNOWN, Job, JobStatus
 
 NOTHING = ("", "(null)", "None", "N/A", "Unknown")
@@ -123,8 +124,7 @@ def cancel(jobs: Iterable[Job]) -> None:
         try:
             ask("scancel", *some)
         except RunError as error:
-            more = f" and {len(some) - 3} more" if len(some) > 3 else ""
-            named = f"job{'s' if len(some) > 1 else ''} {', '.join(some[:3])}{more}"
+            named = f"job{'s' if len(some) > 1 else ''} {listed(some)}"
             raise RunError(f"{named} cannot be cancelled: {error}") from None
 
 

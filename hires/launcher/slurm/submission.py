@@ -24,6 +24,7 @@ from hires.core.store.attempts import next_attempt
 from hires.core.store.ends import End, State
 from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import make_folder
+from hires.core.units import listed
 from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, note_job
 from hires.launcher.local.local_launcher import end_without_ranks
 from hires.launcher.slurm import scheduler
@@ -38,8 +39,6 @@ _MAX_TASKS = (1001, 10_000)
 """Tasks of an array: Slurm's default, and the most whose script it surely takes (4 MiB)."""
 _TIMEOUT_S = 120
 _JOB = re.compile(r"\d+(_\d+)?")
-_SHOWN = 3
-"""Runs that one error names."""
 _NUMBER = re.compile(r"(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?")
 """A line of sbatch that names a job, with ``--parsable`` and without."""
 
@@ -174,9 +173,7 @@ def _condition(kind: str, name: str, results: StrPath) -> str:
 
 
 def _named(states_: Sequence[RunState]) -> str:
-    names = ", ".join(state.name for state in states_[:_SHOWN])
-    more = f" and {len(states_) - _SHOWN} more" if len(states_) > _SHOWN else ""
-    return f"{names}{more} {'is' if len(states_) == 1 else 'are'}"
+    return f"{listed([one.name for one in states_])} {'is' if len(states_) == 1 else 'are'}"
 
 
 def _submit(script: Path, config: RunConfig, after: str | None, *words: str) -> str:

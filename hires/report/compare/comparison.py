@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hires.core.errors import ConfigError
-from hires.core.units import size
-from hires.report.columns import listed, value_text
+from hires.core.units import listed, size
+from hires.report.columns import value_text
 from hires.report.compare.bootstrap import CONFIDENCE
 from hires.report.compare.metrics import METRICS, ComparedPoint, Metric, pair, per_image, points
 from hires.report.compare.references import Reference, best
