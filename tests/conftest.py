@@ -104,9 +104,6 @@ def lean_forks(_lean_process: spawn.WarmProcess | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _warm(modules: list[str]) -> Iterator[spawn.WarmProcess | None]:
-    if not sys.platform.startswith("linux"):
-        yield None
-        return
     variables = {"PYTHONPATH": str(REPOSITORY), **spawn.thread_variables(1)}
     warm = spawn.WarmProcess({**os.environ, **variables}, modules=modules, kept=True)
     yield warm

@@ -33,7 +33,7 @@ from hires.core.store import campaign, file_names, rundir
 from hires.core.store.rundir import run_path
 from hires.data.opening import open_data
 from hires.launcher.interface import launcher_of
-from hires.launcher.status.running_elsewhere import alone
+from hires.launcher.status.running_elsewhere import exclusive_start
 from hires.plan.graph import Graph
 from hires.plan.passes.int8_roundings import Roundings
 from hires.plan.passes.int8_scales import kept_by_name, observed_values, params_digest
@@ -251,7 +251,7 @@ def calibrate(config: RunConfig, planner: Planner, argv: Sequence[str]) -> Path:
     path, launcher = run_path(config, inputs), launcher_of(config)
     plan = planner.plan(config)
     require_feasible(plan)
-    with campaign.starting([path.parent]), alone(path):
+    with campaign.starting([path.parent]), exclusive_start(path):
         run = rundir.create(config, plan.to_dict(), argv, inputs)
         launcher.write_scripts(path, config, argv)
         job = launcher.submit(run, config, None)

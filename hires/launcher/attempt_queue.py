@@ -172,7 +172,7 @@ class LocalQueue:
     def _begin(self, task: FrozenRun) -> None:
         """Starts a task, unless another command makes or has made it; a failed start is its end."""
         try:
-            with running_elsewhere.alone(task.path):
+            with running_elsewhere.exclusive_start(task.path):
                 if len(rundir.done_attempts(task.path)) > self._done[task.path]:
                     self._done[task.path] += 1
                     self._watcher.left(task, "completed by another command meanwhile")

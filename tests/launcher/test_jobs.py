@@ -151,7 +151,7 @@ def test_one_odd_answer_or_none_is_no_verdict(run, squeue, answers):
 
 def begin(path: Path) -> None:
     """Begins an attempt, as far as no job or process has the run."""
-    with running_elsewhere.alone(path):
+    with running_elsewhere.exclusive_start(path):
         pass
 
 

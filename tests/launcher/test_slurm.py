@@ -230,7 +230,7 @@ def killed_and_cancelled_processes_cost_the_steps_since_the_last_checkpoint(runs
         os.kill(run.events("launch_started", 1)[0]["pid"], signal.SIGKILL)
         _, err = waiting.communicate(timeout=200)
     assert waiting.returncode == 1, err
-    assert "is lost" in err
+    assert "ended with FAILED, and left no exit.json" in err
     run.wait_for_ranks_to_end()
     runs.submit(*SAVING)
     run.wait_for_step(max(run.steps(1)) + 3, attempt=2)

@@ -37,7 +37,7 @@ from hires.core.store.file_names import attempt_numbers, last_number
 from hires.core.store.naming import COSMETIC, plain
 from hires.launcher.interface import FrozenRun, SubmitOptions, launcher_of
 from hires.launcher.status.run_selection import select
-from hires.launcher.status.running_elsewhere import alone, refuse_begun
+from hires.launcher.status.running_elsewhere import exclusive_start, refuse_begun
 from hires.launcher.status.state import RunState, states
 
 _NEVER = (State.RUNNING, State.INFEASIBLE)
@@ -201,7 +201,7 @@ def _run_here(
         try:
             with campaign.starting([path.parent]):
                 refuse_begun(path, seen[path])
-                with alone(path):
+                with exclusive_start(path):
                     rundir.refreeze(path, turn.config)
                     run = rundir.RunDir(path, attempts.next_attempt(path))
             seen[path] = run.attempt

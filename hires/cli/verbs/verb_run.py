@@ -29,7 +29,7 @@ from hires.core.store.file_names import last_number
 from hires.core.store.records import done_attempt, read_record
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
-from hires.launcher.status.running_elsewhere import alone, refuse_begun
+from hires.launcher.status.running_elsewhere import exclusive_start, refuse_begun
 from hires.report.tables import write_run_tables
 
 PARSER = Parser(
@@ -89,7 +89,7 @@ def main(args: Namespace) -> int:
         for note in ready.notes:  # of a run that is not refused
             print(f"note: {note}", file=sys.stderr)
         if args.dry_run:
-            with campaign.starting([path.parent]), alone(path):
+            with campaign.starting([path.parent]), exclusive_start(path):
                 rundir.freeze(config, plan.to_dict(), ready.argv, ready.inputs)
                 ready.keep_choice()
                 scripts = launcher.write_scripts(path, config, ready.argv)
@@ -105,7 +105,7 @@ def main(args: Namespace) -> int:
                 _print(path, args.json)  # another command completed it while this one planned
                 return 0
             refuse_begun(path, seen)
-            with alone(path):
+            with exclusive_start(path):
                 run = rundir.create(config, plan.to_dict(), ready.argv, ready.inputs)
                 ready.keep_choice()
                 launcher.write_scripts(path, config, ready.argv)

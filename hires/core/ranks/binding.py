@@ -40,8 +40,7 @@ class Binding:
 def bind(world: World, config: RunConfig) -> Binding:
     """Binds this process, and all threads that it starts from now on, to its share."""
     threads = config.launcher.threads
-    # Where the system does not show the cores there are none.
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cores = sorted(os.sched_getaffinity(0))
     # Cores that share a processor, or are hardware threads of one core, stand side by side.
     neighbours = sorted(
         cores, key=lambda core: (_fact(core, "physical_package_id"), _fact(core, "core_id"), core)

@@ -18,8 +18,6 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _DEV = Path("/dev")
 _PCI = Path("/sys/bus/pci/devices")
-_WSL = Path("/usr/lib/wsl/lib")
-"""Where the driver of Windows puts its libraries for WSL2."""
 _DRIVER = Path("/proc/driver/nvidia")
 _NVIDIA, _DISPLAY = "0x10de", "0x03"  # vendor, and the class of graphics and 3D controllers
 _NAME = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
@@ -56,14 +54,8 @@ def visible_gpus(gpus: int | None = None, environ: Mapping[str, str] = os.enviro
 
 
 def device_files() -> int:
-    """Returns how many NVIDIA GPUs the system offers to programs; under WSL2, which hides it, 1."""
-    count = sum(path.name.removeprefix("nvidia").isdigit() for path in _DEV.glob("nvidia*"))
-    return count or int(is_wsl() and any(_WSL.glob("libcuda.so*")))
-
-
-def is_wsl() -> bool:
-    """Returns whether this is Linux under Windows (WSL2), whose GPUs are behind one file."""
-    return (_DEV / "dxg").exists()
+    """Returns how many NVIDIA GPUs the system offers to programs."""
+    return sum(path.name.removeprefix("nvidia").isdigit() for path in _DEV.glob("nvidia*"))
 
 
 def cards() -> int:

@@ -11,12 +11,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-import sys
 from collections.abc import Iterator
 
 from hires.core.errors import ConfigError
-
-_IS_LINUX = sys.platform.startswith("linux")
 
 
 class PortTakenError(ConfigError):
@@ -31,14 +28,11 @@ def reserve(port: int) -> Iterator[int]:
         try:
             kept.bind(("", port))
             number = int(kept.getsockname()[1])
-            if _IS_LINUX:
-                # A socket without a file, of all users and containers that share the network.
-                name.bind(f"\0hires-port-{number}")
+            # A socket without a file, of all users and containers that share the network.
+            name.bind(f"\0hires-port-{number}")
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             why = "is taken" if taken else f"cannot be used ({error.strerror})"
             remedy = "choose another one, or launcher.port=0 for any free port"
             raise PortTakenError(f"launcher.port={port} {why}; {remedy}") from None
-        if not _IS_LINUX:
-            kept.close()  # elsewhere a bound port keeps rank 0 out, too
         yield number

@@ -32,8 +32,7 @@ def collect() -> dict[str, Any]:
     ``git`` is the commit of this code (if edited with ``-dirty-`` and a digest of the edits), or
     None where it is no checkout; ``memory`` is in bytes; ``cores`` are those this process may use.
     """
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     memory = torch = None
     with contextlib.suppress(metadata.PackageNotFoundError):
         torch = metadata.version("torch")

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     trust.keep_folders_private()
     try:
         path = rundir.frozen_folder(folder)
-        with running_elsewhere.alone(path):
+        with running_elsewhere.exclusive_start(path):
             number = attempts.next_attempt(path)
         config, world = records.read_config(path), records.read_world(path)
         say(f"{path.name}: attempt {number}, {world} ranks")

@@ -27,7 +27,6 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -175,11 +174,11 @@ def release() -> None:
 
 @contextlib.contextmanager
 def warm(threads: int = 1, keep: bool = False) -> Iterator[None]:
-    """Forks what is started within the block from one warm process, if the system is Linux.
+    """Forks what is started within the block from one warm process.
 
     Nothing changes where there is one already; ranks with other ``threads`` are fresh processes.
     """
-    if _current is not None or not sys.platform.startswith("linux"):
+    if _current is not None:
         yield
         return
     made = WarmProcess({**os.environ, **thread_variables(threads)}, kept=keep)
@@ -271,8 +270,6 @@ def die_with(
     The kernel sends it the signal ``number`` when the *thread* of the parent ends that started it.
     With ``held`` SIGUSR2 waits until the child listens; by default it would end the child.
     """
-    if not sys.platform.startswith("linux"):
-        return lambda: None
     prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: the child must not import
 
     def request() -> None:

@@ -146,7 +146,7 @@ class JobRun:
         attempt = Attempt(self.path, -1 if self.submitted is None else self.submitted)
         is_fresh = attempt.folder.is_dir() and not (attempt.has_ended or attempt.launched)
         fresh = attempt.number if is_fresh else None
-        with running_elsewhere.alone(self.path, self.job.name, fresh):
+        with running_elsewhere.exclusive_start(self.path, self.job.name, fresh):
             number = attempts.next_attempt(self.path) if fresh is None else fresh
             if Attempt(self.path, number).job_name != self.job.name:
                 job, index = self.job.array or (self.job.job, None)

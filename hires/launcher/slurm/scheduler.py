@@ -16,12 +16,11 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from hires.core import programs
+from hires.core import programs, units
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.store.attempts import Attempt, job_name
 from hires.core.store.ends import State
-from hires.core.units import listed
 from hires.launcher.interface import ENDED, GONE, UNKNOWN, Job, JobStatus
 
 NOTHING = ("", "(null)", "None", "N/A", "Unknown")
@@ -124,7 +123,7 @@ def cancel(jobs: Iterable[Job]) -> None:
         try:
             ask("scancel", *some)
         except RunError as error:
-            named = f"job{'s' if len(some) > 1 else ''} {listed(some)}"
+            named = f"job{'s' if len(some) > 1 else ''} {units.listed(some)}"
             raise RunError(f"{named} cannot be cancelled: {error}") from None
 
 

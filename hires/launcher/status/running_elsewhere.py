@@ -33,7 +33,9 @@ class UnderWayError(RunError):
 
 
 @contextlib.contextmanager
-def alone(run: Path, job: str | None = None, submitted: int | None = None) -> Iterator[None]:
+def exclusive_start(
+    run: Path, job: str | None = None, submitted: int | None = None
+) -> Iterator[None]:
     """Lets one process at a time take an attempt of a run, and only if no other has the run.
 
     ``job`` names this process's job, if it belongs to one, and ``submitted`` the attempt that it
@@ -79,7 +81,7 @@ def holders(
     """Returns the runs that another job or process has, with its name and how to stop it in words.
 
     Call it within :func:`hires.core.store.campaign.starting` if the others are to be started. Of
-    ``job`` and ``submitted`` see :func:`alone`.
+    ``job`` and ``submitted`` see :func:`exclusive_start`.
     """
     every = {run: [Attempt(run, n) for n in file_names.attempt_numbers(run)] for run in runs}
     jobs = [a.job for some in every.values() for a in some if a.job and a.may_go_on]
