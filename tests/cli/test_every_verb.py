@@ -19,8 +19,8 @@ from safetensors.numpy import save_file
 from hires.cli import verbs
 from hires.cli.compose.choices import groups
 from hires.cli.main import VERBS, main, module_of
-from hires.cli.screens.progress import StepProgress
 from hires.cli.screens.screen import list_lines, table_lines
+from hires.cli.start_run import StepProgress
 from hires.core.errors import CommError, ConfigError, HiresError, PlanError
 from hires.core.terminal import printable_output
 from tests.helpers.commands import HOSTILE, REPOSITORY, SMALL, UNSEEN, tables_of

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.planning import Planner
-from hires.cli.screens.progress import SweepProgress
 from hires.cli.screens.screen import plural, print_notes, print_table
-from hires.cli.start_run import submit
+from hires.cli.start_run import SweepProgress, submit
 from hires.cli.sweep.sweep_points import COMPLETE, FAILED, INFEASIBLE, READY, Points, SweepPoint
 from hires.core.errors import INTERRUPTED, PREEMPTED, ConfigError, HiresError, PlanError, RunError
 from hires.core.ranks.gpus import visible_gpus

@@ -26,7 +26,7 @@ from hires.cli.compose.overrides import key_in, parsed
 from hires.cli.data_keys import saves_end
 from hires.cli.planning import MemoryNeeds, Planner, finding_texts
 from hires.cli.prepare import EarlierRuns, Prepared, prepare
-from hires.cli.screens.progress import show_planning
+from hires.cli.start_run import show_planning
 from hires.cli.sweep.axes import SweepAxis
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, PlanError, StoppedError

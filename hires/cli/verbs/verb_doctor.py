@@ -1,23 +1,47 @@
-"""``hires doctor``: check what this machine and its cluster have, and say what would help."""
+"""``hires doctor``: check what this machine and its cluster have, and say what would help.
+
+What might crash, as a torch, is checked in a process of its own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import platform
+import re
 import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import metadata, util
 from pathlib import Path
+from subprocess import SubprocessError
+from typing import Any
 
+from hires.cli.compose.choices import conf_dir
 from hires.cli.compose.compose_config import compose
 from hires.cli.data_keys import with_classes
-from hires.cli.doctor_checks import guarded, machine_checks, mpi_checks, torch_checks
 from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.screens.screen import print_config, print_json, print_lines, table_lines
 from hires.cli.verbs.verb_bench import become
+from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.core.errors import ConfigError, RunError
-from hires.launcher.doctor_check import FAILED, OK, WARNING, Check
+from hires.core.errors import ConfigError, HiresError, RunError
+from hires.core.precisions import CPU_FLAGS, INT8
+from hires.core.python_command import code_command
+from hires.core.ranks import compilers, gpus, heartbeat, memory_files, mpi_library, network
+from hires.core.store.files import write_rate
+from hires.core.store.provenance import collect, cpu_flags
+from hires.core.units import gib, size
+from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, ask, last
 from hires.launcher.interface import all_launchers, launcher_of
+from hires.plan.checks import EMULATED, lacks_instructions
 from hires.plan.simulation.machine_calibration import (
     calibration_or_defaults,
     load_calibration,
@@ -106,3 +130,256 @@ def lines(checks: Sequence[Check]) -> list[str]:
         if check.remedy and check.state != OK:
             rows.append(("", "", "", f"-> {' '.join(check.remedy.split())}"))
     return table_lines(rows, "llll", heads=False, names=("where", "check", "state", "text"))
+
+
+_ROOM_BYTES = 2**30
+_MESSAGES_BYTES = 2**26  # of all messages within one machine, at most
+_SLOW_BYTES_PER_S = 20e6
+_SKEW_S = 5.0
+_TORCH = """\
+import json, torch
+cuda, devices = torch.cuda, []
+if cuda.is_available():
+    devices = [cuda.get_device_name(i) for i in range(cuda.device_count())]
+pairs = [(i, j) for i in range(len(devices)) for j in range(len(devices)) if i != j]
+facts = {"version": torch.__version__, "threads": torch.get_num_threads(), "devices": devices}
+facts["cuda"] = torch.version.cuda
+facts["apart"] = [pair for pair in pairs if not cuda.can_device_access_peer(*pair)]
+nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+facts["nccl"] = ".".join(map(str, cuda.nccl.version())) if nccl and devices else None
+print(json.dumps(facts))
+"""
+_GLOO = """\
+import sys, datetime, torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]),
+                        world_size=2, timeout=datetime.timedelta(seconds=60))
+x = torch.ones(1)
+dist.all_reduce(x)
+dist.destroy_process_group()
+sys.exit(x.item() != 2)
+"""
+
+
+def guarded(name: str, check: Callable[[], Check]) -> Check:
+    """Returns the result of a check; one that raises has failed, and the others go on."""
+    try:
+        return check()
+    except (OSError, ValueError, LookupError, ImportError, HiresError, SubprocessError) as error:
+        why = f"the check itself failed: {type(error).__name__}: {error}"
+        remedy = "fix the cause, install hires again, or report it as a bug"
+        return Check(name, FAILED, why, remedy)
+
+
+def machine_checks(results: Path, nodes: int) -> list[Check]:
+    """Returns the lines about this machine that need no torch."""
+    place = next(one for one in (results.absolute(), *results.absolute().parents) if one.is_dir())
+    checks: dict[str, Callable[[], Check]] = {
+        # A Python older than hires supports could not have come this far.
+        "python": lambda: _ok("python", f"{platform.python_version()} at {sys.executable}"),
+        "packages": _packages,
+        "config": lambda: _ok("config", str(conf_dir())),
+        "machine": _machine,
+        "precisions": _instructions,
+        "results": lambda: _results(results, place),
+        "clock": lambda: _clock(place),
+        "shared memory": _shared_memory,
+        "address": lambda: _address(nodes),
+    }
+    return [guarded(name, check) for name, check in checks.items()]
+
+
+def torch_checks() -> list[Check]:
+    """Returns the lines about torch; one line if it cannot be imported."""
+    code, text = ask(*code_command(_TORCH))
+    if code:
+        return [Check("torch", FAILED, last(text), "pip install torch again, see constraints.txt")]
+    facts = json.loads(last(text))
+    lacks = compilers.missing("cuda" if facts["devices"] else "cpu")
+    what, _, remedy = (lacks or "all that engine.compile=stage needs is here").partition("; ")
+    compiles = _good("compiler", lacks is None, what, f"engine.compile=stage needs it: {remedy}")
+    text = "not here; only engine.compile=tensorrt needs it: pip install 'hires[tensorrt]'"
+    if util.find_spec("torch_tensorrt") is not None:
+        command = code_command("import torch_tensorrt; print(torch_tensorrt.__version__)")
+        code, text = ask(*command)
+    remedy = "install it again, or remove it: it is optional"
+    tensorrt = _good("tensorrt", code == 0, last(text), remedy)
+    version = f"{facts['version']}, {facts['threads']} threads in one process"
+    return [_ok("torch", version), *gpu_checks(facts), compiles, tensorrt, _gloo()]
+
+
+def mpi_checks() -> list[Check]:
+    """Returns the lines about MPI; a machine without any is fine.
+
+    A launcher and a library that do not pair are refused when ranks start.
+    """
+    where = shutil.which("mpirun")
+    code, text = ask("mpirun", "--version", most_s=30)
+    launcher = "" if code else text.strip().partition("\n")[0]
+    mpirun = "not here; launcher=mpirun needs one, nothing else does"
+    if where is not None:
+        mpirun = f"{launcher or 'of an unknown kind'} at {where}"
+    checks = [_ok("mpirun", mpirun), _mpi4py(launcher)]
+    code, text = ask("srun", "--mpi=list", most_s=30)
+    return [*checks, *([] if code else [_ok("pmi", f"srun offers {' '.join(text.split())}")])]
+
+
+def gpu_checks(facts: dict[str, Any]) -> list[Check]:
+    """Returns the lines about GPUs, from what torch found."""
+    devices, apart = facts["devices"], facts["apart"]
+    if not devices:
+        cards, driver, cuda = max(gpus.cards(), gpus.device_files()), gpus.driver(), facts["cuda"]
+        text = f"NVIDIA GPUs: {cards}, driver: {driver or 'none'}, CUDA of torch: {cuda or 'none'}"
+        remedy = "install a driver and a torch whose CUDA it runs, give the container or job its "
+        remedy += f"GPUs, and check {gpus.VISIBLE}; until then ranks compute on the CPU"
+        return [_good("cuda", not cards and driver is None, text, remedy)]
+    remedy = "install a torch with NCCL; until then GPUs talk over gloo"
+    nccl = facts["nccl"]
+    checks = [
+        _ok("cuda", f"CUDA {facts['cuda']}: {len(devices)} x {devices[0]}"),
+        _good("nccl", nccl is not None, nccl or "this torch has no NCCL", remedy),
+    ]
+    if len(devices) > 1:
+        text = f"all {len(devices)} GPUs read each other's memory"
+        if apart:
+            text = f"{len(apart)} pairs of GPUs do not, as {' and '.join(map(str, apart[0]))}"
+        remedy = "see `nvidia-smi topo -m`; messages between them go through the host's memory"
+        checks.append(_good("peers", not apart, text, remedy))
+    return checks
+
+
+def _ok(name: str, text: str) -> Check:
+    return Check(name, OK, text)
+
+
+def _good(name: str, is_good: bool, text: str, remedy: str) -> Check:
+    return _ok(name, text) if is_good else Check(name, WARNING, text, remedy)
+
+
+def _packages() -> Check:
+    try:
+        lines = [line for line in metadata.requires("hires") or () if ";" not in line]
+    except metadata.PackageNotFoundError:  # a checkout: what is missing shows at its import
+        text = "hires runs from a checkout, so what it needs is not checked"
+        return Check("packages", WARNING, text, "pip install the checkout")
+    wrong = []
+    for line in lines:
+        name, least = re.split(r"[^\w-]", line)[0], re.search(r"[>=]=([\d.]+)", line)
+        try:
+            version = metadata.version(name)
+            if least and _numbers(version) < _numbers(least[1]):
+                wrong.append(f"{name} {version} is older than {least[1]}")
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{name} is missing")
+    if wrong:
+        return Check("packages", FAILED, "; ".join(sorted(wrong)), "pip install hires again")
+    return _ok("packages", f"all {len(lines)} are installed")
+
+
+def _numbers(version: str) -> list[int]:
+    """Returns the numbers of a version, as ``2.13.0+cpu``."""
+    return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
+
+
+def _machine() -> Check:
+    facts = collect()["hardware"]
+    memory = gib(facts["memory"]) if facts["memory"] else "memory unknown"
+    text = f"{facts['cores']} cores, {memory}, {facts['cpu']}"
+    remedy = "ranks share one core: layouts run, but gain no speed"
+    return _good("machine", facts["cores"] > 1, text, remedy)
+
+
+def _instructions() -> Check:
+    """What the CPU multiplies itself; its speed only, as every precision runs on every CPU."""
+    if not cpu_flags():
+        return _ok("precisions", "this system does not show what its CPU multiplies")
+    slow = [precision for precision in CPU_FLAGS if lacks_instructions(precision)]
+    fast = [precision for precision in CPU_FLAGS if precision not in slow]
+    text = f"this CPU has instructions for {' and '.join(fast) or 'fp32 only'}"
+    text += f", none for {' and '.join(slow)}" if slow else ""
+    remedy = "; ".join(f"no {', '.join(CPU_FLAGS[one])}: {EMULATED[one]}" for one in slow)
+    # Hardly any CPU has fp16, and nothing is lost by that: bf16 is as small.
+    return _good("precisions", not {*slow} & {"bf16", INT8}, text, remedy)
+
+
+def _results(results: Path, place: Path) -> Check:
+    free = shutil.disk_usage(place).free
+    text = f"{results.absolute()}, {gib(free)} free"
+    try:
+        rate = write_rate(place)
+    except OSError as error:
+        text = f"{text}, not writable ({error.strerror})"
+        return Check("results", FAILED, text, "choose results=FOLDER, or free some space")
+    text += f", takes {size(rate)}/s"
+    if free < _ROOM_BYTES:
+        return Check("results", WARNING, text, "free some space, or choose results=FOLDER")
+    remedy = "checkpoints take long: save less often (checkpoint.every), or elsewhere (results=)"
+    return _good("results", rate >= _SLOW_BYTES_PER_S, text, remedy)
+
+
+def _shared_memory() -> Check:
+    left, free = memory_files.left_behind(), memory_files.free_bytes()
+    text = f"{memory_files.folder()}, {size(free)} free"
+    if left:
+        text += f"; killed ranks left {len(left)} files there"
+        return Check("shared memory", WARNING, text, "the next run on this machine removes them")
+    remedy = "free some, enlarge it (of a container: --shm-size), or set comm.shared_memory=false"
+    return _good("shared memory", free >= _MESSAGES_BYTES, text, remedy)
+
+
+def _clock(place: Path) -> Check:
+    ahead_s = heartbeat.file_clock(place) - time.time()
+    text = f"the file system of the results is {abs(ahead_s):.1f} s "
+    text += "ahead of this machine" if ahead_s > 0 else "behind this machine"
+    remedy = "set both clocks (chrony, ntpd); hires goes by the file system's own, so runs are fine"
+    return _good("clock", abs(ahead_s) < _SKEW_S, text, remedy)
+
+
+def _address(nodes: int) -> Check:
+    """Where ranks meet: the address that this host's name leads to."""
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        text = f"the name of this host, {name}, leads nowhere ({error.strerror})"
+        if nodes == 1:
+            return _ok("address", f"{text}; ranks on one machine meet at 127.0.0.1")
+        return Check("address", FAILED, text, "add it to DNS or to /etc/hosts of all nodes")
+    reached = nodes == 1 or not network.is_loopback(address)
+    text = f"{name} is {address}" + ("" if reached else "; no other machine reaches that")
+    remedy = "let the name lead to the network's address, or set launcher.interface=NAME"
+    return _good("address", reached, text, remedy)
+
+
+def _gloo() -> Check:
+    with tempfile.TemporaryDirectory() as folder:
+        command = code_command(_GLOO, str(Path(folder) / "meet"))
+        quiet = subprocess.DEVNULL
+        second = subprocess.Popen([*command, "1"], stdout=quiet, stderr=quiet)
+        try:
+            code, text = ask(*command, "0")
+        finally:
+            second.kill()
+            second.wait()
+    if code == 0:
+        return _ok("gloo", "two processes agreed on a sum")
+    remedy = "set GLOO_SOCKET_IFNAME=lo, and let no firewall block this machine's own address"
+    return Check("gloo", FAILED, last(text), remedy)
+
+
+def _mpi4py(launcher: str) -> Check:
+    """Which library mpi4py loads beside the mpirun that names itself so."""
+    if util.find_spec("mpi4py") is None:
+        text = f"not here; only comm.backend=mpi needs it: {mpi_library.INSTALL}"
+        return _ok("mpi4py", text)
+    kinds = [n for n, d in DIALECTS.items() if d.version and re.search(d.version, launcher, re.I)]
+    found = mpi_library.variables(kinds[0] if kinds else "srun", "mpirun", os.environ)
+    try:
+        library = mpi_library.probe({**os.environ, **found}, start=True)
+    except RunError as error:
+        if not launcher:
+            return _ok("mpi4py", "it is here, and no MPI; only comm.backend=mpi needs one")
+        remedy = "load the site's MPI (module load ...), then pip install --no-binary mpi4py mpi4py"
+        return Check("mpi4py", WARNING, str(error), remedy)
+    text = f"loads {library.name} (MPI {library.standard}, threads: {library.threads})"
+    remedy = "comm.backend=mpi needs threads that take turns: use another MPI"
+    return _good("mpi4py", library.threads not in ("single", "funneled"), text, remedy)

@@ -22,8 +22,8 @@ from hires.cli.options import (
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.prepare import EarlierRuns, prepare
 from hires.cli.screens.screen import print_config, print_json
-from hires.cli.screens.show_record import print_record
 from hires.cli.start_run import explain, wait_for
+from hires.cli.verbs.verb_show import print_record
 from hires.core.store import campaign, rundir
 from hires.core.store.file_names import last_number
 from hires.core.store.records import done_attempt, read_record

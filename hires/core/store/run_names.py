@@ -73,6 +73,8 @@ def _run_named(name: str, results: StrPath) -> Path | None:
     """Returns the run of a path, name or beginning of a hash; a ConfigError: there are several."""
     if os.path.lexists(Path(name) / file_names.CONFIG):  # what is wrong with it is said later
         return Path(name).absolute()
+    if name and file_names.attempt_numbers(Path(name)):
+        raise ConfigError(f"{name} has attempts and no {file_names.CONFIG}: copy that there again")
     folders = [run for folder in campaigns(results) for run in of_campaign(folder)]
     matches = (
         [f for f in folders if name in (f.name, f"{f.parent.name}/{f.name}")],

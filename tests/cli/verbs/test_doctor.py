@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli import doctor_checks
 from hires.cli.verbs import verb_doctor
 from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.core.ranks import gpus
@@ -48,7 +47,7 @@ def test_torch_without_a_gpu_is_a_warning_where_there_is_one(
     for name, value in (("cards", cards), ("driver", driver), ("device_files", 0)):
         monkeypatch.setattr(gpus, name, lambda value=value: value)
     facts = {"devices": [], "cuda": cuda, "nccl": None, "apart": []}
-    [check] = doctor_checks.gpu_checks(facts)
+    [check] = verb_doctor.gpu_checks(facts)
     assert (check.state, bool(check.remedy)) == (state, state != "ok")
 
 
@@ -70,7 +69,7 @@ def test_packages_that_are_missing_or_too_old_are_named(monkeypatch, need, wrong
 
     monkeypatch.setattr(metadata, "requires", lambda name: [need])
     monkeypatch.setattr(metadata, "version", version)
-    check = doctor_checks.machine_checks(Path(), 1)[1]
+    check = verb_doctor.machine_checks(Path(), 1)[1]
     assert (check.state, wrong in check.text) == ("failed" if wrong else "ok", True)
 
 

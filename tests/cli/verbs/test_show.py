@@ -67,3 +67,6 @@ def test_name_that_several_runs_fit_is_refused_with_theirs(hires, finished):
     ):
         answer = hires("show", word)
         assert (answer.code, why in answer.err) == (2, True), answer.err
+    (run / "config.yaml").unlink()
+    answer = hires("show", str(run))  # it was called no run
+    assert (answer.code, "has attempts and no config.yaml" in answer.err) == (2, True), answer.err
