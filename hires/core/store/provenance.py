@@ -14,13 +14,14 @@ import os
 import platform
 import signal
 import socket
-import subprocess
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import hires
+from hires.core import programs
+from hires.core.errors import RunError
 
 CPU_MODEL = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 """Of /proc/cpuinfo on x86 and ARM: with the flags, what a compiler for this very CPU looks at."""
@@ -148,12 +149,10 @@ def _git(folder: Path, *args: str) -> str | None:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     command = ["git", "--no-optional-locks", "-C", str(folder), *args]
     try:
-        done = subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
+        done = programs.run(*command, most_s=10, environ=environ)
+    except RunError:
         return None
-    return done.stdout.strip()
+    return None if done.returncode else done.stdout.strip()
 
 
 @functools.cache

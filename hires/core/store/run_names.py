@@ -54,18 +54,14 @@ def locate(name: str, results: StrPath = "results") -> Path:
 
     A name of no run, or of several, as of a campaign, is a ConfigError.
     """
-    for folder in (Path(results) / name, Path(name)) if name else ():
-        if runs := of_campaign(folder) if folder != Path(results) else []:
-            raise ConfigError(
-                f"{name!r} is a campaign of {len(runs)} run{'s' if len(runs) > 1 else ''}; name "
-                f"one of them, as {folder.name}/{runs[0].name}; `hires list runs --campaign "
-                f"{folder.name}` lists them, `hires report {folder.name}` shows them all"
-            )
-    if run := _run_named(name, results):
-        return run
+    runs, folders = named(name, results)
+    if not folders:
+        return runs[0]
+    folder, count = folders[0].name, f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
+    one = f"name one of them, as {folder}/{runs[0].name}; " if runs else ""
     raise ConfigError(
-        f"there is no run {name!r}: give the path of a run folder, or its name or hash if it is "
-        f"under {results}/"
+        f"{name!r} is a campaign of {count}; {one}`hires list runs --campaign {folder}` lists "
+        f"them, `hires report {folder}` shows them all"
     )
 
 
@@ -101,7 +97,7 @@ def matching(values: Any, results: StrPath = "results") -> NamedRuns:
         values = results
     one = isinstance(values, str | os.PathLike) or not isinstance(values, Iterable)
     parts = [_matching(value, results) for value in ([values] if one else values)]
-    return _merged(parts)
+    return merged(parts)
 
 
 def _matching(value: Any, results: StrPath) -> NamedRuns:
@@ -147,10 +143,10 @@ def _together(folders: Iterable[Path]) -> NamedRuns:
             continue
         held = [folder] if _is_campaign(folder) else campaigns(folder)
         parts.append(NamedRuns([run for one in held for run in of_campaign(one)], held))
-    return _merged(parts)
+    return merged(parts)
 
 
-def _merged(parts: Iterable[NamedRuns]) -> NamedRuns:
+def merged(parts: Iterable[NamedRuns]) -> NamedRuns:
     """Returns everything once, in order."""
     paths, whole = {}, {}
     for part in parts:

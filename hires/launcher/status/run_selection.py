@@ -9,7 +9,7 @@ from pathlib import Path
 from hires.core.store import campaign
 from hires.core.store.ends import State
 from hires.core.store.file_names import StrPath
-from hires.core.store.run_names import NamedRuns, campaigns, named, of_campaign
+from hires.core.store.run_names import NamedRuns, campaigns, merged, named, of_campaign
 from hires.launcher.status.state import RunState
 
 
@@ -41,11 +41,9 @@ def select(names: Sequence[str], results: StrPath = "results") -> Selection:
     chosen = [named(name, results) for name in names]
     if not names:
         chosen = [NamedRuns(of_campaign(folder), [folder]) for folder in campaigns(results)]
-    return Selection(
-        list(dict.fromkeys(path for one in chosen for path in one.paths)),
-        list(dict.fromkeys(p for one in chosen for f in one.campaigns for p in _planned(f))),
-        list(dict.fromkeys(folder for one in chosen for folder in one.campaigns)),
-    )
+    runs = merged(chosen)
+    planned = dict.fromkeys(point for folder in runs.campaigns for point in _planned(folder))
+    return Selection(runs.paths, [*planned], runs.campaigns)
 
 
 def _planned(folder: Path) -> list[RunState]:

@@ -63,7 +63,7 @@ def test_name_that_several_runs_fit_is_refused_with_theirs(hires, finished):
     for word, why in (
         ("resnet18", "may be any of 2 runs"),
         ("default", f"as default/{min(run.name, other.name)}; `hires list runs --camp"),
-        ("nothing", "there is no run"),
+        ("nothing", "is no campaign and no run"),
     ):
         answer = hires("show", word)
         assert (answer.code, why in answer.err) == (2, True), answer.err

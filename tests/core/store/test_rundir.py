@@ -112,7 +112,7 @@ def test_find_by_path_name_campaign_and_hash(config):
     for name in names:
         assert rundir.open_run(run_names.locate(name, config.results)) == run
     for name in ("nothing", ""):
-        with pytest.raises(ConfigError, match=f"there is no run '{name}'"):
+        with pytest.raises(ConfigError, match=f"'{name}' is no campaign and no run"):
             run_names.locate(name, config.results)
 
 
