@@ -15,9 +15,8 @@ from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import MeasureConfig
 from hires.core.store import attempts, records, rundir
 from hires.core.store.reading import read_rank_lines
-from hires.launcher.attempt_queue import LocalQueue
+from hires.launcher.attempt_queue import LocalGpus, LocalQueue
 from hires.launcher.interface import FrozenRun, Share
-from hires.launcher.local.local_gpus import LocalGpus
 from tests.helpers.launches import ROOT, alive
 from tests.helpers.new_runs import complete
 from tests.helpers.run_folders import begin, end

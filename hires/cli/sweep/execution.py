@@ -23,9 +23,8 @@ from hires.core.store.naming import model_label
 from hires.core.store.reading import Note
 from hires.core.store.records import read_record
 from hires.core.units import parse_size, size
-from hires.launcher.attempt_queue import LocalQueue
+from hires.launcher.attempt_queue import LocalGpus, LocalQueue
 from hires.launcher.interface import FrozenRun, Share, SubmitOptions, launcher_of
-from hires.launcher.local.local_gpus import LocalGpus
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
 from hires.report.tables import campaign_tables, write_run_tables, write_tables

@@ -12,8 +12,7 @@ from hires.core.store import file_names, launch_file
 from hires.core.store.attempts import Attempt
 from hires.core.store.ends import End, State
 from hires.core.store.rundir import RunDir
-from hires.launcher.interface import LAUNCHERS, Launcher, OnLine
-from hires.launcher.job_wait import JobWait
+from hires.launcher.interface import LAUNCHERS, Launcher
 from hires.launcher.local.local_launcher import end_without_ranks
 from hires.launcher.slurm import scheduler, submission
 from hires.launcher.slurm.slurm_checks import cluster_checks, slurm_checks
@@ -48,13 +47,6 @@ class SlurmLauncher(Launcher):
         except HiresError as error:
             end_without_ranks(run.path, run.attempt, End(State.FAILED, str(error), "launch"))
             raise
-
-    def wait(
-        self, run: RunDir, job: str | None, on_line: OnLine | None, args: Sequence[str] = ()
-    ) -> End:
-        """Waits until the job has ended."""
-        assert job is not None
-        return JobWait(self, run, job, on_line).wait()
 
     def hints(self, run: RunDir, job: str) -> list[tuple[str, str]]:
         """Returns how to watch a job."""
