@@ -6,7 +6,7 @@ stands in ``job.json`` of the attempt: ``{"launcher": "slurm", "job": "123", "in
 
 To add one: a module in :mod:`hires.launcher.kinds` with a registered subclass of
 :class:`Launcher`, ``conf/launcher/NAME.yaml``, ``launch/NAME.sh``, and a test. A scheduler needs
-``submit``, ``job_states`` and ``cancel``; one that starts ranks itself needs ``wait``.
+``submit``, ``job_states`` and ``cancel``, as a :class:`hires.launcher.job_wait.JobLauncher`.
 """
 
 from __future__ import annotations
@@ -153,6 +153,7 @@ class Launcher(ABC):
         (a ConfigError) or does not answer (a RunError), the attempt's ``exit.json`` has the reason.
         """
 
+    @abstractmethod
     def wait(
         self, run: RunDir, job: str | None, on_line: OnLine | None, args: Sequence[str] = ()
     ) -> End:
@@ -161,10 +162,6 @@ class Launcher(ABC):
         ``args`` are further words for every rank, only without jobs. A ConfigError says that the
         config's port is taken, a RunError that the ranks cannot be started.
         """
-        from hires.launcher.job_wait import JobWait
-
-        assert job is not None, "a launcher without jobs has a method of its own"
-        return JobWait(self, run, job, on_line).wait()
 
     def rank_places(
         self, config: RunConfig, num_ranks: int, words: Sequence[str] = ()

@@ -8,6 +8,7 @@ cancelled or is lost. A failed query, or a single empty answer, never marks a ru
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
@@ -94,3 +95,14 @@ class JobWait:
         if state.state != State.LOST:
             end_without_ranks(self.run.path, self.attempt, end)
         return end
+
+
+class JobLauncher(Launcher):
+    """A launcher whose runs are jobs of a scheduler."""
+
+    def wait(
+        self, run: RunDir, job: str | None, on_line: OnLine | None, args: Sequence[str] = ()
+    ) -> End:
+        """Waits until the job has ended."""
+        assert job is not None
+        return JobWait(self, run, job, on_line).wait()

@@ -12,14 +12,15 @@ from hires.core.store import file_names, launch_file
 from hires.core.store.attempts import Attempt
 from hires.core.store.ends import End, State
 from hires.core.store.rundir import RunDir
-from hires.launcher.interface import LAUNCHERS, Launcher
+from hires.launcher.interface import LAUNCHERS
+from hires.launcher.job_wait import JobLauncher
 from hires.launcher.local.local_launcher import end_without_ranks
 from hires.launcher.slurm import scheduler, submission
 from hires.launcher.slurm.slurm_checks import cluster_checks, slurm_checks
 
 
 @LAUNCHERS.register("slurm")
-class SlurmLauncher(Launcher):
+class SlurmLauncher(JobLauncher):
     """Submits each run as a Slurm job, and many as the tasks of job arrays."""
 
     cancel_command = "`scancel {}`"
