@@ -33,7 +33,7 @@ from hires.parallel.window import Window
 from hires.plan.factors import local_size
 from hires.plan.graph import Node
 from hires.plan.groups import used_both_ways
-from hires.plan.halos import is_list, on_one_map
+from hires.plan.halos import on_one_map
 from hires.plan.operators.operator_facts import facts_of, is_random
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.rules import SHARDED, TILED, WHOLE, dims_of, rule_in
@@ -292,7 +292,7 @@ def _operand_fit(node: Node, context: Context) -> Callable[[Values], Values] | N
         frame = Frame(held, wanted, exchange.size, private=False)
         return lambda v: gather_window(v[name], exchange.borrow(v, node.name), frame)
 
-    maps = [n for n in node.inputs if layout[n] == TILED and not is_list(graph, n)]
+    maps = [n for n in node.inputs if layout[n] == TILED and not graph.is_list(n)]
     maps = [n for n in maps if n not in context.stage.factors]
     fits = {name: fit for name in maps if (fit := fit_of(name)) is not None}
     if not shared and not fits:

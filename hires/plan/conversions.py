@@ -40,7 +40,7 @@ from hires.plan.factors import (
     shape_of,
     unpack,
 )
-from hires.plan.graph import INPUT, Graph, Node
+from hires.plan.graph import INPUT, Graph, Node, reads_of
 from hires.plan.map_labels import is_plain, labels_of
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.products import Ref
@@ -85,18 +85,12 @@ def convert(graph: Graph, stages: Sequence[Stage], gather: bool = True) -> Conve
         stage = dataclasses.replace(cut, layout={}, factors={})  # which the builder fills
         nodes, first = graph.nodes[cut.first : cut.last], len(result.nodes)
         builder = _Builder(graph, result, stage, labels, gather, made.reasons)
-        for name in _reads(nodes):
+        for name in reads_of(nodes):
             builder.receive(name, laid)
         missing = [node for node in nodes if not builder.add(node)]
         laid.append(dataclasses.replace(stage, first=first, last=len(result.nodes)))
         made.refused.extend((laid[-1], node) for node in missing)
     return made._replace(graph=graph) if len(result.nodes) == len(graph.nodes) else made
-
-
-def _reads(nodes: list[Node]) -> list[str]:
-    made = {node.name for node in nodes}
-    read = dict.fromkeys(name for node in nodes for name in node.inputs)
-    return [name for name in read if name not in made]
 
 
 class _Builder:
@@ -261,12 +255,11 @@ class _Builder:
 
     def _lifted(self, node: Node) -> dict[str, Dims]:
         """Returns the dims of the operands that tiles could crop; lists are cropped one by one."""
-        tensors = (v for v in node.inputs if v == INPUT or self.graph.by_name[v].shape is not None)
+        tensors = (v for v in node.inputs if not self.graph.is_list(v))
         return {v: dims for v in tensors if (dims := self._would(v)) is not None}
 
     def _is_refused(self, missing: list[str]) -> bool:
-        lists = any(self.graph.by_name[v].shape is None for v in missing if v != INPUT)
-        return bool(missing) and (lists or not self.gather)
+        return bool(missing) and (self.graph.is_list(*missing) or not self.gather)
 
     def _whole(self, value: str) -> str:
         """Returns the name under which every tile holds all of a value."""
@@ -349,8 +342,8 @@ class _Builder:
     def _lay(self, value: str, name: str, how: str, dims: Dims | None) -> None:
         self.stage.layout[name] = how
         self.forms[value] = {how: name}
-        is_list = value != INPUT and self.result.by_name[name].shape is None
-        if how == TILED and dims is not None and (is_list or not is_map(dims)):
+        is_map_shaped = dims is not None and is_map(dims) and not self.result.is_list(name)
+        if how == TILED and dims is not None and not is_map_shaped:
             self.stage.factors[name] = pack(dims)
 
 

@@ -128,6 +128,10 @@ class Graph:
         assert shape is not None, f"{value} is a list of tensors"
         return shape
 
+    def is_list(self, *values: str) -> bool:
+        """Whether one of some values is a list of tensors."""
+        return any(name in self.by_name and self.by_name[name].shape is None for name in values)
+
     def needs_grad(self, value: str) -> bool:
         """Whether a gradient flows into a value; never into the images."""
         return value != INPUT and self.by_name[value].needs_grad
@@ -215,6 +219,13 @@ def _references(item: Any, key: str) -> Iterator[str]:
     elif isinstance(item, (dict, list)):
         for part in item.values() if isinstance(item, dict) else item:
             yield from _references(part, key)
+
+
+def reads_of(nodes: list[Node]) -> list[str]:
+    """Returns the values that nodes read and none of them makes, in order."""
+    made = {node.name for node in nodes}
+    read = dict.fromkeys(name for node in nodes for name in node.inputs)
+    return [name for name in read if name not in made]
 
 
 def ancestors(by_name: dict[str, Node], value: str) -> set[str]:

@@ -60,7 +60,7 @@ def halos_of(
     needs: dict[tuple[str, bool], list[Parts]] = {}
     for node in graph.nodes[stage.first : stage.last]:
         for value in node.inputs:
-            if stage.layout[value] != TILED or is_list(graph, node.name, value):
+            if stage.layout[value] != TILED or graph.is_list(node.name, value):
                 continue
             wanted = wanted_parts(graph, stage, node, value, rules[node.name])
             pairs = zip(map(rects_of, wanted), extents_of(graph, stage, value), strict=True)
@@ -153,14 +153,9 @@ def wanted_parts(graph: Graph, stage: Stage, node: Node, value: str, rule: Rule)
 
 def on_one_map(graph: Graph, stage: Stage, *values: str) -> bool:
     """Whether values in tiles are maps (n, C, H, W) of one size, whose tiles may hold more."""
-    if is_list(graph, *values) or not stage.factors.keys().isdisjoint(values):
+    if graph.is_list(*values) or not stage.factors.keys().isdisjoint(values):
         return False
     return len({tuple(graph.shape(value)[2:]) for value in values}) == 1
-
-
-def is_list(graph: Graph, *values: str) -> bool:
-    """Whether one of these values is a list of tensors, which has no map to borrow from."""
-    return any(name in graph.by_name and graph.by_name[name].shape is None for name in values)
 
 
 def ran_back(graph: Graph, stage: Stage) -> set[str]:
@@ -198,7 +193,7 @@ def widened(graph: Graph, stage: Stage, rules: dict[str, Rule], fuse: int) -> St
         held = own
         for index in graph.consumers.get(node.name, []):
             reader = graph.nodes[index]
-            if not is_list(graph, reader.name):
+            if not graph.is_list(reader.name):
                 wanted = wanted_rects(graph, stage, reader, node.name, rules[reader.name])
                 held = [cover(a, b) for a, b in zip(held, wanted, strict=True)]
         if held != own:
@@ -217,7 +212,7 @@ def _can_be_wider(graph: Graph, stage: Stage, node: Node, rule: Rule) -> bool:
         rule.result != TILED
         or rule.kind == "crop"
         or shared
-        or is_list(graph, node.name, *node.inputs)
+        or graph.is_list(node.name, *node.inputs)
     ):
         return False
     tiled = [value for value in node.inputs if stage.layout[value] == TILED]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hires.plan.factors import map_shape, unpack
-from hires.plan.graph import INPUT, Graph, Node
+from hires.plan.graph import INPUT, Graph, Node, reads_of
 from hires.plan.halos import extents_of, halos_of, map_grid, ran_back, widened
 from hires.plan.halos import map_shape as stage_map_shape
 from hires.plan.norm_levels import joined
@@ -51,7 +51,7 @@ def edges_of(graph: Graph, stages: list[Stage], training: bool) -> list[Edge]:
     """Returns every value that one stage sends to another, in order of stage and value."""
     edges = []
     for target in stages:
-        for value in _reads(graph, target):
+        for value in reads_of(graph.nodes[target.first : target.last]):
             if value != INPUT:
                 source = _maker(graph, stages, value)
                 back = training and graph.needs_grad(value)
@@ -111,13 +111,6 @@ def shares_of(plan: Plan, stage: Stage, value: str) -> list[float]:
         rects = extents_of(plan.graph, stage, value)  # more than they own where halos are fused
         return [area(rect) / pixels for rect in rects]
     return [(box.n1 - box.n0) / shape[0] for box in held_by(plan.graph, stage, value)]
-
-
-def _reads(graph: Graph, stage: Stage) -> list[str]:
-    nodes = graph.nodes[stage.first : stage.last]
-    made = {node.name for node in nodes}
-    read = dict.fromkeys(name for node in nodes for name in node.inputs)
-    return [name for name in read if name not in made]
 
 
 def _maker(graph: Graph, stages: list[Stage], value: str) -> Stage:

@@ -148,10 +148,6 @@ class Stage:
         return self.num_tiles * self.shards
 
 
-_MAX_COUNT = 10**6
-"""Of ranks, microbatches or nodes of the network: more are no plan of hires."""
-
-
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What decides a step, as ``plan.json`` holds it; what follows from it is kept beside it."""
@@ -363,25 +359,12 @@ class Plan:
             if (other := values.get("validation")) is not None:
                 kept["validation"] = Plan.from_dict({"schema": SCHEMA, **other})
             plan = Plan(**kept)
-            plan._check_counts()
             for *_, route in plan.routes:
                 parse_route(route)
         except (AttributeError, ConfigError, IndexError, KeyError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {str(error)[:200]}"
             raise PlanError(f"plan.json is damaged ({why}); make the run again") from None
         return plan
-
-    def _check_counts(self) -> None:
-        """Raises ValueError if a number over which loops go is none, or is absurd."""
-        counts = [self.num_replicas, self.num_microbatches, self.num_pairs, *self.graph.input_shape]
-        for stage in self.stages:
-            counts += [*stage.tiles, stage.shards, stage.first_rank + 1, stage.last - stage.first]
-        wrong = [n for n in counts if type(n) is not int or not 0 < n <= _MAX_COUNT]
-        if wrong or self.num_directions not in (1, 2) or type(self.num_directions) is not int:
-            raise ValueError(f"a count is {[*wrong, self.num_directions][0]!r}")
-        for action in (action for actions in self.schedule for action in actions):
-            if action[0] not in "FB" or not 0 <= int(action[1:]) < self.total_microbatches:
-                raise ValueError(f"an action is {action!r}")
 
 
 def derived(function: Callable[Concatenate[Plan, P], T]) -> Callable[Concatenate[Plan, P], T]:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Hashable
 from typing import Any
 
-from hires.plan.halos import is_list, map_shape
+from hires.plan.halos import map_shape
 from hires.plan.layout import held_by, shares_of
 from hires.plan.message_routes import node_place
 from hires.plan.ownership import owned_numbers
@@ -70,7 +70,7 @@ def representatives(plan: Plan) -> list[int]:
     """Returns for every rank of a replica the rank whose memory is taken for its own.
 
     Ranks of equal likeness need the same. Where there are too many kinds, the rank that holds most
-    is taken for all of its group, so that the prediction is a little too large and never too small.
+    by a rough count is taken for all of its group, so that the prediction is rather too large.
     """
     kinds = [likeness(plan, rank) for rank in range(plan.ranks_per_replica)]
     first: dict[Any, int] = {}
@@ -139,7 +139,7 @@ def _size(plan: Plan, rank: int) -> list[int]:
         most = max(itertools.accumulate(1 if kind == "F" else -1 for kind in own), default=1)
         numbers = sum(map(sum, _halo_sizes(plan, stage)[slot.tile]))
         for value in stage.layout:
-            if not is_list(plan.graph, value):
+            if not plan.graph.is_list(value):
                 share = shares_of(plan, stage, value)[slot.tile]
                 numbers += round(share * math.prod(plan.graph.shape(value)))
         sizes[stage.index] += 3 * stage.params + most * numbers
@@ -159,7 +159,7 @@ def _lengths(plan: Plan, stage: Stage) -> list[tuple[Hashable, ...]]:
     """Returns what decides the shapes of all values on each rank: samples, rows and columns."""
     sizes: dict[Hashable, str] = {}  # values of one size are cut alike
     for value, layout in stage.layout.items():
-        if layout != WHOLE and not is_list(plan.graph, value):
+        if layout != WHOLE and not plan.graph.is_list(value):
             samples, _, *pixels = map_shape(plan.graph, stage, value)
             sizes.setdefault((samples, *pixels), value)
     lengths = (

@@ -138,7 +138,7 @@ def rule_of(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | str:
                 return _rule(way, node, graph, tiled)
         except NoRule as reason:
             reasons.append(str(reason))
-    if not all(_is_tensor(graph, name) for name in tiled):
+    if graph.is_list(*tiled):
         return "reads a list of maps"
     if node.kind not in OPERATORS:
         return "no entry in the table of operators"
@@ -286,7 +286,7 @@ def _rule_of_samples(node: Node, graph: Graph, stage: Stage) -> Rule | str:
         return Rule("whole")  # made from parameters alone; its gradient is summed as theirs are
     if ways == ("element",):
         return Rule("pointwise")
-    if all(_is_tensor(graph, name) for name in divided):
+    if not graph.is_list(*divided):
         read = {name: dims_of(graph, stage, name) for name in divided}
         for way in ways:
             with contextlib.suppress(NoRule):
@@ -317,10 +317,6 @@ def _keeps_samples(way: str, node: Node, graph: Graph, read: dict[str, Dims]) ->
         moves = 0 in worked_dims(node, rank)
     fits = rank >= (4 if way == "window" else 2) and (node.shape or [0])[0] == graph.input_shape[0]
     return fits and not moves and not updates_statistics(node) and _reads_first(node, read)
-
-
-def _is_tensor(graph: Graph, value: str) -> bool:
-    return value not in graph.by_name or graph.by_name[value].shape is not None
 
 
 def _reads_only(node: Node, tiled: dict[str, Dims]) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 
 from hires.core.config.launcher_config import node_starts
 from hires.core.config.run_config import from_dict
-from hires.core.ranks.timeline import COLLECTIVE, GRADIENTS, HALO, OPTIMISER, WAIT
+from hires.core.ranks.timeline import COLLECTIVE, GRADIENTS, HALO
 from hires.plan.event import Event
 from hires.plan.message_routes import near_pair
 from hires.plan.plan import Plan
@@ -46,20 +46,6 @@ def costs(plan: Plan) -> EqualCosts:
 
 def everywhere(link: Link, **keys: Any) -> Network:
     return Network(link, link, **keys)
-
-
-def test_two_stages_one_after_the_other():
-    plan = chained(stages=2)
-    found = simulate(plan, costs(plan), everywhere(Link(LATENCY_S, 32)))  # 16 bytes take 0.5 s
-    #  rank 0: F0 1                                  B0 2
-    #  way:       0.5 + 0.25                0.75
-    #  rank 1:               F0 1   B0 2
-    assert found.step_s == 1 + 0.75 + 1 + 2 + 0.75 + 2
-    assert found.busy_s == [{"forward": 1, "backward": 2, OPTIMISER: 0}] * 2
-    # Rank 0 waits for its gradient from the end of F0. Rank 1 waits for the value first, and at
-    # the end until its gradient is sent: a rendezvous.
-    assert found.waiting_s == [{WAIT: 0.75 + 3 + 0.75}, {WAIT: 1 + 0.75 + 0.75}]
-    assert found.bubble == pytest.approx(1 - 6 / (2 * 7.5))
 
 
 def test_pipeline_of_two_microbatches_hides_all_but_the_first_message():

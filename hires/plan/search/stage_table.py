@@ -80,7 +80,7 @@ def node_facts(graph: Graph, width: int, training: bool) -> list[NodeFacts]:
         facts, alike = facts_of(node.kind), ""
         if not facts.view and node.shape is not None:
             params = [graph.params[name].shape for name in node.params]
-            reads = [graph.shape(value) for value in node.inputs if is_tensor(graph, value)]
+            reads = [graph.shape(value) for value in node.inputs if not graph.is_list(value)]
             alike = repr((node.kind, node.shape, params, reads))
         largest = sum(_bytes(graph, value, width) for value in (node.name, *node.inputs))
         sums = facts.statistics is not None and training
@@ -158,18 +158,13 @@ def kept_values(graph: Graph) -> dict[str, float]:
             read = [*node.inputs]
         for value in read:
             base = _base(graph, value)
-            if base != INPUT and is_tensor(graph, base):
+            if base != INPUT and not graph.is_list(base):
                 kept[base] = float(math.prod(graph.shape(base)))
         if "max_pool" in node.kind:
             kept[node.name] = (
                 kept.get(node.name, 0) + node.num_elements * INDEX_BYTES / BYTES["float32"]
             )
     return kept
-
-
-def is_tensor(graph: Graph, value: str) -> bool:
-    """Whether a value is one tensor, not a list of them."""
-    return value == INPUT or graph.by_name[value].shape is not None
 
 
 def _base(graph: Graph, value: str) -> str:
@@ -182,7 +177,7 @@ def _base(graph: Graph, value: str) -> str:
 
 
 def _bytes(graph: Graph, value: str, width: int) -> float:
-    return math.prod(graph.shape(value)) * width if is_tensor(graph, value) else 0.0
+    return 0.0 if graph.is_list(value) else math.prod(graph.shape(value)) * width
 
 
 def _borrowed(graph: Graph, node: Node, grid: tuple[int, int], tile: int) -> int:

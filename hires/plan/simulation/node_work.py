@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from hires.plan.event import BYTES
 from hires.plan.graph import INPUT, Graph, Node
-from hires.plan.halos import is_list
 from hires.plan.operators.operator_facts import (
     CLASSES,
     CONV,
@@ -87,7 +86,7 @@ def node_work(
     part = share if callable(share) else lambda value: share
     num_bytes = 0.0
     for value in (node.name, *node.inputs):
-        if not is_list(graph, value):
+        if not graph.is_list(value):
             num_bytes += part(value) * value_bytes(graph, value, dtype)
     num_bytes += params_bytes(graph, node, dtype)
     own, family = part(node.name), family_of(graph, node, facts)

@@ -14,12 +14,10 @@ from hires.plan.event import Event
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.program import events
-from hires.plan.proof import prove
 from hires.plan.proof.explain import prove_each
 from hires.plan.proof.step_order import Proof, prove_merged
 from hires.plan.rank_kinds import translated_kinds
 from tests.helpers.damage import damage, through, valid_programs
-from tests.helpers.damage import prove as run
 from tests.helpers.random_plans import random_plan
 from tests.helpers.small_plans import Forked, plan_of
 from tests.helpers.threaded import Programs
@@ -44,14 +42,6 @@ GRIDS: dict[str, Callable[[], Plan]] = {
 def in_order(programs: Programs, members: list[list[int]], *kinds: list[int]) -> Proof | None:
     """Returns the proof by a common order of programs that are lists."""
     return prove_merged([iter(program) for program in programs], members, *kinds)
-
-
-@pytest.mark.parametrize("name", GRIDS)
-def test_grid_is_proved_by_its_kinds(monkeypatch, name):
-    plan = GRIDS[name]()
-    exact = run(plan)
-    monkeypatch.setattr(prove, "prove_each", None)
-    assert prove.judged(plan).proof == exact
 
 
 @pytest.mark.parametrize("kind", ["grid", "random"])
