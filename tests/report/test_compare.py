@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from hires.core.errors import ConfigError
-from hires.report.compare import references
+from hires.report.compare import comparison
 from hires.report.compare.comparison import compare_references, compare_runs
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.verdicts import Settings, Tolerance, parse_tolerance
@@ -163,7 +163,7 @@ def judged(tmp_path, entries, *runs, metrics=None):
     """Returns how runs compare with the entries of a file of references."""
     path = tmp_path / "reference.yaml"
     path.write_text(yaml.safe_dump({"references": [{**ENTRY, **entry} for entry in entries]}))
-    known = references.read(path)
+    known = comparison.read_references(path)
     return compare_references(("ref", "B"), known, read_runs(runs), metrics, SETTINGS)
 
 
@@ -211,7 +211,7 @@ def test_mistakes_in_a_file_of_references_are_named_and_no_code_of_it_runs(tmp_p
     for text in ("", "[]", "references: []", "references: 3", "a: [", "\0", CODE, None):
         path.unlink() if text is None else path.write_text(text)
         with pytest.raises(ConfigError, match=r"x\.yaml"):
-            references.read(path)
+            comparison.read_references(path)
     assert not (tmp_path / "made").exists()
 
 
@@ -226,15 +226,17 @@ def test_written_references_fit_their_runs_and_no_others(tmp_path):
     changes += [{"parallel": {"halo": {"fuse": 2}}}]
     runs = read_runs([compared_run(tmp_path, [STEPS], **keys) for keys in changes])
     path, tolerance = tmp_path / "reference.yaml", Tolerance(-0.05, 0.15)
-    made = references.measured(runs, [METRICS["throughput"]], tolerance)
-    assert references.write(path, made, "hires compare\n!!evil") == len(runs)
+    made = comparison.measured_references(runs, [METRICS["throughput"]], tolerance)
+    assert comparison.write_references(path, made, "hires compare\n!!evil") == len(runs)
     assert path.read_text().startswith("# Written by: hires compare !!evil\nreferences:\n")
-    known = references.read(path)
+    known = comparison.read_references(path)
     fits = [[reference.fits(run) for run in runs] for reference in known]
     assert sorted(map(sum, fits)) == [1] * len(runs)
     assert [sum(row) for row in zip(*fits, strict=True)] == [1] * len(runs)
     assert {(one.accepted(), one.cluster) for one in known} == {(tolerance, "node1")}
     [again] = read_runs([compared_run(tmp_path, [STEPS], steps=20, seed=7, campaign="b")])
     assert sum(reference.fits(again) for reference in known) == 1
-    held = references.measured([again], [METRICS["throughput"]], tolerance)
-    assert references.write(path, held, "hires") == len(runs)  # it replaces and keeps the others
+    held = comparison.measured_references([again], [METRICS["throughput"]], tolerance)
+    assert comparison.write_references(path, held, "hires") == len(
+        runs
+    )  # it replaces and keeps the others

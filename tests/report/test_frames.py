@@ -11,7 +11,7 @@ import pytest
 
 import hires
 from hires.core.errors import ConfigError
-from hires.report import frames, page
+from hires.report import frames, report
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.metrics import points as pairs
 from hires.report.plots.base import PlotData
@@ -133,7 +133,7 @@ def test_attempts_of_one_commit_and_machine_are_repeats_of_a_point(tmp_path):
     assert point["img_per_s_median"] == pytest.approx(8.0)  # of the attempts
     assert point["img_per_s_p10"] == pytest.approx(4.0)  # of all steps
     assert point["img_per_s_p90"] > 14
-    box = page.run_card(frames.load([run]).run_list[0], 0)
+    box = report.run_card(frames.load([run]).run_list[0], 0)
     assert box["summary"].startswith("8.00 img/s, median of 3 attempts")
     # compare left others out, and the page said another number of the same runs.
     provenance = json.loads((run / "a0" / "record.json").read_text())["provenance"]

@@ -14,7 +14,7 @@ from hires.core.store.launch_file import reproduce_line
 from hires.core.units import listed
 from hires.launcher.status.run_selection import select
 from hires.report.columns import Column
-from hires.report.compare import references
+from hires.report.compare import comparison
 from hires.report.compare.bootstrap import CONFIDENCE
 from hires.report.compare.comparison import Comparison, compare_references, compare_runs
 from hires.report.compare.metrics import METRICS, Metric
@@ -75,7 +75,7 @@ def main(args: Namespace) -> int:
         return _write(args, metrics, sides[0], settings)
     try:
         if file is not None:
-            known, every = references.read(Path(file)), metrics if args.metric else None
+            known, every = comparison.read_references(Path(file)), metrics if args.metric else None
             result = compare_references((file, names[0]), known, sides[0], every, settings)
         else:
             (a, b), pair = sides, (names[0], names[1])
@@ -105,11 +105,11 @@ def _runs(name: str, results: str) -> list[Run]:
 
 
 def _write(args: Namespace, metrics: list[Metric], runs: list[Run], settings: Settings) -> int:
-    written = references.measured(runs, metrics, settings.tolerance, args.cluster)
+    written = comparison.measured_references(runs, metrics, settings.tolerance, args.cluster)
     if not written:
         raise ConfigError(f"{args.names[0]} has no complete run with such a number")
     path = Path(args.write_reference)
-    total = references.write(path, written, reproduce_line(args.argv))
+    total = comparison.write_references(path, written, reproduce_line(args.argv))
     if args.json:
         print_json({"file": str(path), "written": len(written), "held": total}, None)
     else:
