@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import hashlib
-import os
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -22,22 +18,13 @@ PATIENCE_S = 3600.0  # longest wait for a rank that reads or writes a large file
 
 def compare_starts(*facts: str) -> None:
     """Compares the facts that decide routes (R1); CommError: those of another rank differ."""
-    # Only a digest travels, until one differs: all ranks see the same digests.
-    if transport.world.size == 1:
-        return
-    own = "; ".join(facts)
-    digest = torch.tensor([*hashlib.sha256(own.encode()).digest()], dtype=torch.uint8)
-    digests = digest.repeat(transport.world.size, 1)
-    gather = functools.partial(transport.backend.all_gather, [*digests], digest)
-    waiting(gather, "a comparison of how ranks begin", backend=transport.default)
-    if bool((digests == digests[0]).all()):
-        return
-    texts = gather_texts(own)
-    other = next(rank for rank, text in enumerate(texts) if text != texts[0])
-    raise CommError(
-        f"rank {other} has begun with {texts[other]}, and rank 0 with {texts[0]}; "
-        "all ranks need the same"
-    )
+    texts = gather_texts("; ".join(facts), "a comparison of how ranks begin")
+    if len({*texts}) > 1:
+        other = next(rank for rank, text in enumerate(texts) if text != texts[0])
+        raise CommError(
+            f"rank {other} has begun with {texts[other]}, and rank 0 with {texts[0]}; "
+            "all ranks need the same"
+        )
 
 
 @functools.cache
@@ -49,31 +36,18 @@ def patient_group() -> Group:
     return Group(world.ranks, world.index, {name: waiting(create, "the group of all ranks")})
 
 
-def gather_texts(
-    text: str,
-    what: str = "an exchange of names",
-    ranks: Sequence[int] | None = None,
-    process_group: Any = None,
-) -> list[str]:
-    """Returns the texts of all ranks of a group, or of the world, in their order."""
-    among = transport.world.ranks if ranks is None else ranks
-    return [broadcast_text(text, what, rank, process_group) for rank in among]
+def gather_texts(text: str, what: str = "an exchange of texts") -> list[str]:
+    """Returns the texts of all ranks of the world in their order, through their store."""
+    exchange = transport.texts
+    if exchange is None:
+        return [text] * transport.world.size
+    return waiting(lambda: exchange(text), what, ranks=tuple(transport.world.ranks))  # type: ignore[no-any-return]
 
 
-def broadcast_text(
-    text: str, what: str = "a broadcast of rank 0", source: int = 0, process_group: Any = None
-) -> str:
-    """Returns the text of one rank, ``source``, on every rank of a group or of the world."""
-    backend, data = transport.backend, os.fsencode(text)
-    # As tensors, not as pickled objects: a stranger at the port must not be able to run code.
-    size = torch.tensor([len(data)])
-    waiting(lambda: backend.broadcast(size, source, group=process_group), what)
-    letters = torch.zeros(int(size), dtype=torch.uint8)
-    if transport.rank == source:
-        letters = torch.tensor(list(data), dtype=torch.uint8)
-    if len(letters):
-        waiting(lambda: backend.broadcast(letters, source, group=process_group), what)
-    return os.fsdecode(bytes(letters.tolist()))
+def broadcast_text(text: str, source: int = 0) -> str:
+    """Returns the text of one rank, ``source``, on every rank of the world."""
+    given = text if transport.rank == source else ""
+    return gather_texts(given, f"a broadcast of rank {source}")[source]
 
 
 def max_all(number: int, patient: bool = False) -> int:

@@ -74,7 +74,6 @@ class Dispatch:
     channel: CallChannel | None = None  # of a collective, where calls are kept
     channels: dict[int, CallChannel] = field(default_factory=dict)  # of messages, by tag
     complete: Callable[..., object] | None = None  # method of a message that its caller waits for
-    keeps_terms: bool = False  # whether a reduction to one rank leaves the others' tensors alone
 
 
 def call_of(
@@ -157,7 +156,6 @@ def _new_call(group: Group, tensor: Tensor, key: tuple[Any, ...]) -> Dispatch:
         group,
     )
     backend = transport.backends.get(route.backend)
-    made.keeps_terms = route.algorithm == OWN and backend is not None and backend.keeps_terms
     if peer >= 0:
         made.complete = getattr(backend, method.removeprefix("i"), None)
     if transport.check is not None and group.size > 1:

@@ -110,10 +110,7 @@ class Handle:
     def finish(self) -> None:
         """Waits in another thread than the program's, whose waits alone are noted."""
         if self._work is not None:
-            started = clock()
             self._end(self._work)
-            if self._log is not None:
-                self._log.note_later(self._issue, started)
         if self._error is not None:
             raise self._error
 

@@ -77,13 +77,17 @@ def init(
         place = transport.rank if transport.rank in ranks else -1
         transport.world = Group(ranks, place, dict.fromkeys(transport.backends))
         transport.nodes = tuple(rank // world.local_size * world.local_size for rank in ranks)
+        meets = world.size > 1 and not transport.backend.is_alone
+        if meets:
+            store = rendezvous.store(world, timeout_s, "texts")
+            transport.texts = rendezvous.texts(store, world.size, world.rank)
         own_plan, digest = [f"plan {plan}"] if plan else [], table.digest if table else "none"
         compare_starts(f"backends {', '.join(backends)}", f"table {digest}", *own_plan)
         if table is not None and world.local_size < world.size:
             # Machines may have different numbers of ranks.
             firsts = gather_texts(str(world.rank - world.local_rank))
             transport.nodes = tuple(map(int, firsts))
-        if check != "off" and world.size > 1 and transport.default != "null":
+        if check != "off" and meets:
             transport.check = join_check(world, timeout_s, activity, check)
     except BaseException:
         _leave(failed=True)
@@ -183,7 +187,7 @@ def _leave(failed: bool = False) -> None:
     # One that ``failed`` to join waits for no other rank: some may be elsewhere.
     patient_group.cache_clear()
     check, transport.check, activity.calls = transport.check, None, None
-    transport.channels = transport.streams = transport.table = None
+    transport.channels = transport.streams = transport.table = transport.texts = None
     transport.num_groups.clear()
     left, transport.backends = transport.backends, {}
     transport.world, transport.rank = Group([0], 0, {}), 0

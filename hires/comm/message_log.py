@@ -102,7 +102,6 @@ class MessageLog:
         least = FULL_ENTRIES if keeps_all else SUMMARY_ENTRIES
         self._keeps_all = keeps_all
         self._entries = collections.deque[bytes](maxlen=max(least, 4 * num_messages))
-        self._late = collections.deque[tuple[Any, ...]]()
         self._total = 0  # entries so far, those that are not kept any more included
         self._kinds = [one.kind if one else "" for one in operations]
         self._counts = False  # whether a step that counts has begun
@@ -120,9 +119,9 @@ class MessageLog:
         event = self._place.at - 1
         self.note((operation, way, event, num_bytes, issued, issued), issued)
 
-    def note(self, issue: Issue, started: float, ended: float | None = None) -> None:
-        """Keeps an operation that ends now, or has ended."""
-        ended = clock() if ended is None else ended
+    def note(self, issue: Issue, started: float) -> None:
+        """Keeps an operation that ends now."""
+        ended = clock()
         self._entries.append(_pack(*issue, started, ended))
         self._total += 1
         operation, way, event, num_bytes, issued, posted = issue
@@ -130,18 +129,11 @@ class MessageLog:
             key = operation, self._kinds[event], way, num_bytes.bit_length() - 1
             _add(self._step, key, 1, num_bytes, posted - issued, ended - started)
 
-    def note_later(self, issue: Issue, started: float) -> None:
-        """Keeps an operation that ended in another thread, at the next step's end."""
-        self._late.append((*issue, started, clock()))
-
     def end_step(self, step: int, step_s: float, counts: bool) -> None:
         """Adds a step that all its messages have left.
 
         Until the first step that ``counts``, warm-up is kept; then only those that count are.
         """
-        while self._late:
-            late = self._late.popleft()
-            self.note(late[:6], late[6], late[7])
         if counts and not self._counts:
             self._counts = True
             self._num_steps, self._step_s = 0, 0.0

@@ -96,12 +96,11 @@ def reduce(
     require_members(call.ranks, dst)
     require_own_memory(tensor)
     is_root, is_sum = transport.rank == dst, is_plain(tensor.dtype, op)
-    if is_sum and (is_root or call.keeps_terms) and needs_none(call, tensor):
-        agreed = _sum_at(dst)
-        return start(call, (tensor, dst, op), (), async_op, issued, size, agreed)
+    if is_sum and is_root and needs_none(call, tensor):
+        return start(call, (tensor, dst, op), (), async_op, issued, size, _sum_at(dst))
     carriers = Carriers(call)
     carried = carriers.in_place(tensor) if is_root else carriers.source(tensor)
-    if not is_root and not (is_sum and call.keeps_terms):
+    if not is_root:  # a backend may leave any numbers there
         carried = carried.clone()
     terms, _, plain_op, after = plain([carried], carried, op, len(call.ranks))
     args, after = (terms[0], dst, plain_op), [*after, *carriers.after]

@@ -71,7 +71,7 @@ def rehearsal(
     transport.world, transport.table = Group([rank], 0, dict.fromkeys(names)), None
     transport.num_groups = Counter()
     transport.rank = rank
-    transport.check = None
+    transport.check = transport.texts = None
     try:
         yield silent
     finally:

@@ -47,12 +47,10 @@ log = logging.getLogger(__name__)
 
 CHECKS = ("off", "late", "every")
 """When the calls of ranks are compared."""
-LOOK_S = 0.25
+LOOK_S = 0.5
 """Between two looks of the thread."""
-RANKS_PER_LOOK_S = 4000
-"""Requests that rank 0 answers in a second: in a larger world each rank looks more rarely."""
-CALM_S, CALM_RANKS_PER_LOOK_S = 1.0, 400
-"""The same before a rank has waited so long, so that rank 0 has time for its own work."""
+RANKS_PER_LOOK_S = 1000
+"""Looks at the board in a second: in a larger world each rank looks more rarely."""
 PATIENCE_S = 2.0
 """Longest wait for the records of others at a failure."""
 ENDED_S = 0.25
@@ -103,8 +101,6 @@ class SequenceCheck:
         self._board, self._rank, self._world, self._every = board, rank, world, every
         self._timeout_s, self._activity = timeout_s, activity
         self._look_s = max(min(LOOK_S, timeout_s / 12), world / RANKS_PER_LOOK_S)
-        self._calm_s = max(min(CALM_S, timeout_s / 12), world / CALM_RANKS_PER_LOOK_S)
-        self._looked_s = time.perf_counter()  # when this rank last looked at the board
         self._asked = 0  # requests that this rank has answered
         self._reason = _Reason(-1)  # of the wait in a call that is late
         self._lock = threading.Lock()
@@ -154,7 +150,7 @@ class SequenceCheck:
                 self._board.end()
         ranks = range(min(self._world, MOST_RECORDS))
         records = self._read(ranks, NEVER)
-        deadline = time.monotonic() + LINGER_S + self._calm_s
+        deadline = time.monotonic() + LINGER_S + self._look_s
         while self._rank == 0 and time.monotonic() < deadline:
             if len(records) == len(ranks):  # all have left: none needs the board any more
                 break
@@ -173,13 +169,10 @@ class SequenceCheck:
             self._look()
 
     def _answer(self) -> None:
-        now, clock_s = self._activity.now, time.perf_counter()
-        is_calm = now is None or clock_s - now.begin_s < self._calm_s
-        if not is_calm or clock_s - self._looked_s >= self._calm_s:
-            self._looked_s = clock_s
-            self._board.keep(range(min(self._world, MOST_RECORDS)))
-            if self._board.look() != self._asked:
-                self._publish(now.number if now is not None else -1)
+        now = self._activity.now
+        self._board.keep(range(min(self._world, MOST_RECORDS)))
+        if self._board.look() != self._asked:
+            self._publish(now.number if now is not None else -1)
 
     def _look(self) -> None:
         now, clock_s = self._activity.now, time.perf_counter()

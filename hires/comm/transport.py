@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +93,7 @@ class Transport:
     log: MessageLog | None = None
     """Keeps what messages cost, while steps run."""
     streams: StreamWaits | None = None  # what streams of the device wait for, where they do
+    texts: Callable[[str], list[str]] | None = None  # exchanges texts of all ranks, where it can
     check: SequenceCheck | None = None  # keeps calls, and compares them where ranks wait
     num_groups: Counter[tuple[int, ...]] = field(default_factory=Counter)
     """Groups that were made of the same ranks, in one order on all of them."""

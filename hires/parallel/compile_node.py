@@ -10,6 +10,7 @@ means of the image are registered in :mod:`hires.parallel.image_kernels`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -21,8 +22,7 @@ from torch import Tensor
 from hires.nets.random_draws import Draws, Places
 from hires.parallel.context import Context, Packer
 from hires.parallel.conversion_kernels import CONVERSIONS, count_once
-from hires.parallel.fused_convolution import FusedConvolution, fused_norm
-from hires.parallel.fused_linear import FusedLinear
+from hires.parallel.fused_products import FusedConvolution, FusedLinear, fused_norm
 from hires.parallel.halo import Exchange, Frame, exchange_at, gather_window, part
 from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values, share
 from hires.parallel.map_views import on_tile
@@ -53,16 +53,14 @@ def compile_node(
     # Without gradients any other convolution can keep its weight packed, too.
     batch = node.kind == "conv2d" and len(node.shape or []) == 4
     fuses = fuses or (batch and not context.plan.training)
-    fused = FusedConvolution(overwrites) if fuses else None
+    fused = FusedConvolution(context.dtype, overwrites) if fuses else None
     rule = rule_in(stage, node, context.plan.graph)
     if rule.kind in CONVERSIONS:
         return CONVERSIONS[rule.kind](node, context, tensors)
     if rule.kind == "window":
         return _windowed(node, context, tensors, fused, overwrites)
     if fused is not None:  # a kernel of our own, of the same arguments
-        pack = _pack_of(node, context, None, fused)
-        if pack is not None:
-            _packed_later(node, context, tensors, pack, _input_shape(node, context))
+        _pack_later(node, context, tensors, fused)
         bind = bind_arguments(node, context.device, tensors)
         return lambda values: fused(*bind(values).values())
     if rule.fit is not None and rule.fit.dims is not None:
@@ -100,7 +98,9 @@ def _alone(
         second_run = local_operator(again, context.device, tensors)
         return lambda values: (second_run if context.recomputing else first_run)(values)
     if node.kind == "fused_linear":
-        return _fused_linear(node, context, tensors)
+        linear, bind = FusedLinear(context.dtype), bind_arguments(node, context.device, tensors)
+        _pack_later(node, context, tensors, linear)
+        return lambda values: linear(**bind(values))
     if facts_of(node.kind).quantized:
         return _quantized(node, context, tensors, overwrites)
     return local_operator(node, context.device, tensors)
@@ -179,28 +179,26 @@ def _exchanges(node: Node, context: Context) -> dict[str, Exchange]:
     return {value: exchange_at(context, number) for value, number in numbers.items()}
 
 
-def _packed_later(
+def _pack_later(
     node: Node,
     context: Context,
     tensors: dict[str, Tensor],
-    pack: Callable[[list[int], dict[str, Any]], Tensor | None],
-    shape: list[int],
+    fused: FusedConvolution | FusedLinear | None = None,
+    window: Window | None = None,
 ) -> None:
-    # Lets a node keep its weight in the order of its kernel, once it has its values. ``shape`` is
-    # that of the input that the kernel gets; ``pack`` makes it of that and the node's arguments.
-    args = fixed_arguments(node, tensors)
-    if args["weight"] is not None:  # it is no value
-        context.packers.append(Packer(node.args["weight"]["param"], lambda: pack(shape, args)))
-
-
-def _pack_of(
-    node: Node, context: Context, window: Window | None, fused: FusedConvolution | None
-) -> Callable[[list[int], dict[str, Any]], Tensor | None] | None:
-    if fused is not None:
-        padding = {} if window is None else {"padding": window.padding}
-        return lambda shape, args: fused.pack(shape, {**args, **padding}, context.dtype)
+    # Lets a node keep its weight in the order of its kernel, once it has its values.
     packer = PACKERS.get(node.kind)
-    return None if packer is None else lambda shape, args: packer(window, shape, args)
+    pack: Any = functools.partial(packer, window) if packer is not None else None
+    pack = fused.pack if fused is not None else pack
+    if pack is None or (window is not None and (window.blank or window.strips)):
+        return
+    args = fixed_arguments(node, tensors)
+    if args["weight"] is None:  # it is a value
+        return
+    if fused is not None and window is not None:
+        args["padding"] = window.padding
+    shape = _input_shape(node, context, window)
+    context.packers.append(Packer(node.args["weight"]["param"], lambda: pack(shape, args)))
 
 
 def _input_shape(node: Node, context: Context, window: Window | None = None) -> list[int]:
@@ -217,14 +215,6 @@ def _input_shape(node: Node, context: Context, window: Window | None = None) -> 
     return shape
 
 
-def _fused_linear(node: Node, context: Context, tensors: dict[str, Tensor]) -> Operator:
-    fused, args = FusedLinear(), fixed_arguments(node, tensors)
-    if args["weight"] is not None and args["weight"].dtype == context.dtype:
-        context.packers.append(Packer(node.args["weight"]["param"], lambda: fused.pack(args)))
-    bind = bind_arguments(node, context.device, tensors)
-    return lambda values: fused(**bind(values))
-
-
 def _windowed(
     node: Node,
     context: Context,
@@ -236,9 +226,7 @@ def _windowed(
     source, exchanges = node.inputs[0], _exchanges(node, context)
     exchange, shared = exchanges.get(source), _comm_of(node, context, "share")
     window = Window(node, context, exchange, fused, overwrites=overwrites)
-    pack = _pack_of(node, context, window, fused)
-    if pack is not None and not (window.blank or window.strips):
-        _packed_later(node, context, tensors, pack, _input_shape(node, context, window))
+    _pack_later(node, context, tensors, fused, window)
     operand = node.args.get(facts_of(node.kind).beside)
     beside = "" if operand is None else operand["value"]
     frame = Frame(context.extent(beside), window.out, window.size_out) if beside else None
@@ -343,9 +331,7 @@ def _quantized(
     window = None
     if kernel is None:
         window = Window(node, context, None, whole=True, overwrites=overwrites)
-    pack = _pack_of(node, context, window, None)
-    if pack is not None:
-        _packed_later(node, context, tensors, pack, _input_shape(node, context, window))
+    _pack_later(node, context, tensors, None, window)
     if kernel is not None:
         return lambda values: kernel(bind(values))
     assert window is not None

@@ -42,8 +42,7 @@ class NodeSteps:
             try:
                 values[node.name] = run(values)
             except Exception as error:
-                notes = [*getattr(error, "__notes__", []), f"in {describe(node)}"]
-                error.__notes__ = notes
+                error.add_note(f"in {describe(node)}")
                 raise
             if self.see is not None:
                 self.see(node.name, values[node.name])

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -132,15 +131,14 @@ class Segment:
         first = context.plan.graph.position[nodes[0].name] if nodes else 0
         bounds = [(region.first - first, region.last - first) for region in regions]
         compiled = {nodes[index].name for span in bounds for index in range(*span)}
-        in_place = _in_place(nodes, self.outputs, context.stage.extents, compiled)
+        over = _overwriting_nodes(nodes, self.outputs, context.stage.extents, compiled)
         last_use = {name: index for index, node in enumerate(nodes) for name in node.inputs}
-        over = _written_over(nodes, self.outputs, context, compiled)
         steps: list[Step] = []
         for index, node in enumerate(nodes):
-            overwrites = node.name in in_place
-            run = _overwriting(node) if overwrites else buffers.reader(node)
-            packers = len(context.packers)
-            run = run or compile_node(node, context, tensors, node.name in over)
+            overwrites, packers = node.name in over, len(context.packers)
+            in_place = overwrites and facts_of(node.kind).in_place
+            run = _overwriting(node) if in_place else buffers.reader(node)
+            run = run or compile_node(node, context, tensors, overwrites)
             if node.name in compiled:  # the compiler keeps weights in an order of its own
                 del context.packers[packers:]
             dead = [n for n in node.inputs if last_use[n] == index and n not in self.outputs]
@@ -212,50 +210,31 @@ def _second_run(context: Context, microbatch: int) -> Iterator[None]:
         context.recomputing, context.microbatch = False, before
 
 
-def _in_place(
-    nodes: list[Node],
-    outputs: list[str],
-    extents: dict[str, list[list[int]]],
-    compiled: set[str],
+def _overwriting_nodes(
+    nodes: list[Node], outputs: list[str], extents: dict[str, list[list[int]]], compiled: set[str]
 ) -> set[str]:
-    # Nodes, such as ReLUs, that may write their value over their input: no other node reads it, the
-    # backward pass of its maker does not either, and the tile holds the same pixels of both. That
-    # of a compiled maker may read anything, and a compiled node has no need to.
-    readers = Counter(name for node in nodes for name in node.inputs)
+    # Nodes that may write their value over an operand: ReLUs and their like over their input, fused
+    # operators over the value beside their window. They are its last reader, the backward pass of
+    # its maker does not read it, no value of an earlier reader lies in its memory, and the tile
+    # holds the same pixels of both. A compiled node may read anything, and has no need to.
     makers = {node.name: node for node in nodes}
-    chosen = set()
-    for node in nodes:
-        source = makers.get(node.inputs[0]) if facts_of(node.kind).in_place else None
-        if source is not None and facts_of(source.kind).overwritable:
-            free = readers[source.name] == 1 and source.name not in outputs
-            free = free and compiled.isdisjoint([source.name, node.name])
-            if free and extents.get(source.name) == extents.get(node.name):
-                chosen.add(node.name)
-    return chosen
-
-
-def _written_over(
-    nodes: list[Node], outputs: list[str], context: Context, compiled: set[str]
-) -> set[str]:
-    # Fused operators that may write their value over the one beside their window: they are its last
-    # reader, no value of another reader lies in its memory, and the tile holds the same pixels.
-    makers, extents = {node.name: node for node in nodes}, context.stage.extents
     readers: dict[str, list[Node]] = {}
     for node in nodes:
         for name in node.inputs:
             readers.setdefault(name, []).append(node)
     chosen = set()
     for node in nodes:
-        operand = node.args.get(facts_of(node.kind).beside)
-        maker = makers.get(operand["value"]) if operand is not None else None
-        if maker is None or not facts_of(maker.kind).overwritable or maker.name in outputs:
+        facts = facts_of(node.kind)
+        operand = node.args.get(facts.beside) if facts.beside else None
+        name = operand["value"] if operand else node.inputs[0] if facts.in_place else ""
+        if name not in makers or not facts_of(makers[name].kind).overwritable or name in outputs:
             continue
-        *before, last = readers[maker.name]
+        *before, last = readers[name]
         kinds = [facts_of(one.kind) for one in before]
         apart = all(f.overwritable or (f.window is not None and f.window.pads) for f in kinds)
-        alone = last is node and apart and maker.name != node.inputs[0]
-        same = extents.get(maker.name) == extents.get(node.name)
-        if alone and same and compiled.isdisjoint([maker.name, node.name]):
+        alone = apart and name != node.inputs[0] if facts.beside else not before
+        same = extents.get(name) == extents.get(node.name)
+        if last is node and alone and same and compiled.isdisjoint([name, node.name]):
             chosen.add(node.name)
     return chosen
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hires.core.registry import Registry
 from hires.parallel.context import Context
-from hires.parallel.fused_convolution import FusedConvolution, with_sum_and_activation
+from hires.parallel.fused_products import FusedConvolution, with_sum_and_activation
 from hires.parallel.halo import Borrowed, Exchange, Frame, gather_window, part
 from hires.parallel.row_pools import max_pool_by_rows
 from hires.parallel.strips import Strips, by_strips, strip_convolution, strips_of

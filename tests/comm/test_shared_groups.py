@@ -39,7 +39,9 @@ def join(backends: list[ShmBackend]) -> None:
 
 
 def world(rank: int, local_size: int = RANKS) -> World:
-    return World(rank, RANKS, rank % local_size, local_size, "127.0.0.1", 29500, 0)
+    # Their own secret: other programs may have ranks at this address.
+    secret = f"of process {os.getpid()}"
+    return World(rank, RANKS, rank % local_size, local_size, "127.0.0.1", 29500, 0, secret)
 
 
 # ---- ranks that are threads

@@ -114,8 +114,8 @@ class Backend:
     """Whether messages pass streams of a device in the order of posting, without tags."""
     gathers_quickly = False
     """Whether its own gather of small tensors takes less time than messages."""
-    keeps_terms = False
-    """Whether a reduction to one rank leaves the tensors of the others alone."""
+    is_alone = False
+    """Whether its messages reach no other rank."""
 
     rank = 0
     _all: Any = None  # the handle of all ranks, while this rank is part of the world

@@ -64,7 +64,7 @@ REDUCTIONS: dict[Any, str] = {
 class MpiBackend(MpiWorld):
     """The functions of torch.distributed over one MPI library."""
 
-    gathers_quickly = keeps_terms = True
+    gathers_quickly = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,17 +113,15 @@ class MpiBackend(MpiWorld):
         among, comm = self._members(group)
         kind, operation = self._reduction(tensor.dtype, op)
         root = among.place(dst)
-        is_root, tensors = among.index == root, [tensor]
+        is_root = among.index == root
         if tensor.nbytes < REDUCE_BYTES:
             [given] = self._terms_of(tensor, kind)
             own, result = (self._mpi.IN_PLACE, given) if is_root else (given, None)
             with self._progress.lock:
                 requests = [comm.Ireduce(own, result, operation, root)]
         else:
-            if not is_root:
-                tensors.append(tensor.clone())  # the others keep theirs
-            requests = self._begin_sum(comm, tensors[-1], kind, operation)
-        return self._end(requests, tensors, among, "a sum at one rank", async_op)
+            requests = self._begin_sum(comm, tensor, kind, operation)
+        return self._end(requests, [tensor], among, "a sum at one rank", async_op)
 
     def all_gather(
         self,
@@ -132,12 +130,12 @@ class MpiBackend(MpiWorld):
         group: MpiGroup | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Fills a tensor for each rank: those of one size as one call, others by broadcasts."""
-        among, comm = self._members(group)
+        """Fills a tensor for each rank: those of one size as one call, others by messages."""
         size = tensor.nbytes
         is_even = all(one.nbytes == size for one in outputs)
         if not is_even or size * len(outputs) > PIECE_BYTES:
-            return self._gather_by_broadcasts(outputs, tensor, among, comm, async_op)
+            return super().all_gather(outputs, tensor, group, async_op)
+        among, comm = self._members(group)
         row = row_of(outputs)
         target = tensor.new_empty(tensor.numel() * len(outputs)) if row is None else row
         [source], [whole], byte = self._pieces(tensor), self._pieces(target), self._mpi.BYTE
@@ -153,22 +151,6 @@ class MpiBackend(MpiWorld):
                 one.view(-1).copy_(part)
 
         return finished(JoinedWork([work], split), async_op)
-
-    def _gather_by_broadcasts(
-        self,
-        outputs: Sequence[Tensor],
-        tensor: Tensor,
-        among: MpiGroup,
-        comm: MPI.Intracomm,
-        async_op: bool,
-    ) -> MpiWork | None:
-        own = outputs[among.index]
-        if own.data_ptr() != tensor.data_ptr():
-            own.view(-1).copy_(tensor.view(-1))
-        pieces = [self._pieces(part) for part in outputs]
-        with self._progress.lock:
-            requests = [comm.Ibcast(one, i) for i, part in enumerate(pieces) for one in part]
-        return self._end(requests, outputs, among, "an all-gather", async_op)
 
     def broadcast(
         self, tensor: Tensor, src: int, group: MpiGroup | None = None, async_op: bool = False

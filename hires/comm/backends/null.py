@@ -43,6 +43,7 @@ class NullBackend(Backend):
     """A backend whose messages go nowhere."""
 
     devices: tuple[str, ...] = ("cpu", "cuda", "meta")
+    is_alone = True
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank

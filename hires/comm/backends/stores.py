@@ -74,6 +74,8 @@ class _SignedStore(_library.Store):  # type: ignore[misc]
         """Removes a key."""
         return bool(self._whole.delete_key(key))
 
+    deleteKey = delete_key  # noqa: N815, as a PrefixStore calls it
+
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         """Sets the longest wait."""
         self._whole.set_timeout(timeout)

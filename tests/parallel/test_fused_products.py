@@ -1,4 +1,4 @@
-"""Is a packed convolution with ``padding="same"`` that of torch, whatever the map's shape?"""
+"""Products with what follows them compute what torch's operators do, packed or not."""
 
 from __future__ import annotations
 
@@ -9,8 +9,56 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hires.parallel import torch_faults
-from hires.parallel.fused_convolution import FusedConvolution
+from hires.parallel.fused_products import FusedConvolution, FusedLinear
 from hires.parallel.torch_faults import convolve
+from hires.plan.operators.activations import unfused
+
+ACTIVATIONS = (
+    ["relu"], ["silu"], ["gelu", "none"], ["gelu", "tanh"], ["clamp", -0.5, 0.5], ["sigmoid"],
+    ["leaky_relu", 0.1], ["hardswish"], ["mish"]
+)  # fmt: skip
+# In units in the last place of the largest number: the sum of 33 products rounds at most as often.
+# In bf16 it is made in fp32; it is rounded, and its activation is rounded again, by half a unit.
+ULPS = {torch.float64: 33, torch.float32: 33, torch.bfloat16: 2}
+
+BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+"""Without AVX-512 oneDNN takes no product of bf16."""
+
+
+def expected(x, weight, bias, activation):
+    y = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    name, args = unfused(activation, {"value": "y"})
+    return getattr(torch.ops.aten, name)(y, **{k: v for k, v in args.items() if k != "self"})
+
+
+@pytest.mark.parametrize("dtype", ULPS, ids=str)
+@pytest.mark.parametrize("shape", [(5, 33), (33,), (2, 3, 33), (2, 2, 3, 33), (0, 33)], ids=str)
+@torch.no_grad()
+def test_every_activation(dtype, shape):
+    x, bias = torch.randn(shape).to(dtype), torch.randn(17).to(dtype)
+    weight = nn.Parameter((torch.randn(17, 33) / 6).to(dtype), requires_grad=False)
+    for activation in ACTIVATIONS:
+        for own in (bias, None):
+            exact = expected(x, weight, own, activation)
+            plain, packed = FusedLinear(dtype), FusedLinear(dtype)
+            kept = packed.pack(shape, {"weight": weight, "activation": activation})
+            by_kernel = dtype == torch.float32 or (dtype == torch.bfloat16 and BF16)
+            assert (kept is not None) == (by_kernel and activation != ["mish"])
+            for layer in (plain, packed):
+                y = layer(x, weight, own, activation)
+                assert y.dtype == dtype
+                assert y.shape == (*shape[:-1], 17)
+                if y.numel():
+                    error = (y.double() - exact).abs().max() / exact.abs().max()
+                    assert error <= ULPS[dtype] * torch.finfo(dtype).eps, (activation, own is None)
+
+
+def test_with_gradients_nothing_is_packed():
+    weight = nn.Parameter(torch.randn(4, 3))
+    layer = FusedLinear(torch.float32)
+    assert layer.pack((2, 3), {"weight": weight, "activation": ["relu"]}) is None
+    layer(torch.randn(2, 3), weight, None, ["relu"]).sum().backward()
+    assert weight.grad is not None
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -30,7 +78,7 @@ def test_packed_convolution_pads_each_map_once(kernel, adds):
     }
     with torch.no_grad():
         fused = FusedConvolution()
-        assert fused.pack((2, 8, rows, cols), args, torch.float32) is not None
+        assert fused.pack((2, 8, rows, cols), args) is not None
         for more in ((0, 0), tuple((size + 1) % 2 for size in kernel)):
             x = torch.randn(2, 8, rows + more[0], cols + more[1])
             values = {"x": x, "y": torch.randn_like(x)} if adds else {"x": x}
@@ -58,8 +106,8 @@ def test_bf16_without_a_kernel_of_onednn_is_computed_in_fp32(monkeypatch, kernel
     pads = [kernel // 2] * 2
     args = {"weight": weight, "bias": None, "stride": [1, 1], "padding": pads, "dilation": [1, 1]}
     with torch.no_grad():
-        fused = FusedConvolution()
-        assert fused.pack((2, 8, 9, 7), {**args, "groups": groups}, torch.bfloat16) is None
+        fused = FusedConvolution(torch.bfloat16)
+        assert fused.pack((2, 8, 9, 7), {**args, "groups": groups}) is None
         with Seen():
             made = fused(x, weight, None, 1, pads, 1, groups, None, ["relu"])
         exact = F.conv2d(x.float(), weight.float(), padding=pads, groups=groups)
