@@ -44,10 +44,9 @@ def gather_texts(text: str, what: str = "an exchange of texts") -> list[str]:
     return waiting(lambda: exchange(text), what, ranks=tuple(transport.world.ranks))  # type: ignore[no-any-return]
 
 
-def broadcast_text(text: str, source: int = 0) -> str:
-    """Returns the text of one rank, ``source``, on every rank of the world."""
-    given = text if transport.rank == source else ""
-    return gather_texts(given, f"a broadcast of rank {source}")[source]
+def broadcast_text(text: str) -> str:
+    """Returns the text of rank 0 on every rank of the world."""
+    return gather_texts(text if transport.rank == 0 else "", "a broadcast of rank 0")[0]
 
 
 def max_all(number: int, patient: bool = False) -> int:

@@ -18,29 +18,21 @@ FAILURES = (CommError, OSError, RuntimeError, ValueError)
 """What backends raise."""
 
 
-def waiting(
-    call: Callable[[], Any],
-    what: str,
-    peer: int = -1,
-    tag: int = -1,
-    ranks: tuple[int, ...] = (),
-    backend: str = "",
-    number: int = -1,
-) -> Any:
+def waiting(call: Callable[[], Any], what: str, ranks: tuple[int, ...] = ()) -> Any:
     """Returns what :func:`guard` does; meanwhile ``activity`` shows that the rank waits in it."""
-    outer = activity.begin(what, peer, tag, ranks, number)
+    outer = activity.begin(what, -1, -1, ranks)
     try:
-        return guard(call, what, backend, number)
+        return guard(call, what)
     finally:
         activity.end(outer)
 
 
-def guard(call: Callable[[], Any], what: str, backend: str = "", number: int = -1) -> Any:
+def guard(call: Callable[[], Any], what: str, backend: str = "") -> Any:
     """Returns the result of a call; a failure of the backend becomes a ``CommError``."""
     try:
         return call()
     except FAILURES as error:
-        raise failure(what, error, backend, number) from error
+        raise failure(what, error, backend) from error
 
 
 def failure(what: str, error: Exception, backend: str = "", number: int = -1) -> CommError:

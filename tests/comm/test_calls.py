@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +14,8 @@ import torch.distributed as dist
 from hires import comm
 from hires.comm import calls
 from hires.comm import transport as transport_module
-from hires.comm.guarded_waits import failure
 from hires.comm.transport import Group, transport
-from hires.core.errors import CommError, EndedError, PeerError
+from hires.core.errors import CommError
 from hires.core.ranks import call_records
 from hires.core.ranks.world import World
 from hires.plan.routes import Route
@@ -112,49 +111,6 @@ def test_rank_that_has_not_begun_does_not_go_on_alone():
     [alone] = comm.make_groups([[0]]).values()  # a plan's, of one process
     comm.all_reduce(total, group=alone)
     assert repr(alone) == "Group(ranks [0], position 0, no backend)"
-
-
-# ---- failures of a backend
-
-
-class Check:
-    """As the check of a world."""
-
-    def __init__(self) -> None:
-        self.asked: list[float] = []
-
-    def reason(self, number: int, patience_s: float, ended: Sequence[int]) -> str:
-        self.asked.append(patience_s)
-        return "what the others do"
-
-
-CLOSED = "[/a/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3. This may"
-
-
-@pytest.mark.parametrize(
-    ("error", "asks", "short"),
-    [
-        (PeerError("it took over 3 s"), True, ""),
-        (EndedError("rank 1 has ended"), True, ""),
-        (dist.DistBackendError("NCCL error"), True, ""),
-        (RuntimeError(CLOSED), True, "Connection closed by peer [127.0.0.1]:3"),
-        (RuntimeError("Message truncated, error stack:\nMPIR(1)"), True, "Message truncated"),
-        (RuntimeError("Invalid scalar type"), False, ""),
-        (ValueError("Tag must be nonnegative"), False, ""),
-        (CommError("4 rows cannot be divided among 3 ranks"), False, ""),
-    ],
-)
-def test_only_what_another_rank_may_have_caused_asks_for_its_calls(
-    error: Exception, asks: bool, short: str, monkeypatch: pytest.MonkeyPatch
-):
-    check = Check()
-    monkeypatch.setattr(transport, "check", check)
-    text = str(failure("a sum", error, "gloo", 5))
-    why = "; what the others do" if asks else ""
-    assert text == f"a sum over gloo failed: {short or error}{why}"
-    assert len(check.asked) == asks
-    if isinstance(error, EndedError):
-        assert check.asked[0] < 1.0
 
 
 # ---- a rank that is rehearsed, without the others
