@@ -237,3 +237,16 @@ def test_files_that_do_not_belong_together_are_refused(hires, quantised):
         text = text.replace("WEIGHT", damage(name))
         answer = hires(*INT8)
         assert (answer.code, text in answer.err) == (2, True), answer.err
+
+
+def test_signal_of_the_int8_network_and_of_each_operator_is_shown_and_kept(hires, ranks):
+    answer = hires(*AUTO)
+    assert answer.code == 0, answer.err
+    assert "the int8 network itself has 31.5 dB of signal over noise" in answer.err
+    facts = json.loads(hires(*AUTO, "--json").out)
+    assert facts["auto"] == {"asked_db": 30, "images": 4, "operators": 20, "signal_db": 31.5}
+    assert facts["alone"]["fc"] == 38.5
+    assert len(ranks) == 1
+    answer = hires(*AUTO, "quant.keep=[fc]")
+    assert len(ranks) == 2  # what is kept by name decides what else has to be
+    assert "Layers that stay in float" in answer.out
