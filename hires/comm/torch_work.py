@@ -35,6 +35,7 @@ class HiresWork(dist.Work):
         self._handles, self._results, self._then = [*handles], [*results], then
         self._future: Future[Any] | None = None
         self._ended: threading.Event | None = None  # once a thread waits for its future
+        self._error: Exception | None = None  # of that thread
 
     def wait(self, timeout: datetime.timedelta | None = _NO_LIMIT) -> bool:
         """Returns True when it is complete; ``timeout`` 0 or None: within that of the group.
@@ -44,9 +45,11 @@ class HiresWork(dist.Work):
         """
         limit = timeout if timeout and timeout > _NO_LIMIT else None
         if self._ended is not None:
-            if not self._ended.wait(limit.total_seconds() if limit else None):
-                raise dist.DistBackendError(f"an operation took over {limit}")
-            self.finish()
+            limit_s = limit.total_seconds() if limit else None
+            if not self._ended.wait(limit_s):
+                raise dist.DistBackendError(f"{self._what()} took over {limit_s:g} s")
+            if self._error is not None:
+                raise self._error
             return True
         try:
             for handle in self._handles:
@@ -64,6 +67,10 @@ class HiresWork(dist.Work):
         except CommError as error:
             raise dist.DistBackendError(str(error)) from error
         self._end()
+
+    def _what(self) -> str:
+        parts = (h._what() if isinstance(h, HiresWork) else h.call.what for h in self._handles)
+        return ", ".join(dict.fromkeys(parts))
 
     def _end(self) -> None:
         then, self._then = self._then, None
@@ -86,8 +93,8 @@ class HiresWork(dist.Work):
 
     def exception(self) -> Exception | None:
         """Returns why it failed; None: it has not, or is under way."""
-        if self._ended is not None and not self._ended.is_set():
-            return None
+        if self._ended is not None:  # the thread has not ended, or says how
+            return self._error if self._ended.is_set() else None
         errors = (handle.exception() for handle in self._handles)
         return next((error for error in errors if error is not None), None)
 
@@ -120,11 +127,13 @@ class HiresWork(dist.Work):
         return self._future
 
     def _settle(self, future: Future[Any], ended: threading.Event | None = None) -> None:
-        error: Exception | None = None
         try:
             self.finish()
-        except Exception as failed:
-            error = failed
+        except Exception as error:
+            self._error = error
         if ended is not None:
             ended.set()
-        future.set_result(self._results) if error is None else future.set_exception(error)
+        if self._error is None:
+            future.set_result(self._results)
+        else:
+            future.set_exception(self._error)

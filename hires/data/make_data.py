@@ -84,15 +84,15 @@ def make_data(
         RunError: the folder cannot be written.
     """
     tile = min(256, 16 * -(-max(size) // 16)) if tiled and kind == "textures" else 0
-    made, root = (
-        MadeData(kind, classes, count, [*size], seed, tile),
-        Path(path).expanduser().absolute(),
-    )
+    made = MadeData(kind, classes, count, [*size], seed, tile)
+    root = Path(path).expanduser().resolve()
     try:
         if _is_complete(root, asdict(made)):
             return 0
         root.parent.mkdir(parents=True, exist_ok=True)
         hidden = root.with_name(f".{root.name}.{os.getpid()}.tmp")
+        if hidden.exists():  # of a process of this number that was killed, as in a container
+            shutil.rmtree(hidden)
         try:
             for index in range(count):
                 (hidden / made.file(index)).parent.mkdir(parents=True, exist_ok=True)

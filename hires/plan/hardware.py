@@ -129,6 +129,12 @@ def check_hardware(config: RunConfig) -> Iterator[Finding]:
     there, ranks = gpus_of_node(config), ranks_of_node(config)
     if device == CUDA:
         yield from _unmet(config, there, ranks)
+    elif asked := requested_gpus(config):
+        text = (
+            f"the job holds {asked} GPUs of a node, and device={device} computes on cores; use "
+            f"device=cuda, or request none in cluster.options"
+        )
+        yield Finding("warning", "device", text)
     yield from _unstarted(config)
     if backend in MEMORY and config.num_nodes > 1:
         text = (
@@ -136,7 +142,7 @@ def check_hardware(config: RunConfig) -> Iterator[Finding]:
             f"{config.num_nodes} nodes; use comm.backend=gloo or mpi, or one node"
         )
         yield Finding("error", "comm.backend", text)
-    yield from _set_twice(config, backend)
+    yield from _check_options(config, backend)
     if backend in STREAMED and device != CUDA:
         text = (
             f"comm.backend={backend} carries tensors of GPUs only, and device={device} has none; "
@@ -191,9 +197,16 @@ def _unstarted(config: RunConfig) -> Iterator[Finding]:
     yield Finding("error", "comm.backend", text)
 
 
-def _set_twice(config: RunConfig, backend: str) -> Iterator[Finding]:
-    # Variables of libraries that two keys set.
+def _check_options(config: RunConfig, backend: str) -> Iterator[Finding]:
+    # Options that no library here reads, and variables that two keys set.
     there = library_options.libraries((backend, *config.comm.backends), config.mpi)
+    for name, value in config.comm.options.items():
+        if not library_options.variables({name: value}, there):
+            text = (
+                f"comm.options.{name} has no effect with comm.backend={backend}; it is of "
+                f"{library_options.OPTIONS[name].settings}: leave it out, or use one of these"
+            )
+            yield Finding("warning", "comm.options", text)
     site = config.cluster.environment
     for name, value in library_options.variables(config.comm.options, there).items():
         if site.get(name, value) != value:

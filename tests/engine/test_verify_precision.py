@@ -83,3 +83,5 @@ def test_tensor_that_one_process_loses_is_named_and_not_judged():
     assert answer["worst"]["gradients"]["name"] == "gradients/b"
     assert not judged(a=0.15, b=0.12)["ok"]
     assert not judged(a=math.inf, b=0.12)["ok"]  # where it overflows it says nothing
+    errors["gradients/a"] = 0.5  # averaged over two tiles: within thrice this noise, and wrong
+    assert not judged(a=0.17, b=0.12)["ok"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -53,10 +54,10 @@ OWN_FILE = [0]
 def build(world: World, config: dict[str, Any], plan: dict[str, Any]) -> dict[str, list]:
     """Builds a rank whose file differs from those of the others; returns its numbers."""
     OWN_FILE[0] = world.rank
-    weight_sharing.PIECE_BYTES = 100
     made = Plan.from_dict(plan)
     join(world, made)
-    engine = build_rank(from_dict(config), made, world.rank, 1)
+    with mock.patch.object(weight_sharing, "PIECE_BYTES", 100):
+        engine = build_rank(from_dict(config), made, world.rank, 1)
     tensors = {name: tensor.flatten().tolist() for name, tensor in engine.tensors.items()}
     engine.close()
     comm.shutdown()

@@ -71,6 +71,16 @@ def test_job_whose_gpus_and_device_do_not_fit_is_named(monkeypatch):
     exclusive = {"gpus": 4, "options": {"exclusive": True}}
     [warning] = check_hardware(config(4, cluster=exclusive, launcher=JOB))
     assert "cluster.options.gres=gpu:4" in warning.text
+    assert found(config(4, "cpu", **four)) == [("warning", "device")]
+
+
+def test_option_that_no_library_of_the_run_reads_is_named():
+    options = {"comm": {"options": {"nccl_debug": "WARN"}}}
+    [warning] = check_hardware(config(device="cpu", **options))
+    assert (
+        "nccl_debug has no effect with comm.backend=gloo; it is of nccl: NCCL_DEBUG" in warning.text
+    )
+    assert found(config(2, **options)) == []
 
 
 @pytest.mark.parametrize(

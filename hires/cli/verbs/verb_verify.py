@@ -128,7 +128,7 @@ def _print(answer: dict[str, Any]) -> None:
         if precision == "fp64"
         else f"three times the error of one process in {precision}"
     )
-    lost = "not judged, as one process alone differs by more than is allowed"
+    lost = "not judged, as one process alone loses most digits of them"
     sums = "summed in float, in an order that follows from the layout"
     for what, names in (
         (f"allowed {measured}", answer["by_noise"]),

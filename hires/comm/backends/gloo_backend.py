@@ -193,8 +193,11 @@ class GlooBackend(Backend):
         # As rows of numbers: its own shapes would have to agree.
         flat, row = row_of(inputs), output.view(-1)
         flat = torch.cat([part.view(-1) for part in inputs]) if flat is None else flat
-        library = self._library(self.members(group), output)
-        work = GlooWork(library._reduce_scatter_base(row, flat, options), library, flat)
+        among = self.members(group)
+        library = self._library(among, output)
+        work = library._reduce_scatter_base(row, flat, options)
+        if library is among.library:  # NCCL's own can be looked at, and orders streams
+            work = GlooWork(work, library, flat)
         return finished(work, async_op)
 
     def barrier(self, group: GlooGroup | None = None, async_op: bool = False) -> Any:

@@ -325,6 +325,7 @@ def build(cls: type[T], values: Any, prefix: str = "", usable: bool = False) -> 
         # With defaults in the place of what is wrong, the rest is checked too.
         built = problems(functools.partial(cls, **good))
     except TypeError as error:
+        problems.done()  # what is wrong is missing, too
         raise ConfigError(f"{whole} is incomplete: {error}") from None
     problems.done()
     assert built is not None
