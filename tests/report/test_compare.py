@@ -198,6 +198,8 @@ MISTAKES = [
     ({"metric": "speed"}, "none of"), ({"unit": "images"}, "img/s"), ({"value": -1}, "above 0"),
     ({"value": float("nan")}, "value"), ({"tolerance": None}, "tolerance"),
     ({"tolerance": ["5"]}, "write 5%"), ({"point": "sp"}, "sp"),
+    ({"clustr": "node17"}, r"yaml: reference 1 has an unknown key 'clustr'; did you mean cluster"),
+    ({"point": None}, "yaml: reference 1 has no point"),
 ]  # fmt: skip
 CODE = "references: !!python/object/apply:os.system ['touch made']\n"
 
@@ -208,9 +210,18 @@ def test_mistakes_in_a_file_of_references_are_named_and_no_code_of_it_runs(tmp_p
         with pytest.raises(ConfigError, match=text):
             judged(tmp_path, [change])
     path = tmp_path / "x.yaml"
-    for text in ("", "[]", "references: []", "references: 3", "a: [", "\0", CODE, None):
+    for text, why in (
+        *((text, "holds no references") for text in ("", "[]", "references: []", "references: 3")),
+        *(
+            ("references: [3]", "reference 1 is 3"),
+            ("a: [", ""),
+            ("\0", ""),
+            (CODE, ""),
+            (None, ""),
+        ),
+    ):
         path.unlink() if text is None else path.write_text(text)
-        with pytest.raises(ConfigError, match=r"x\.yaml"):
+        with pytest.raises(ConfigError, match=rf"x\.yaml: .*{why}"):
             comparison.read_references(path)
     assert not (tmp_path / "made").exists()
 

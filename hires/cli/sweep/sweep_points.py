@@ -192,13 +192,12 @@ def preceding(points: Points, first: Sequence[str], composer: Composer) -> Point
         words = [*kept(point.words), *last.values()]
         if tuple(words) not in runs:
             config = config_of(composer.composed(words)[0], words)
-            every, steps = config.checkpoint.every, config.steps
-            saves = config.checkpoint.at_end != "never" and saves_end(config)
-            if not saves and (every == 0 or steps % every):
+            if not _saves_end(config):
+                task, at_end = config.task.name, config.checkpoint.at_end
+                remedy = "task=train" if task != "train" else "checkpoint.at_end=always"
                 raise ConfigError(
                     f"--first: the run before a point saves no weights after its last step with "
-                    f"checkpoint.every={every} and steps={steps}; add --first "
-                    f"checkpoint.every={steps}"
+                    f"task={task} and checkpoint.at_end={at_end}; add --first {remedy}"
                 )
             runs[tuple(words)] = SweepPoint(words, kept(point.swept), config)
         point.before = runs[tuple(words)]
@@ -215,6 +214,14 @@ def begin_with(points: Points, composer: Composer) -> bool:
             point.words = [*point.words, f"weights={point.before.path}"]
             point.config = config_of(composer.composed(point.words)[0], point.words)
     return True
+
+
+def _saves_end(config: RunConfig) -> bool:
+    """Whether a run saves its weights after its last step."""
+    saving = config.checkpoint
+    at_end = saving.saves_end or (saving.at_end == "auto" and saves_end(config))
+    in_turn = saving.every > 0 and config.steps % saving.every == 0
+    return config.task.name == "train" and (at_end or in_turn)
 
 
 def _begins_with(key: str, keys: Iterable[str]) -> bool:

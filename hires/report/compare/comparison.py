@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from hires.core.errors import ConfigError
+from hires.core.registry import offer
 from hires.core.store import reading
 from hires.core.store.files import write_atomically
 from hires.core.units import listed, size
@@ -80,13 +81,30 @@ def read_references(path: Path) -> list[Reference]:
     """Returns the references of a file; ConfigError: it cannot be read, or an entry is wrong."""
     try:
         values = yaml.safe_load(reading.read_named(path))
-        entries: list[Reference] = typed(dict[str, list[Reference]], values)["references"]
-        if not entries:
-            raise ValueError("it holds no references")
-        return entries
+        entries = values.get("references") if isinstance(values, dict) else None
+        if not entries or not isinstance(entries, list):
+            raise ValueError("it holds no references, which are a list named `references`")
+        return [_reference(entry, f"reference {n}") for n, entry in enumerate(entries, start=1)]
     except (OSError, ValueError, LookupError, RecursionError, ConfigError, yaml.YAMLError) as error:
         why = " ".join(str(error).split())
         raise ConfigError(f"{path}: {why}; `{OPTION}` writes such a file") from None
+
+
+def _reference(entry: object, name: str) -> Reference:
+    known = [one.name for one in fields(Reference)]
+    if not isinstance(entry, dict):
+        raise ValueError(f"{name} is {value_text(entry)}, and not keys with values")
+    for key in entry:
+        if key not in known:
+            raise ValueError(f"{name} has an unknown key {str(key)!r}; {offer(str(key), known)}")
+    for one in fields(Reference):
+        if one.default is MISSING and entry.get(one.name) is None:
+            raise ValueError(f"{name} has no {one.name}")
+    try:
+        made: Reference = typed(Reference, entry, name)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return made
 
 
 def best_reference(references: Sequence[Reference], metric: Metric, run: Run) -> Reference | None:

@@ -36,15 +36,21 @@ def test_points_that_differ_in_what_is_replaced_share_one_run():
 
 def test_run_before_a_point_is_one_that_saves_its_end():
     for first, text in (
-        (("steps=4",), "add --first checkpoint.every=4"),
-        (("steps=5", "checkpoint.every=2"), "add --first checkpoint.every=5"),
+        (("steps=4",), "add --first checkpoint.at_end=always"),
+        (("steps=5", "checkpoint.every=2", "checkpoint.at_end=never"), "checkpoint.at_end=never;"),
+        (("task=infer", "checkpoint.at_end=always"), "add --first task=train"),
         (("steps=4,5",), "must be one KEY=VALUE"),
     ):
         with pytest.raises(ConfigError, match=text):
             pairs("batch=4", first=first)
-    # What saves its end by itself was refused, too.
-    _, before, _ = pairs("batch=4", first=("task=train", "epochs=5"))
-    assert before.listed[0].config.epochs == 5
+    for saves in (
+        ("epochs=5",),
+        ("steps=5", "checkpoint.at_end=always"),
+        ("steps=5", "checkpoint.every=2"),
+        ("steps=4", "checkpoint.every=2", "checkpoint.at_end=never"),
+    ):
+        _, before, _ = pairs("batch=4", first=("task=train", *saves))
+        assert len(before.listed) == 1
 
 
 def test_table_2_2_trains_once_and_calibrates_on_no_image_that_it_evaluates(tmp_path):
