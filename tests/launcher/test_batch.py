@@ -24,6 +24,7 @@ from hires.launcher.slurm import allocation
 from hires.launcher.slurm import job as slurm_job
 from hires.launcher.slurm.allocation import Allocation, JobNode
 from hires.launcher.slurm.job import JobRun
+from hires.launcher.status import running_elsewhere
 from hires.launcher.status.state import OLD_S
 from tests.helpers.launches import SRUN, exit_json, when_ready
 from tests.helpers.run_folders import end
@@ -265,3 +266,15 @@ def test_silent_attempt_is_ended_by_the_next_start_so_that_its_ranks_end(fake_wo
         assert JobRun(run.path, JOB, 0).take_attempt() == 1
         assert Attempt(run.path, 1).job_name == "7"
         assert (exit_json(run)["state"], exit_json(run)["reason"]) == (state, reason)
+
+
+def test_result_whose_exit_json_is_missing_is_not_lost(fake_world, launch, monkeypatch):
+    run = fake_world("ok")
+    launch(run)
+    (run.attempt_dir / "exit.json").unlink()
+    files = [folder / "record.json" for folder in (run.path, run.attempt_dir)]
+    before = [file.read_bytes() for file in files]
+    monkeypatch.setattr(running_elsewhere, "is_alive", lambda _: False)
+    with running_elsewhere.exclusive_start(run.path):
+        assert exit_json(run)["state"] == "done"
+    assert [file.read_bytes() for file in files] == before

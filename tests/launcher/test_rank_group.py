@@ -104,6 +104,13 @@ STARTS_ONE = (
 """Starts one rank as Open MPI's mpirun does."""
 
 
+def test_ranks_of_a_command_see_the_gpus_that_were_chosen_for_them(fake_world, launch, tmp_path):
+    program, more = tmp_path / "mpirun", 'echo "$CUDA_VISIBLE_DEVICES" > "$0.gpus"'
+    script(program, STARTS_ONE.format(rank=0, more=more))
+    launch(fake_world("ok", name="mpirun", mpirun=str(program)), gpus=["3", "1"])
+    assert program.with_name("mpirun.gpus").read_text() == "3,1\n"
+
+
 def test_command_that_fails_is_quoted_and_its_rank_reports_the_end(fake_world, launch, tmp_path):
     run = fake_world("ok", name="mpirun", mpirun="/opt/none/bin/mpirun")
     with pytest.raises(RunError, match=r"no /opt/none/bin/mpirun here.*launcher=local"):

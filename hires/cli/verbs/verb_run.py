@@ -89,7 +89,7 @@ def main(args: Namespace) -> int:
         for note in ready.notes:  # of a run that is not refused
             print(f"note: {note}", file=sys.stderr)
         if args.dry_run:
-            with campaign.starting([path.parent]), exclusive_start(path):
+            with campaign.starting([path.parent]), exclusive_start(path, closes=False):
                 rundir.freeze(config, plan.to_dict(), ready.argv, ready.inputs)
                 ready.keep_choice()
                 scripts = launcher.write_scripts(path, config, ready.argv)

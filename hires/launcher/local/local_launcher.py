@@ -14,7 +14,7 @@ from hires.core.errors import ConfigError, EditedError, RunError
 from hires.core.ranks import ports
 from hires.core.store import attempts, edits, file_names, frozen, provenance, records, trust
 from hires.core.store.attempts import Attempt
-from hires.core.store.ends import End, State
+from hires.core.store.ends import ENDS, End, State
 from hires.core.store.file_names import StrPath
 from hires.core.store.reading import printable
 from hires.launcher.interface import OnLine, launcher_of
@@ -103,9 +103,17 @@ def edited(run_dir: Path) -> str | None:
 def end_without_ranks(run_dir: StrPath, attempt: int, end: End) -> None:
     """Writes the end of an attempt whose ranks never started, or whose launcher cannot.
 
-    Its ``record.json`` is written, too, if it can be.
+    Its ``record.json`` is written, too, if it can be. If there is one, its launcher knew the end
+    but could not write that: what the record says counts then, and it stays.
     """
-    _write_end(Attempt(Path(run_dir).absolute(), attempt), end)
+    own = Attempt(Path(run_dir).absolute(), attempt)
+    if (known := own.record.get("state")) in ENDS:
+        reason = end.reason if known == end.state else None
+        end = replace(end, state=known, cause=own.record.get("cause"), reason=reason)
+        with contextlib.suppress(RunError):
+            end.write(own.run, attempt)
+    else:
+        _write_end(own, end)
 
 
 def say(text: str) -> None:

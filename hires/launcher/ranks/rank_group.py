@@ -77,6 +77,11 @@ class Launch:
         """Folder of the attempt."""
         return file_names.attempt_dir(self.run_dir, self.attempt)
 
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Returns :func:`rank_environment` of its ranks, with the GPUs that they are to see."""
+        environ = rank_environment(base, self.config, self.places.interface)
+        return environ | ({VISIBLE: ",".join(self.places.gpus)} if self.places.gpus else {})
+
     def log(self, rank: int) -> Path:
         """Returns the log of a rank."""
         return file_names.rank_log(self.folder, rank)
@@ -171,9 +176,7 @@ class ChildRanks(RankGroup):
     def begin(self, interrupted: Callable[[], bool]) -> None:
         """Starts the ranks one by one, see :class:`RankGroup`."""
         job, size = self.job, self.job.places.num_ranks
-        shared = rank_environment(os.environ, job.config, job.places.interface)
-        if job.places.gpus:
-            shared[VISIBLE] = ",".join(job.places.gpus)
+        shared = job.environment(os.environ)
         for number in range(size):
             world = World(number, size, number, size, job.places.address, self.port, job.attempt)
             environ, log = shared | world.to_environment(), job.log(number)
@@ -247,7 +250,7 @@ class CommandRanks(RankGroup):
         require_program(self._starter)
         job, words = self.job, self._starter.words
         base = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
-        environ = rank_environment(base, job.config, job.places.interface)
+        environ = job.environment(base)
         if job.config.comm.uses(MPI):
             environ |= mpi_library.variables(self._starter.dialect, words[0], environ)
         environ[STARTER] = self._starter.dialect

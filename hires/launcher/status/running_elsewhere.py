@@ -34,12 +34,13 @@ class UnderWayError(RunError):
 
 @contextlib.contextmanager
 def exclusive_start(
-    run: Path, job: str | None = None, submitted: int | None = None
+    run: Path, job: str | None = None, submitted: int | None = None, *, closes: bool = True
 ) -> Iterator[None]:
     """Lets one process at a time take an attempt of a run, and only if no other has the run.
 
     ``job`` names this process's job, if it belongs to one, and ``submitted`` the attempt that it
     was submitted for and that was not launched yet. An UnderWayError names who has the run.
+    Attempts that give no sign of life get their end if something is to begin now: ``closes``.
     """
     if not run.is_dir():  # a lock would make the folder, and no run is whole without its files
         yield
@@ -48,7 +49,7 @@ def exclusive_start(
         for why in holders([run], job, submitted).values():
             by = "" if job is None else f" by job {job}"
             raise UnderWayError(f"{run.name} is not begun{by}: {why}")
-        for attempt in _silent(run):
+        for attempt in _silent(run) if closes else ():
             _close(attempt, job)
         yield
 

@@ -39,7 +39,11 @@ def test_run_ends_in_tables_on_screen_and_in_the_folder(hires, fake_ranks, monke
     assert {"throughput.csv", "throughput.md", "memory.csv", "memory.md", "record.json"} <= names
     assert "\n  classes: 7\n" in (run / "config.yaml").read_text()  # as the data has
     assert hires(*words, "--again").code == 0
-    assert (run / "a1" / "exit.json").exists()
+    (run / "a1" / "exit.json").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("hires.launcher.status.running_elsewhere.is_alive", lambda _: False)
+        assert hires(*words, "--again", "--dry-run").code == 0
+    assert not (run / "a1" / "exit.json").exists()  # nothing begins, so nothing is ended
     monkeypatch.setattr("hires.cli.planning.Planner.plan", None)  # it is not planned again
     answer = hires(*words, "--json")
     assert (answer.code, "complete since an earlier time" in answer.err) == (0, True)
