@@ -31,32 +31,41 @@ def main(args: Namespace) -> int:
     """Stops runs; returns 0 if none is left running, 1 if some could not be stopped."""
     if not args.names:
         raise ConfigError("name the runs or campaigns to cancel; `hires status` shows them")
-    selection, code, ended = select(args.names, args.results), 0, list[str]()
+    selection = select(args.names, args.results)
+    sweeps: list[dict[str, object]] = []
+    runs: list[dict[str, object]] = []
+
+    def tell(name: str, message: str, stopped: bool) -> None:
+        if not stopped:
+            print(f"hires: {message}", file=sys.stderr)
+        elif not args.json:
+            print(f"{name}: {message}", flush=True)
+
     for folder in selection.campaigns:
         if campaign.stop(folder):  # its sweep starts nothing more
             deadline = time.monotonic() + cancel.WAIT_S
             while campaign.is_locked(folder) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-            if campaign.is_locked(folder):
-                code, pid = RunError.exit_code, campaign.sweep_process(folder).get("pid")
+            stopped = not campaign.is_locked(folder)
+            text = "its sweep starts nothing more, and has ended"
+            if not stopped:
+                pid = campaign.sweep_process(folder).get("pid")
                 text = (
-                    f"process {pid} was asked to end, and has not ended within {cancel.WAIT_S:g} s"
+                    f"{folder.name}: its sweep, process {pid} was asked to end, and has not ended "
+                    f"within {cancel.WAIT_S:g} s; `kill {pid}`"
                 )
-                print(f"hires: {folder.name}: its sweep, {text}; `kill {pid}`", file=sys.stderr)
-            else:
-                ended.append(f"{folder.name}: its sweep starts nothing more, and has ended")
+            tell(folder.name, text, stopped)
+            sweeps.append({"campaign": folder.name, "stopped": stopped, "message": text})
     all_states = states(selection.paths)
     live = [state for state in all_states if state.state in (State.PENDING, State.RUNNING)]
     # Pending runs are cancelled first, so that none starts in the place of one that was stopped.
     order = sorted(live or all_states[:1], key=lambda state: state.state != State.PENDING)
     for state, message, stopped in cancel.cancel_all(order):
-        if stopped:
-            ended.append(f"{state.name}: {message}")
-        else:
-            code = RunError.exit_code
-            print(f"hires: {message}", file=sys.stderr)
+        tell(state.name, message, stopped)
+        runs.append({"run": state.name, "stopped": stopped, "message": message})
     if args.json:
-        print_json({"ended": ended, "all": code == 0})
-    else:
-        print("".join(f"{line}\n" for line in ended), end="")
-    return code
+        now = states([state.path for state in order if state.path])
+        named = {state.name: state.state for state in now}
+        runs = [{**one, "state": named[str(one["run"])]} for one in runs]
+        print_json({"sweeps": sweeps, "runs": runs})
+    return 0 if all(one["stopped"] for one in [*sweeps, *runs]) else RunError.exit_code

@@ -98,6 +98,7 @@ def main(args: Namespace) -> int:
     ]
     by_path = {state.path: state for state in ended if state.path}
     code, earlier, frozen_runs = 0, EarlierRuns(), list[FrozenRun]()
+    results: list[dict[str, Any]] = []
     for path, state in by_path.items():  # all are checked before the first one starts
         try:
             trust.refuse_untrusted(path)
@@ -105,6 +106,7 @@ def main(args: Namespace) -> int:
             records.read_plan(path)
         except HiresError as error:  # another hires wrote it, or it is damaged
             print(f"hires: {path.name} is left out: {error}", file=sys.stderr)
+            results.append({"run": path.name, "why": str(error)})
             code = RunError.exit_code
             continue
         if getattr(args, "continue"):
@@ -115,7 +117,6 @@ def main(args: Namespace) -> int:
             command = attempts.reproduce_line_of(path) or "hires run ..."
             config = with_keys(config, args.set, command)
         frozen_runs.append(FrozenRun(path, None, config, max(1, state.missing)))
-    results: list[dict[str, Any]] = []
     if not ended and not args.json:
         print(f"nothing to retry: no run is {' or '.join(wanted)}")
         print("".join(f"{count(all_states)}\n" for _ in all_states[:1]), end="")
@@ -124,13 +125,9 @@ def main(args: Namespace) -> int:
         if launcher_of(runs[0].config).has_jobs:
             code = _submit(runs, by_path, seen, args, results) or code
     here = [run for run in frozen_runs if not launcher_of(run.config).has_jobs]
-    code = _run_here(here, by_path, seen, results) or code
+    code = _run_here(here, by_path, seen, args, results) or code
     if args.json:
         print_json({"runs": results})
-    else:
-        for result in results:
-            if "state" in result:
-                print(f"{result['run']}: {result['state']}")
     return code
 
 
@@ -192,8 +189,9 @@ def _submit(
 
 
 def _run_here(
-    runs: Sequence[FrozenRun], states: States, seen: Seen, results: list[dict[str, Any]]
-) -> int:
+    runs: Sequence[FrozenRun], states: States, seen: Seen, args: Namespace,
+    results: list[dict[str, Any]],
+) -> int:  # fmt: skip
     code = 0
     turns = [run for run in runs for _ in range(run.attempts)]
     for number, turn in enumerate(turns, start=1):
@@ -210,10 +208,13 @@ def _run_here(
             outcome = wait_for(turn.config, run, turn.ranks)
         except RunError as error:
             print(f"hires: {error}", file=sys.stderr)
+            results.append({"run": path.name, "why": str(error)})
             code = RunError.exit_code
             continue
         explain(outcome, run)
         results.append({"run": run.name, "attempt": run.attempt, "state": outcome.state})
+        if not args.json:  # the next run may take hours
+            print(f"{run.name}: {outcome.state}", flush=True)
         code = code or outcome.exit_code
         if outcome.exit_code == INTERRUPTED:
             return INTERRUPTED

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,18 @@ def test_failed_run_is_run_again_as_its_next_attempt(hires, runs):
     assert "seed=1" in record["reproduce"]
 
 
+def test_end_of_each_run_is_shown_before_the_next_one_begins(hires, runs, monkeypatch):
+    wait_for, shown = verb_retry.wait_for, []
+
+    def waiting(*args):
+        shown.append(sys.stdout.getvalue())
+        return wait_for(*args)
+
+    monkeypatch.setattr(verb_retry, "wait_for", waiting)
+    lines = hires("retry", "--state", "failed,done").out.splitlines(keepends=True)
+    assert ([*map(len, shown)], len(lines)) == ([0, len(lines[0])], 2)
+
+
 def test_states_and_names_choose_what_is_run_again(hires, runs, fake_ranks):
     answer = hires("retry", runs["done"].name)
     assert answer.out == "nothing to retry: no run is failed or lost\n1 run: 1 done\n"
@@ -99,6 +112,8 @@ def test_run_that_cannot_be_used_is_left_out_before_anything_starts(
     assert f"hires: {runs['failed'].name} is left out: " in answer.err
     assert reason in answer.err
     assert (ends(runs["failed"]), ends(runs["done"])) == (["failed"], ["done", "done"])
+    [left_out] = json.loads(hires("retry", "--json").out)["runs"]
+    assert (left_out["run"], reason in left_out["why"]) == (runs["failed"].name, True)
     if file is None:
         assert hires("retry", "--trust-owner").code == 0
         assert ends(runs["failed"]) == ["failed", "done"]
