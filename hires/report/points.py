@@ -1,7 +1,7 @@
 """Groups attempts into points, and computes the throughput of each point.
 
-Two attempts are repeats of one point if their configs differ in nothing but the seed. The headline,
-all plots and the efficiency in the table use this one definition.
+Two attempts are repeats of one point if their configs differ in nothing but the seed. All plots
+and the efficiency in the table use this one definition.
 """
 
 from __future__ import annotations

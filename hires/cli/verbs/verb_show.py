@@ -240,6 +240,8 @@ def print_record(values: Values, run: Path) -> None:
                 print(f"{len(table.rows)} classes: classes.md and classes.csv of the run\n")
                 continue
             print_table(table.title, table.columns, table.text_rows())
+        if state == "done" and not samples and (left_out := record.throughput.discarded):
+            print(f"{_uncounted(len(left_out))}\n")
         if (confusion := confusion_table(record, run)) is not None:
             print_table(confusion.title, confusion.columns, confusion.text_rows())
         if record.compiled and record.memory:
@@ -252,6 +254,14 @@ def print_record(values: Values, run: Path) -> None:
                 print(line)
     if record.reproduce:
         print(f"again: {record.reproduce}")
+
+
+def _uncounted(steps: int) -> str:
+    """Returns why a run of some steps has no throughput, and what would give it one."""
+    return (
+        f"no throughput: of the {plural(steps, 'step')} of this attempt none counts, as each "
+        f"attempt begins with measure.warmup; use a smaller measure.warmup or more steps"
+    )
 
 
 def training_lines(record: RunRecord, run: StrPath) -> list[str]:

@@ -40,6 +40,19 @@ def test_run_is_shown_with_its_tables_placement_and_time_line(hires, finished):
         assert hires("show", str(run), *wrong).code == 2
 
 
+def test_run_without_a_counted_step_says_why_and_what_would_work(hires, finished):
+    assert "no throughput" not in hires("show", str(finished)).out
+    record = json.loads((finished / "record.json").read_text())
+    left_out = [{"step": 6, "why": "warm-up"}]
+    record["throughput"] |= {"samples": 0, "discarded": left_out, "img_per_s": None, "step_s": None}
+    (finished / "record.json").write_text(json.dumps(record))
+    [line] = [
+        line for line in hires("show", str(finished)).out.splitlines() if "no throughput" in line
+    ]
+    assert "of the 1 step of this attempt none counts" in line
+    assert line.endswith("use a smaller measure.warmup or more steps")
+
+
 def test_reproduce_prints_the_line_and_what_differs_now(hires, finished):
     answer = hires("show", str(finished), "--reproduce")
     assert answer.code == 0, answer.err
