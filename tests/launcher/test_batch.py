@@ -192,6 +192,23 @@ def test_job_has_something_to_do_as_often_as_allowed_and_not_once_it_is_cancelle
     assert not JobRun(run.path, TASK, 0).is_open
 
 
+def test_job_that_its_command_gave_up_does_not_repeat_what_another_has_made(fake_world):
+    run = fake_world("ok")
+    end(run.attempt_dir, "failed", reason="launch")  # sbatch took job 7, and did not answer
+    assert JobRun(run.path, JOB, 0).is_open
+    attempts.next_attempt(run.path)
+    folder = file_names.attempt_dir(run.path, 1)
+    assert JobRun(run.path, JOB, 0).is_open
+    note_job("slurm", folder, "9", None)
+    for state in ("failed", "done"):
+        end(folder, state)
+        assert not JobRun(run.path, JOB, 0).is_open
+        assert JobRun(run.path, JOB).is_open  # by hand
+    note_job("slurm", run.attempt_dir, "9", None)
+    assert not JobRun(run.path, JOB, 0).is_open
+    assert JobRun(run.path, JOB, 0, wanted=2).is_open
+
+
 def test_failed_run_is_not_queued_again_and_a_cancelled_one_is_cancelled(fake_world, cluster):
     run = fake_world("exit 3")
     assert slurm_job.main([str(run.path), "0"]) == 1

@@ -126,13 +126,22 @@ class JobRun:
 
         That is so if it made no attempt yet, the last left no ``exit.json``, was preempted and may
         go on, or was stopped with the whole job: after the failure of a node Slurm starts it again.
+        It is not if others have completed the run since it was submitted, or if the command that
+        submitted it gave it up and another attempt has taken its place.
         """
-        if not (own := self.attempts):
+        own = self.attempts
+        first = own[0].number if own else self.submitted
+        if first is None:
             return True
-        end = own[-1].exit
-        done = [number for number in rundir.done_attempts(self.path) if number >= own[0].number]
+        done = [number for number in rundir.done_attempts(self.path) if number >= first]
         if len(done) >= self.wanted:
             return False
+        if not own:
+            given_up = Attempt(self.path, first)
+            later = (Attempt(self.path, n) for n in attempt_numbers(self.path) if n > first)
+            taken = any(attempt.job or attempt.launched for attempt in later)
+            return not (taken and given_up.has_ended and not given_up.job)
+        end = own[-1].exit
         if not end:
             return True
         if end.state == State.CANCELLED:
