@@ -161,6 +161,8 @@ class LocalQueue:
                         ended = run.end  # before its last lines are read
                         self._look(run)
                         if ended is not None:
+                            assert run.thread is not None
+                            run.thread.join()  # as long as that lives, its attempt seems to
                             self.running.remove(run)
                             self._end(Ended(run.task, run.attempt, ended, run.wall_s))
                     self.stopped = self._stop_reason()

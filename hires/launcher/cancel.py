@@ -90,7 +90,8 @@ def _stop_process(attempt: Attempt) -> str:
         if end:
             return f"is {end.state}: {end.cause}"
         time.sleep(_POLL_S)
+    others = "" if launched.get("thread") in (None, launched.get("pid")) else ", all its other runs"
     raise RunError(
         f"{attempt.run.name}: {process} was asked to end, and has not ended within {WAIT_S:g} s; "
-        f"`kill -9 {launched.get('pid')}` ends it, and its ranks end with it"
+        f"`kill -9 {launched.get('pid')}` ends it{others} and all their ranks"
     )

@@ -13,7 +13,9 @@ from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import MeasureConfig
+from hires.core.errors import RunError
 from hires.core.store import attempts, records, rundir
+from hires.core.store.ends import End
 from hires.core.store.reading import read_rank_lines
 from hires.launcher.attempt_queue import LocalGpus, LocalQueue
 from hires.launcher.interface import FrozenRun, Share
@@ -130,6 +132,21 @@ def test_failed_run_stops_no_other(make, monkeypatch):
     result = run(tasks)
     assert states(result) == [(0, "done"), (0, "failed"), (0, "done")]
     assert "exited with code 1" in result.ends[1].end.cause
+
+
+def test_attempt_whose_end_could_not_be_written_does_not_hold_up_the_next(make, monkeypatch):
+    behave(monkeypatch, "exit 3")
+    task, watcher, write, calls = make(0), Watcher(), End.write, []
+
+    def writes(end, run, attempt):
+        calls.append(attempt)
+        if len(calls) == 1:
+            raise RunError("the disk is full")
+        write(end, run, attempt)
+
+    monkeypatch.setattr(End, "write", writes)
+    assert states(run([task, task], watcher)) == [(0, "failed"), (1, "failed")]
+    assert (watcher.out, calls) == ([], [0, 0, 1])  # the second closes the first
 
 
 def test_interrupt_stops_what_runs_and_leaves_the_rest_pending(make, monkeypatch):

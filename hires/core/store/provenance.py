@@ -65,12 +65,16 @@ def is_here(process: dict[str, Any]) -> bool:
 
 
 def lives(process: dict[str, Any]) -> bool | None:
-    """Whether a process of :func:`myself` still runs; None if that cannot be seen from here."""
+    """Whether a process of :func:`myself` still runs; None if that cannot be seen from here.
+
+    If a ``thread`` of it is named, too, by Linux's number, that has to run.
+    """
     if not is_here(process):
         return None  # another machine, perhaps of the same name, or this one before a restart
     pid = process.get("pid")
     if isinstance(pid, int) and state_of(pid) not in (None, "Z", "X"):
-        return _birth(pid) == process.get("birth")
+        thread = Path(f"/proc/{pid}/task/{process.get('thread', pid)}")
+        return _birth(pid) == process.get("birth") and thread.exists()
     # Where processes of other users are hidden, that of process 1 is: no answer then.
     return None if state_of(1) is None else False
 

@@ -189,7 +189,7 @@ def judge(attempt: Attempt, answer: JobStatus, asks: bool = True) -> RunState:
     if not launched:
         cause = None if attempt.damaged else "the launcher exited before it started any rank"
     elif provenance.lives(launched) is False:
-        who = f"its process {launched.get('pid')} on {launched.get('host')}"
+        who = f"its supervisor (process {launched.get('pid')} on {launched.get('host')})"
         cause = f"{who} is gone, and left no exit.json"
     return replace(state, state=State.LOST, cause=cause)
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -71,7 +72,8 @@ class Supervisor:
 
     def run(self) -> End:
         """Returns how the world ended, when no process of it is left; RunError: it never began."""
-        self.job.note("launch_started", port=self.port, **provenance.myself())
+        myself = provenance.myself() | {"thread": threading.get_native_id()}
+        self.job.note("launch_started", port=self.port, **myself)
         secret = self.job.folder / file_names.SECRET
         try:
             meeting.write_secret(secret)

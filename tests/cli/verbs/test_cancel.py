@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,20 @@ def test_what_has_not_ended_is_an_error_with_its_remedy(hires, tmp_path, monkeyp
     begin(make_run(tmp_path / "results"))  # by this process, which reads no request
     answer = hires("cancel", "0123abcd")
     assert (answer.code, f"kill -9 {os.getpid()}" in answer.err) == (1, True)
+    assert "other runs" not in answer.err
+
+
+def test_run_of_a_sweep_is_a_thread_that_may_end_before_its_process(hires, tmp_path, monkeypatch):
+    monkeypatch.setattr(cancel, "WAIT_S", 0.2)
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    begin(make_run(tmp_path / "results"), thread=thread.native_id)
+    answer = hires("cancel", "0123abcd")
+    assert (answer.code, "ends it, all its other runs and" in answer.err) == (1, True)
+    over.set()
+    thread.join()
+    until(lambda: "is lost" in hires("cancel", "0123abcd").out, "the end of the thread")
 
 
 def test_processes_of_another_machine_or_container_are_never_signalled(hires, tmp_path):
