@@ -51,7 +51,7 @@ from hires.engine.verify_bounds import (
     in_float64,
     lowest,
 )
-from hires.nets.custom import error_line
+from hires.nets.custom import error_line, own_line
 from hires.nets.network_call import without_checkpoints
 from hires.nets.random_draws import Draws
 from hires.parallel.context import Context
@@ -325,7 +325,8 @@ def _output_of(model: nn.Module, images: Tensor) -> Tensor:
         if images.is_cpu or "device" not in str(error):
             raise
         raise ParityError(
-            f"the module itself cannot run on {images.device}: {error_line(error)}; make its "
+            f"the module itself cannot run on {images.device}{own_line(error)}: "
+            f"{error_line(error)}; make its "
             f"tensors on the device of the input, as torch.zeros(4, device=x.device), or hold them "
             f"with register_buffer"
         ) from error

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import hires
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest
 from hires.core.units import listed
@@ -106,3 +107,12 @@ def error_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return " ".join([text, *(f"({note})" for note in getattr(error, "__notes__", []))])
+
+
+def own_line(error: Exception) -> str:
+    """Returns the line of the network's own code, or of the library it is of, that failed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    folders = Path(torch.__file__).parent, Path(hires.__file__).parent
+    own = [f for f in frames if not any(Path(f.filename).is_relative_to(one) for one in folders)]
+    own = [frame for frame in own if Path(frame.filename).is_file()]
+    return f" at {own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else ""

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import traceback
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
-import hires
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.nets.build_network import build_model
-from hires.nets.custom import error_line
+from hires.nets.custom import error_line, own_line
 from hires.nets.fake_network import export_network
 from hires.nets.graph_export import COUNTER, GraphWriter
 from hires.nets.refusals import refuse_gradient_hooks
@@ -51,7 +48,7 @@ def trace(
     except Exception as error:  # torch.export raises whatever the forward pass raises
         raise ConfigError(
             f"the network's forward pass on an input of {input_shape} failed or cannot be traced: "
-            f"{_reason(error)}{_place_of(error)}"
+            f"{_reason(error)}{own_line(error)}"
         ) from error
     # torch lists a tensor of several names under the first.
     first: dict[int, str] = {}
@@ -97,15 +94,6 @@ def _assignments(assigned: dict[str, Tensor], model: nn.Module) -> Iterator[None
         yield
     finally:
         handle.remove()
-
-
-def _place_of(error: Exception) -> str:
-    """Returns the line of the network's own code, or of the library it is of, that failed."""
-    frames = traceback.extract_tb(error.__traceback__)
-    folders = Path(torch.__file__).parent, Path(hires.__file__).parent
-    own = [f for f in frames if not any(Path(f.filename).is_relative_to(one) for one in folders)]
-    own = [frame for frame in own if Path(frame.filename).is_file()]
-    return f" at {own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else ""
 
 
 def _reason(error: Exception) -> str:
