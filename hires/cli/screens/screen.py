@@ -137,33 +137,55 @@ def table_lines(
         names: of the columns; None: their headings. Texts below ``state`` are in colours.
         indent: characters that the caller writes before every line.
     """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     table = [[printable(cell) for cell in row] for row in rows]
     names = names or [" ".join(cell.split()) if heads else "" for cell in table[0]]
     columns = [*zip(*table, strict=True)]
     sides = sides or "".join(map(_side, columns))
     least = [_least(*column) for column in zip(columns, sides, strict=True)]
-    width, shown, below = terminal.columns(), [*range(len(names))], [""] * 0
+    width = terminal.columns()
     room = None if width is None else width - indent
-
-    def fits() -> bool:
-        return room is None or sum(least[n] + _GAP for n in shown) - _GAP <= room
-
-    if heads and not fits():
+    shown, below = [*range(len(names))], list[str]()
+    if heads and not _fits(least, room):
         if len(table) == 2:
             pairs = [pair for pair in zip(names, table[1], strict=True) if pair[1] not in ("", "-")]
             return list_lines(pairs, room=room)
-        shown = [n for n in shown if len({row[n] for row in table[1:]}) > 1] or shown[:1]
-        alike = [f"{names[n]} {table[1][n]}" for n in range(len(names)) if n not in shown]
-        below = [f"(every row: {', '.join(alike)})"] if alike else []
-        lost: list[str] = []
-        while not fits() and len(shown) > 1:
-            lost.insert(0, names[shown.pop()])
-        below += [f"(left out: {', '.join(lost)}; a wider screen or --json has it)"] if lost else []
+        shown, below = _fitting(table[1:], names, least, room)
+    kept = [[row[n] for n in shown] for row in table]
+    lines = _drawn(kept, [(names[n], sides[n], least[n]) for n in shown], heads, room)
+    return [*lines, *(part for line in below for part in textwrap.wrap(line, room or len(line)))]
+
+
+def _fits(least: Sequence[int], room: int | None) -> bool:
+    """Whether columns that need so many characters fit beside each other."""
+    return room is None or sum(least) + _GAP * (len(least) - 1) <= room
+
+
+def _fitting(
+    rows: Rows, names: Sequence[str], least: Sequence[int], room: int | None
+) -> tuple[list[int], list[str]]:
+    """Returns the columns that a narrow screen shows, and in words what the others hold.
+
+    Those that are alike in all rows are left out first, then the last ones.
+    """
+    shown = [n for n in range(len(names)) if len({row[n] for row in rows}) > 1] or [0]
+    alike = [f"{names[n]} {rows[0][n]}" for n in range(len(names)) if n not in shown]
+    below = [f"(every row: {', '.join(alike)})"] if alike else []
+    lost: list[str] = []
+    while not _fits([least[n] for n in shown], room) and len(shown) > 1:
+        lost.insert(0, names[shown.pop()])
+    below += [f"(left out: {', '.join(lost)}; a wider screen or --json has it)"] if lost else []
+    return shown, below
+
+
+def _drawn(
+    rows: Rows, columns: Sequence[tuple[str, str, int]], heads: bool, room: int | None
+) -> list[str]:
+    """Returns the lines of rows; each column has a name, a side and a least width."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     drawn = Table(
         box=box.SIMPLE_HEAD if heads else None,
         show_edge=False,
@@ -172,13 +194,16 @@ def table_lines(
         header_style="none",
         padding=(0, _GAP - (1 if heads else 0), 0, 0),
     )
-    for n in shown:
-        side = "right" if sides[n] == "r" else "left"
-        least_room = least[n] if room is None else min(least[n], room)
-        head = Text(table[0][n]) if heads else ""
-        drawn.add_column(head, justify=side, min_width=least_room, overflow="fold")  # type: ignore[arg-type]
-    for row in table[1:] if heads else table:
-        drawn.add_row(*[Text.assemble((row[n], _style(row[n], names[n]))) for n in shown])
+    for head, (_, side, least) in zip(rows[0], columns, strict=True):
+        drawn.add_column(
+            Text(head) if heads else "",
+            justify="right" if side == "r" else "left",
+            min_width=least if room is None else min(least, room),
+            overflow="fold",
+        )
+    for row in rows[1:] if heads else rows:
+        cells = zip(row, columns, strict=True)
+        drawn.add_row(*[Text.assemble((cell, _style(cell, name))) for cell, (name, _, _) in cells])
     output = io.StringIO()
     colours = terminal.paints()
     console = Console(
@@ -186,8 +211,7 @@ def table_lines(
         force_terminal=colours, _environ={},
     )  # fmt: skip
     console.print(drawn)
-    lines = [line.rstrip() for line in output.getvalue().splitlines()]
-    return [*lines, *(part for line in below for part in textwrap.wrap(line, room or len(line)))]
+    return [line.rstrip() for line in output.getvalue().splitlines()]
 
 
 def list_lines(

@@ -21,18 +21,9 @@ from hires.report.run_tables import run_row
 from hires.report.runs import Run, read_runs
 
 _SHOWN = (
-    *(
-        "hash",
-        "state",
-        "model",
-        "image",
-        "layout",
-        "precision",
-        "img_per_s_median",
-        "peak_bytes_max",
-    ),
-    *("batch", "ranks", "loss_last", "top1", "started", "campaign"),
-)
+    "hash", "state", "model", "image", "layout", "precision", "img_per_s_median", "peak_bytes_max",
+    "batch", "ranks", "loss_last", "top1", "started", "campaign",
+)  # fmt: skip
 """Columns that a screen shows, as far as it has room."""
 _GROUPS = {"parallel": "layout", "precision": "precision", "task": "task", "model": "model"}
 """Groups of the config whose choice is a column."""

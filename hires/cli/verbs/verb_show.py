@@ -213,9 +213,9 @@ and in inference on a CPU, and in engines of TensorRT, the weights are held twic
 def print_record(values: Values, run: Path) -> None:
     """Prints the tables of a run's record, if it has any, and how to make it again.
 
-    Before them it prints the skipped steps, and where in the folder ``run`` predictions or the
-    scales of a calibration lie; behind them which classes were taken for which, and the weights of
-    a training there.
+    Before them it prints the skipped steps, that no step counts, and where in the folder ``run``
+    predictions or the scales of a calibration lie; behind them which classes were taken for which,
+    and the weights of a training there.
     """
     record = record_of(values)
     if (skipped := record.skipped_steps) is not None:
@@ -234,14 +234,14 @@ def print_record(values: Values, run: Path) -> None:
     state, samples = record.state, record.throughput.samples
     if state != "done" and samples:
         print(f"{state}: the tables hold what was measured until then\n")
+    if state == "done" and not samples and (left_out := record.throughput.discarded):
+        print(f"{_uncounted(len(left_out))}\n")
     if samples or state == "done":
         for table in tables_of_run(record):
             if table.name == "classes" and len(table.rows) > _MOST_CLASSES:
                 print(f"{len(table.rows)} classes: classes.md and classes.csv of the run\n")
                 continue
             print_table(table.title, table.columns, table.text_rows())
-        if state == "done" and not samples and (left_out := record.throughput.discarded):
-            print(f"{_uncounted(len(left_out))}\n")
         if (confusion := confusion_table(record, run)) is not None:
             print_table(confusion.title, confusion.columns, confusion.text_rows())
         if record.compiled and record.memory:
