@@ -173,7 +173,7 @@ def main() -> None:
         del os.environ[variable]  # nothing names another rendezvous
     world = World(*numbers, task["address"], task["port"], 0, meeting.secret_of_environment())
     if world.local_size == world.size:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     output = os.dup(1)
     os.dup2(2, 1)  # what libraries print is no value
     logs.setup(world.rank)

@@ -70,9 +70,7 @@ def gradient_mode(config: RunConfig, choice: RouteChoice) -> str:
     large = choice.route("all_reduce", BUCKETS, world, ranks, "float32", ALONE_BYTES)
     if large.backend in MEMORY:
         return TOGETHER
-    cores = config.cluster.cores
-    if config.is_here and hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if config.is_here else config.cluster.cores
     return EARLY if cores is not None and cores > ranks * config.launcher.threads else LATE
 
 

@@ -12,7 +12,6 @@ import os
 import re
 import socket
 import stat
-import sys
 import threading
 from pathlib import Path
 
@@ -27,10 +26,7 @@ from hires.core.ranks.world import World
 from tests.helpers.patience import until
 from tests.helpers.ranks import error_of, run_ranks
 
-pytestmark = [
-    pytest.mark.dist,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"),
-]
+pytestmark = pytest.mark.dist
 STRANGER = 65534
 needs_users = pytest.mark.skipif(os.geteuid() != 0, reason="a second user needs root")
 _MAGIC = (0x3C85F7CE).to_bytes(4, "little")

@@ -311,7 +311,4 @@ def has_core_each(masks: Sequence[int]) -> bool:
 
 
 def _cores() -> int:
-    # Systems without affinity, as macOS, let a process use all cores.
-    if hasattr(os, "sched_getaffinity"):
-        return sum(1 << core for core in os.sched_getaffinity(0))
-    return (1 << (os.cpu_count() or 1)) - 1
+    return sum(1 << core for core in os.sched_getaffinity(0))

@@ -196,7 +196,7 @@ def thread_variables(threads: int) -> dict[str, str]:
 
 
 def helper_environment() -> dict[str, str]:
-    """Returns the environment of a child that starts ranks, or computes nothing itself."""
+    """Returns the environment of a child that computes nothing itself."""
     load = {} if _current is None else _current.environ
     return {**os.environ, **{name: load[name] for name in thread_variables(1) if name in load}}
 

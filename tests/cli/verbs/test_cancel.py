@@ -47,7 +47,8 @@ def test_run_of_a_sweep_is_a_thread_that_may_end_before_its_process(hires, tmp_p
     assert (answer.code, "ends it, all its other runs and" in answer.err) == (1, True)
     over.set()
     thread.join()
-    until(lambda: "is lost" in hires("cancel", "0123abcd").out, "the end of the thread")
+    until(lambda: not Path(f"/proc/self/task/{thread.native_id}").exists(), "the thread's end")
+    assert "is lost" in hires("cancel", "0123abcd").out
 
 
 def test_processes_of_another_machine_or_container_are_never_signalled(hires, tmp_path):
