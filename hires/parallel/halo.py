@@ -133,13 +133,13 @@ class Borrowed:
             self._source = None
         return self._pieces
 
-    def add_gradient(self, origin: Rect, grad: Tensor, within: Rect, once: bool = True) -> None:
-        """Adds the gradient of the borrowed pixels in a rectangle; ``grad`` holds ``origin``.
+    def add_gradient(self, origin: Rect, grad: Tensor, once: bool) -> None:
+        """Adds the gradient of the borrowed pixels in a rectangle, ``origin``; ``grad`` holds it.
 
         ``once``: the reader has no second part of it.
         """
         for rect, pixels in self._pieces:
-            common = intersect(rect, within)
+            common = intersect(rect, origin)
             if is_empty(common):
                 continue
             added = part(grad, origin, common)
@@ -207,7 +207,7 @@ def send_gradients(grad: Tensor, borrowed: Borrowed | None, frame: Frame) -> Bor
         return None
     origins = frame.origins()
     for origin in origins:
-        borrowed.add_gradient(origin, grad, origin, len(origins) == 1)
+        borrowed.add_gradient(origin, grad, once=len(origins) == 1)
     return borrowed.reduce_halo_gradients()
 
 
