@@ -59,14 +59,14 @@ def test_processes_of_another_machine_or_container_are_never_signalled(hires, tm
     assert "on another-machine, which cannot be seen from here" in answer.err
     begin(run, 1, **{**provenance.myself(), "space": "pid:[1]"})
     assert hires("cancel", "0123abcd").code == 1
-    [told] = json.loads(hires("cancel", "default", "--json").out)["runs"]
-    assert (told["run"], told["stopped"], told["state"]) == (run.name, False, "running")
-    assert "cannot be seen from here" in told["message"]
+    [answered] = json.loads(hires("cancel", "default", "--json").out)["runs"]
+    assert (answered["run"], answered["stopped"], answered["state"]) == (run.name, False, "running")
+    assert "cannot be seen from here" in answered["message"]
     done(run, 1)
     assert hires("cancel", "default").out == f"{run.name}: is done; there is nothing to cancel\n"
-    told = {"run": run.name, "state": "done", "message": "is done; there is nothing to cancel"}
+    answered = {"run": run.name, "state": "done", "message": "is done; there is nothing to cancel"}
     answer = json.loads(hires("cancel", "default", "--json").out)
-    assert answer == {"sweeps": [], "runs": [{**told, "stopped": True}]}
+    assert answer == {"sweeps": [], "runs": [{**answered, "stopped": True}]}
     for words, text in (([], "name the runs or campaigns"), (["x"], "'x' is no campaign and no")):
         answer = hires("cancel", *words)
         assert (answer.code, text in answer.err) == (2, True)
