@@ -25,7 +25,7 @@ class Neighbour:
     def pieces(self) -> list[Piece]:
         return [(ROW, torch.full((1, 1, 1, 3), 5.0, dtype=torch.float64))]
 
-    def add_gradient(self, origin: object, grad: Tensor, within: object, once: bool) -> None:
+    def add_gradient(self, origin: object, grad: Tensor, once: bool) -> None:
         self.gradient = grad[:, :, -1:].clone()
 
     def reduce_halo_gradients(self) -> SimpleNamespace:

@@ -42,9 +42,9 @@ class Lent:
     def pieces(self) -> list[Piece]:
         return self.lent
 
-    def add_gradient(self, origin: Rect, grad: Tensor, within: Rect, once: bool = True) -> None:
+    def add_gradient(self, origin: Rect, grad: Tensor, once: bool) -> None:
         for rect, _ in self.lent:
-            common = intersect(rect, within)
+            common = intersect(rect, origin)
             if not is_empty(common):
                 crop_of(self.total, common).add_(part(grad, origin, common))
 
