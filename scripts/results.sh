@@ -9,14 +9,28 @@ hires=${1:-.venv/bin/hires}
     echo "results.sh: commit your changes first: numbers belong to a commit" >&2
     exit 2
 }
-"$hires" bench layouts model=resnet101 image=512 --out results/layouts
-"$hires" bench precision model=resnet101 image=256 batch=8 --out results/precision
+python=$(dirname "$hires")/python
+"$python" -m pip install --quiet --editable '.[peers]' --constraint constraints.txt
 table=build/comm-tuning/table.json
-"$hires" tune comm --out build/comm-tuning || echo "results.sh: no tuning table: see above" >&2
+failed=
+
+# measure WORD...: one of them; where it fails, or a row is wrong, the others are measured all the same
+measure() {
+    "$hires" "$@" || failed="$failed
+results.sh: failed: hires $*"
+}
+
+measure bench layouts model=resnet101 image=512 task=train --rounds 9 --out results/layouts
+measure bench precision model=resnet101 image=256 batch=8 --out results/precision
+measure tune comm --out build/comm-tuning
 if [ -f "$table" ]; then
-    "$hires" bench comm --table "$table" --out results/comm
+    measure bench comm --table "$table" --out results/comm
 else
-    "$hires" bench comm --out results/comm
+    measure bench comm --out results/comm
 fi
-"$hires" bench choose --out results/choose
-"$(dirname "$hires")/python" scripts/results_table.py
+measure bench choose --rounds 9 --out results/choose
+"$python" scripts/results_table.py
+[ -z "$failed" ] || {
+    echo "$failed" >&2
+    exit 1
+}

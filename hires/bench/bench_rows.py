@@ -33,8 +33,6 @@ SMALL_SIDES = (64, 128, 256)
 """Pixels of the images on which rows are checked; below 64 the last maps of most networks are
 single pixels."""
 PLANNED = ("hires", "pipelining")
-LOWER = ("bf16", "fp16", INT8)
-"""Precisions in which a row is not compared in float64, but with one process in its own."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class BenchRow:
     beside: tuple[str, ...] = ()  # rows of others that do the same; the fastest is compared
     settings: Mapping[str, Any] = field(default_factory=dict)  # for the peer
     checked: bool = True  # whether its result must be that of one process; no bound's is
-    small: BenchRow | None = None  # on a small image, in float64 unless its precision is lower
+    small: BenchRow | None = None  # on a small image, in float64 unless it is quantised
     predicted_s: float | None = None  # of a step, by the model of this machine
 
     @property
@@ -137,7 +135,7 @@ def _with_small(row: BenchRow, image: list[int]) -> BenchRow:
     if not row.checked or row.converted:
         return row
     config = replace(row.config, image=image)
-    if config.precision.name not in LOWER:
+    if config.precision.name != INT8:
         config = in_float64(config)
     return replace(row, small=planned(replace(row, config=config)))
 

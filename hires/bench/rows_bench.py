@@ -37,7 +37,7 @@ from hires.plan.search.candidates import candidate_of
 from hires.plan.simulation.machine_calibration import COMMAND, calibration_or_defaults
 
 FEWEST_RANKS = 2
-"""Of a world, so that rows of one and of two ranks have their turns in the same one."""
+"""Of a world whose rows have one rank: most rows beside them have two."""
 MOST_CORES = 1.2
 """Cores that a thread keeps busy, at most: threads of a library beside it do little."""
 NEAR = 0.05  # a choice within so much of the best measured layout counts as right
@@ -80,22 +80,36 @@ def _measured(
     with tempfile.TemporaryDirectory(prefix="hires-bench-") as folder:
         rows = [replace(row, settings={**row.settings, "folder": folder}) for row in rows]
         rows = with_inputs(rows, composed[0]["words"], Path(folder), timeout_s)
-        rows = [planned(row) for row in rows]
-        lacks = {row.name: row.lacks for row in rows}
-        size = max([FEWEST_RANKS, *(row.ranks for row in rows if not lacks[row.name])])
-        for row in rows:
-            if row.ranks not in (1, size):  # every rank takes part in every group of its world
-                alone = f"its world has {size} ranks; measure it without those rows (--only)"
-                lacks[row.name] = lacks[row.name] or alone
-        idle = [not_run(row, lacks[row.name]) for row in rows if lacks[row.name]]
-        rows = [row for row in rows if not lacks[row.name]]
-        if not rows:
+        first = rows[0].name
+        rows = [replace(planned(row), baseline=row.baseline or first) for row in rows]
+        idle = [not_run(row, row.lacks) for row in rows if row.lacks]
+        done: list[Measured] = []
+        for size, together in worlds_of([row for row in rows if not row.lacks]).items():
+            plain = [row.plain() for row in with_small(together)]
+            job = plain, task["rounds"], task["warmup"], timeout_s
+            before, names = done, {row["name"] for row in done}
+            for samples, facts in stream_ranks(f"{__name__}:run_race", size, timeout_s, *job):
+                found = measured_rows(together, samples, facts)
+                done = before + [row for row in found if row["name"] not in names]
+                yield [*done, *idle]
+        if not done:
             yield idle
-            return
-        plain = [row.plain() for row in with_small(rows)]
-        job = plain, task["rounds"], task["warmup"], timeout_s
-        for samples, facts in stream_ranks(f"{__name__}:run_race", size, timeout_s, *job):
-            yield [*measured_rows(rows, samples, facts), *idle]
+
+
+def worlds_of(rows: Sequence[BenchRow]) -> dict[int, list[BenchRow]]:
+    """Returns the rows that take turns in one world, by its number of ranks.
+
+    Every rank takes part in every group of its world, so a row of several ranks needs one of its
+    own size. Rows of one rank run in the first, and where they are a baseline.
+    """
+    sizes = sorted({row.ranks for row in rows if row.ranks > 1}) or [FEWEST_RANKS] * bool(rows)
+    worlds: dict[int, list[BenchRow]] = {}
+    for size in sizes:
+        own = {r.name: r for r in rows if r.ranks == size or (r.ranks == 1 and size == sizes[0])}
+        bases = {row.baseline for row in own.values()}
+        beside = {r.name for r in rows if r.ranks == 1 and r.name in bases}
+        worlds[size] = [row for row in rows if row.name in own or row.name in beside]
+    return worlds
 
 
 def run_race(

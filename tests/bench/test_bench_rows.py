@@ -170,18 +170,23 @@ def test_predictions_are_weighed_by_error_order_and_choice():
     assert [option["n"] for option in of_different_shapes(options, 9)] == [0, 2, 4, 6, 8, 10]
 
 
-def test_rows_on_fewer_ranks_than_the_world_are_left_out_with_the_reason(tmp_path, monkeypatch):
+def test_rows_of_each_number_of_ranks_have_a_world_with_their_baseline(tmp_path, monkeypatch):
+    worlds = {}
+
     def measured(job, num_ranks, timeout_s, plain, *rest):
-        names = [row["name"] for row in plain]
+        worlds[num_ranks] = [row["name"] for row in plain]
+        names = worlds[num_ranks]
         yield {name: ([1.0], [0.1]) for name in names}, dict.fromkeys(names, RIGHT)
 
     monkeypatch.setattr(rows_bench, "stream_ranks", measured)
     rows = [{"name": f"{n}", "keys": [f"parallel.replicas={n}"]} for n in (1, 2, 4)]
+    rows += [{"name": "again"}, {"name": "ddp", "peer": "ddp", "keys": rows[1]["keys"]}]
     (tmp_path / "rows.yaml").write_text(yaml.safe_dump({"rows": rows}))
-    [result] = rows_bench.measure(task_of(str(tmp_path / "rows.yaml"), *SMALL))
+    *_, result = rows_bench.measure(task_of(str(tmp_path / "rows.yaml"), *SMALL))
     [rows] = result["groups"].values()
-    assert {row["name"] for row in rows if row.get("speedup")} == {"1", "4"}
-    assert "its world has 4 ranks" in rows[-1]["not_run"]
+    assert worlds == {2: ["1", "2", "again", "ddp"], 4: ["1", "4"]}
+    assert [row["name"] for row in rows] == ["1", "2", "again", "ddp", "4"]
+    assert {row["name"]: row["speedup"]["median"] for row in rows}["4"] == 4.0
 
 
 def test_case_that_fails_is_red_and_ends_no_other(monkeypatch, choices):
