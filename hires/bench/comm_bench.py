@@ -43,7 +43,6 @@ from hires.bench.start_ranks import TORCHRUN, join_world, stream_ranks
 from hires.comm.backends import rendezvous
 from hires.comm.backends.backend import BACKENDS
 from hires.comm.backends.mpi_backend import MpiBackend
-from hires.comm.transport import transport
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import ConfigError
 from hires.core.ranks import mpi_starter
@@ -257,7 +256,7 @@ def _bound(way: str, world: RaceWorld) -> Callable[[BenchBuffers], Block]:
             bound = {n: functools.partial(call, backend=route) for n, call in calls.items()}
             library = SimpleNamespace(**bound)
         return lambda buffers: timed(bind(library, buffers), world)
-    lock = cast(MpiBackend, transport.backends["mpi"]).calls
+    lock = cast(MpiBackend, comm.default_world().backends["mpi"]).calls
     with lock:
         raw = RawMpi()
     own = world._replace(fence=raw.world.Barrier)

@@ -1,6 +1,7 @@
 """Sends and receives every message between ranks, with one communication library or several."""
 
 from hires.comm.agreements import PATIENCE_S, broadcast_text, gather_texts, max_all, sum_all
+from hires.comm.comm_world import CommWorld, Group, activity, default_world, logged
 from hires.comm.handles import Handle
 from hires.comm.membership import (
     destroy_group,
@@ -10,6 +11,7 @@ from hires.comm.membership import (
     get_world_size,
     init,
     is_initialized,
+    join_world,
     make_groups,
     new_group,
     shutdown,
@@ -44,5 +46,4 @@ from hires.comm.plan_messages import (
 )
 from hires.comm.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from hires.comm.rehearsal import rehearsal
-from hires.comm.transport import Group, activity, logged
 from hires.core.errors import CommError as CommError

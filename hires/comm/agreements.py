@@ -1,4 +1,4 @@
-"""Exchanges texts and numbers of all ranks, and compares how they begin."""
+"""Exchanges texts and numbers of all ranks of a world, and compares how they begin."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import functools
 
 import torch
 
+from hires.comm.comm_world import CommWorld, Group, default_world, unlogged
 from hires.comm.guarded_waits import waiting
 from hires.comm.operations import all_reduce
 from hires.comm.plain_reductions import ReduceOp
-from hires.comm.transport import Group, transport, unlogged
 from hires.core.errors import CommError
+from hires.core.ranks.call_records import CallFacts
 
 PATIENCE_S = 3600.0  # longest wait for a rank that reads or writes a large file
+_TEXTS = CallFacts("exchange of texts", 0, "text", "the store")
 
 
-def compare_starts(*facts: str) -> None:
+def compare_starts(world: CommWorld, *facts: str) -> None:
     """Compares the facts that decide routes (R1); CommError: those of another rank differ."""
-    texts = gather_texts("; ".join(facts), "a comparison of how ranks begin")
+    texts = gather_texts("; ".join(facts), "a comparison of how ranks begin", world)
     if len({*texts}) > 1:
         other = next(rank for rank, text in enumerate(texts) if text != texts[0])
         raise CommError(
@@ -27,26 +29,23 @@ def compare_starts(*facts: str) -> None:
         )
 
 
-@functools.cache
-def patient_group() -> Group:
-    """Returns all ranks with a timeout long enough for slow disks, on the default backend."""
-    world, name = transport.world, transport.default
-    patience = datetime.timedelta(seconds=max(transport.timeout_s, PATIENCE_S))
-    create = functools.partial(transport.backend.new_group, world.ranks, patience)
-    return Group(world.ranks, world.index, {name: waiting(create, "the group of all ranks")})
-
-
-def gather_texts(text: str, what: str = "an exchange of texts") -> list[str]:
-    """Returns the texts of all ranks of the world in their order, through their store."""
-    exchange = transport.texts
+def gather_texts(
+    text: str, what: str = "an exchange of texts", world: CommWorld | None = None
+) -> list[str]:
+    """Returns the texts of all ranks of a world in their order, through their store."""
+    world = world or default_world()
+    exchange, check, number = world.texts, world.check, -1
     if exchange is None:
-        return [text] * transport.world.size
-    return waiting(lambda: exchange(text), what, ranks=tuple(transport.world.ranks))  # type: ignore[no-any-return]
+        return [text] * world.all_ranks.size
+    ranks = tuple(world.all_ranks.ranks)
+    if check is not None:
+        number = check.note(check.ring.channel("texts of all ranks", ranks), _TEXTS)
+    return waiting(lambda: exchange(text), what, world, ranks, number)  # type: ignore[no-any-return]
 
 
 def broadcast_text(text: str) -> str:
     """Returns the text of rank 0 on every rank of the world."""
-    return gather_texts(text if transport.rank == 0 else "", "a broadcast of rank 0")[0]
+    return gather_texts(text if default_world().rank == 0 else "", "a broadcast of rank 0")[0]
 
 
 def max_all(number: int, patient: bool = False) -> int:
@@ -54,17 +53,28 @@ def max_all(number: int, patient: bool = False) -> int:
 
     ``patient``: the others may take as long as they need to read or write files.
     """
-    numbers = torch.tensor([number])
+    numbers, world = torch.tensor([number]), default_world()
     if not patient:
-        all_reduce(numbers, ReduceOp.MAX, backend=transport.default)
+        all_reduce(numbers, ReduceOp.MAX, backend=world.default)
         return int(numbers)
     with unlogged:  # it is no part of a step
-        all_reduce(numbers, ReduceOp.MAX, patient_group(), backend=transport.default)
+        all_reduce(numbers, ReduceOp.MAX, _patient_group(world), backend=world.default)
     return int(numbers)
 
 
 def sum_all(number: float) -> float:
     """Returns the sum of a number over all ranks of the world, in float64; also a barrier."""
     numbers = torch.tensor([number], dtype=torch.float64)
-    all_reduce(numbers, backend=transport.default)
+    all_reduce(numbers, backend=default_world().default)
     return float(numbers)
+
+
+def _patient_group(world: CommWorld) -> Group:
+    # All ranks with a timeout long enough for slow disks, on the default backend.
+    if world.patient is None:
+        every, name = world.all_ranks, world.default
+        patience = datetime.timedelta(seconds=max(world.timeout_s, PATIENCE_S))
+        create = functools.partial(world.backend.new_group, every.ranks, patience)
+        handle = waiting(create, "the group of all ranks", world)
+        world.patient = Group(every.ranks, every.index, {name: handle}, world=world)
+    return world.patient

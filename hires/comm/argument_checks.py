@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hires.comm.backends.backend import RESERVED_TAGS, TAGS
-from hires.comm.transport import Group, transport
+from hires.comm.comm_world import Group
 from hires.core.errors import CommError
 from hires.plan.routes import Route
 
@@ -39,11 +39,11 @@ def require_one_each(tensors: Sequence[Tensor], group: Group, like: Tensor | Non
         require_size(tensors[group.index], like.nbytes, like)
 
 
-def require_none(tensors: Sequence[Tensor] | None, root: int) -> None:
+def require_none(tensors: Sequence[Tensor] | None, root: int, group: Group) -> None:
     """Raises CommError where a rank that is not the root gives tensors."""
     if tensors:
         raise CommError(
-            f"rank {transport.rank} gives {len(tensors)} tensors, and only rank {root} may; "
+            f"rank {group.world.rank} gives {len(tensors)} tensors, and only rank {root} may; "
             "give None"
         )
 
@@ -115,6 +115,6 @@ def wrong_argument(group: Any, choice: Any, peer: Any) -> CommError:
         return CommError(f"expected a group, got {group!r:.60}; make one with hires.comm.new_group")
     if choice is not None and not isinstance(choice, str | Route):
         return CommError(
-            f"expected the name of a backend, {', '.join(transport.backends)}, got {choice!r:.60}"
+            f"expected the name of a backend, {', '.join(group.world.backends)}, got {choice!r:.60}"
         )
     return CommError(f"expected a rank, one of {group.ranks}, got {peer!r:.60}")

@@ -13,37 +13,38 @@ from torch import Tensor
 from hires.comm import message_log as logs
 from hires.comm.backends.backend import Post
 from hires.comm.carriers import Carriers, needs_none
+from hires.comm.comm_world import MOST_CALLS, activity, unlogged
 from hires.comm.dispatch import Dispatch
 from hires.comm.guarded_waits import FAILURES, failure
 from hires.comm.handles import Handle
-from hires.comm.transport import MOST_CALLS, activity, transport, unlogged
 from hires.core.ranks.timeline import COLLECTIVE
 
 
 def _note(call: Dispatch, agreed: Any) -> int:
     # Keeps a collective among the rank's calls; -1: none are kept, or it has no other rank.
-    if transport.check is None or call.channel is None or call.facts is None:
+    check = call.group.world.check
+    if check is None or call.channel is None or call.facts is None:
         return -1
-    return transport.check.note(call.channel, call.facts, agreed)
+    return check.note(call.channel, call.facts, agreed)
 
 
 def _note_message(call: Dispatch, tag: int) -> int:
-    if transport.check is None or call.facts is None:
+    check = call.group.world.check
+    if check is None or call.facts is None:
         return -1
     channel = call.channels.get(tag)
     if channel is None:
-        assert call.group is not None
-        ends = transport.world.index, call.peer
+        ends = call.group.world.rank, call.peer
         source, target = ends if call.operation == logs.SEND else ends[::-1]
         words = f"messages {source} to {target}, tag {tag}, in {call.group.name}"
         # The check continues the count of a channel that it returns again.
-        channel = transport.check.ring.message_channel(f"{words} over {call.backend}", ends)
+        channel = check.ring.message_channel(f"{words} over {call.backend}", ends)
         if channel is None:
             return -1
         if len(call.channels) >= MOST_CALLS:
             call.channels.clear()
         call.channels[tag] = channel
-    return transport.check.note(channel, call.facts)
+    return check.note(channel, call.facts)
 
 
 def start(
@@ -59,18 +60,18 @@ def start(
 
     ``agreed``: its root or reduction, which is the same on all ranks.
     """
-    number = _note(call, agreed)
-    log = transport.log if len(call.ranks) > 1 and not unlogged.on else None
+    number, world = _note(call, agreed), call.group.world
+    log = world.log if len(call.ranks) > 1 and not unlogged.on else None
     if async_op:
         try:
             work = call.method(*args, group=call.handle, async_op=True)
         except FAILURES as error:
-            raise failure(call.what, error, call.backend, number) from error
+            raise failure(call.what, error, world, call.backend, number) from error
         handle = Handle(work, call, after, number=number)
         if log is not None:
             handle.keep_in(log, num_bytes, issued)
         return handle
-    recorder = call.group.recorder if call.group is not None else None
+    recorder = call.group.recorder
     begin = recorder.clock.now() if recorder is not None else None
     outer = activity.begin(call.what, -1, -1, call.ranks, number)
     try:
@@ -78,13 +79,13 @@ def start(
         for one in after:
             one()
     except FAILURES as error:
-        raise failure(call.what, error, call.backend, number) from error
+        raise failure(call.what, error, world, call.backend, number) from error
     finally:
         activity.end(outer)
     if log is not None:
         log.note_blocking(call.operation, call.way, num_bytes, issued)
-    if transport.streams is not None:
-        transport.streams.add(call.what, call.ranks)
+    if world.streams is not None:
+        world.streams.add(call.what, call.ranks)
     if recorder is not None and recorder.action:
         recorder.note(COLLECTIVE, begin, call.label)
     return None
@@ -96,14 +97,14 @@ def start_message(call: Dispatch, tensor: Tensor, tag: int, issued: float) -> Ha
     try:
         work = call.method(carried, call.peer, group=call.handle, tag=tag)
     except FAILURES as error:
-        raise failure(call.what, error, call.backend, number) from error
+        raise failure(call.what, error, call.group.world, call.backend, number) from error
     return _handle(work, call, tensor, tag, after, number, issued)
 
 
 def carry_message(call: Dispatch, tensor: Tensor, tag: int, issued: float) -> None:
     """Sends or receives a tensor; as :func:`start_message` and a wait, in half of the time."""
     carried, after, number = _prepared(call, tensor, tag)
-    log, complete = transport.log, call.complete
+    world, complete = call.group.world, call.complete
     outer = activity.begin(call.what, call.peer, tag, (), number)
     try:
         if complete is not None:
@@ -113,11 +114,11 @@ def carry_message(call: Dispatch, tensor: Tensor, tag: int, issued: float) -> No
         for one in after:
             one()
     except FAILURES as error:
-        raise failure(call.what, error, call.backend, number) from error
+        raise failure(call.what, error, world, call.backend, number) from error
     finally:
         activity.end(outer)
-    if log is not None:
-        log.note_blocking(call.operation, call.way, tensor.nbytes, issued)
+    if world.log is not None:
+        world.log.note_blocking(call.operation, call.way, tensor.nbytes, issued)
 
 
 def start_batch(posts: Sequence[tuple[Dispatch, Tensor, int]], issued: float) -> list[Handle]:
@@ -126,12 +127,12 @@ def start_batch(posts: Sequence[tuple[Dispatch, Tensor, int]], issued: float) ->
     Those of one group and backend begin together: one by one, two ranks that both receive first
     would wait for each other on a backend of streams.
     """
-    batches: dict[tuple[str, int, str], list[int]] = {}
+    batches: dict[tuple[int, str, int, str], list[int]] = {}
     for at, (call, tensor, _) in enumerate(posts):
-        key = call.backend, id(call.handle), tensor.device.type
+        key = id(call.group.world), call.backend, id(call.handle), tensor.device.type
         batches.setdefault(key, []).append(at)
     handles: dict[int, Handle] = {}
-    for (name, *_), places in batches.items():
+    for places in batches.values():
         sides, ends = [], []
         for at in places:
             call, tensor, tag = posts[at]
@@ -140,10 +141,11 @@ def start_batch(posts: Sequence[tuple[Dispatch, Tensor, int]], issued: float) ->
             sides.append(Post(sends, carried, call.peer, call.handle, tag))
             ends.append((call, tensor, tag, after, number))
         call, number = ends[0][0], ends[0][4]
+        name, world = call.backend, call.group.world
         try:
-            works = transport.backends[name].begin_together(sides)
+            works = world.backends[name].begin_together(sides)
         except FAILURES as error:
-            raise failure(call.what, error, name, number) from error
+            raise failure(call.what, error, world, name, number) from error
         for at, work, (call, tensor, tag, after, number) in zip(places, works, ends, strict=True):
             handles[at] = _handle(work, call, tensor, tag, after, number, issued)
     return [handles[at] for at in range(len(posts))]
@@ -159,7 +161,7 @@ def _handle(
     issued: float,
 ) -> Handle:
     handle = Handle(work, call, after, tag, number)
-    log = transport.log
+    log = call.group.world.log
     if log is not None:
         handle.keep_in(log, tensor.nbytes, issued)
     return handle

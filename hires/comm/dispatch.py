@@ -22,9 +22,9 @@ from hires.comm.argument_checks import wrong_argument
 from hires.comm.backends.backend import BACKENDS, Alone, Backend, Members, Messages, Work
 from hires.comm.backends.fifo import JoinedWork
 from hires.comm.backends.null import NullBackend
+from hires.comm.comm_world import NOT_JOINED, Group, group_or_all
 from hires.comm.plain_reductions import REDUCED
 from hires.comm.staging import Staging
-from hires.comm.transport import NOT_JOINED, Group, transport
 from hires.core.errors import CommError
 from hires.core.ranks.call_records import CallChannel, CallFacts
 from hires.plan.routes import (
@@ -69,7 +69,7 @@ class Dispatch:
     backend: str
     peer: int = -1
     ranks: tuple[int, ...] = ()  # all members, of a collective
-    group: Group | None = None  # whose recorder notes a wait inside an action
+    group: Group = field(default_factory=lambda: group_or_all(None))
     facts: CallFacts | None = None  # what all its ranks must agree on; None: it has no others
     channel: CallChannel | None = None  # of a collective, where calls are kept
     channels: dict[int, CallChannel] = field(default_factory=dict)  # of messages, by tag
@@ -85,7 +85,7 @@ def call_of(
     peer: int = -1,
 ) -> Dispatch:
     """Returns how an operation is carried out; CommError: this rank is not in the group."""
-    among = transport.world if group is None else group
+    among = group_or_all(group)
     device = tensor.is_cpu or tensor.device.type
     key = (operation, choice, tensor.dtype, num_bytes, device, peer)
     try:
@@ -96,24 +96,24 @@ def call_of(
 
 
 def plan_message(
-    kind: str, peer: int, group: Group | None, algorithm: str, backend: str, device: str
+    kind: str, peer: int, group: Group, algorithm: str, backend: str, device: str
 ) -> Dispatch:
     """Returns how a plan's ``send`` or ``recv`` goes through memory or on a channel.
 
     It has no method: the group's memory, or the channels of the plan in use, begin the message.
     ``device``: where the tensor is; empty where a channel carries it.
     """
-    among = group or transport.world
     key = kind, peer, algorithm, device
-    call: Dispatch | None = among.calls.get(key)
+    call: Dispatch | None = group.calls.get(key)
     if call is None:
-        operation, staging = logs.SEND if kind == "send" else logs.RECV, transport.staging(backend)
-        what, label = _words_of(operation, among, peer)
+        operation = logs.SEND if kind == "send" else logs.RECV
+        staging = group.world.staging(backend)
+        what, label = _words_of(operation, group, peer)
         way = logs.way(backend, algorithm, 0, device not in ("", *staging.reaches))
         near = "cpu" in staging.reaches
         call = Dispatch(_no_method, None, staging, near, operation, way, what, label, backend, peer)
         call.group = group
-        among.keep(key, call)
+        group.keep(key, call)
     return call
 
 
@@ -123,6 +123,7 @@ def _no_method(*_: Any) -> None:
 
 def _new_call(group: Group, tensor: Tensor, key: tuple[Any, ...]) -> Dispatch:
     operation, choice, dtype, num_bytes, _, peer = key
+    world = group.world
     method, is_message = _METHODS[operation], operation in (logs.SEND, logs.RECV)
     _require_usable(group, is_message, peer)
     device = tensor.device.type
@@ -131,13 +132,13 @@ def _new_call(group: Group, tensor: Tensor, key: tuple[Any, ...]) -> Dispatch:
     if device == "meta" and not isinstance(tensor, FakeTensor):  # a rehearsal's are
         raise CommError("a tensor on meta has no memory; give one on cpu or on a GPU")
     if group.size == 1 and not is_message:
-        route, handle = Route(transport.default), Members(group.ranks, 0, transport.timeout_s)
+        route, handle = Route(world.default), Members(group.ranks, 0, world.timeout_s)
         function = getattr(Alone(), method)
     else:
         route = route_of(operation, group, choice, dtype, num_bytes, device, peer)
         function = _function_of(route, group, operation, method)
         handle = group.handles[route.backend]
-    staging = transport.staging(route.backend, method, dtype)
+    staging = world.staging(route.backend, method, dtype)
     algorithm = MESSAGE if peer >= 0 and route.algorithm == OWN else route.algorithm
     is_staged = device not in staging.reaches
     what, label = _words_of(operation, group, peer)
@@ -155,15 +156,15 @@ def _new_call(group: Group, tensor: Tensor, key: tuple[Any, ...]) -> Dispatch:
         () if peer >= 0 else tuple(group.ranks),
         group,
     )
-    backend = transport.backends.get(route.backend)
+    backend = world.backends.get(route.backend)
     if peer >= 0:
         made.complete = getattr(backend, method.removeprefix("i"), None)
-    if transport.check is not None and group.size > 1:
+    if world.check is not None and group.size > 1:
         kind = str(dtype).removeprefix("torch.")
         made.facts = CallFacts(CALLED[operation], num_bytes, kind, str(route))
         if peer < 0:
             channel = f"{group.name} over {route.backend}"
-            made.channel = transport.check.ring.channel(channel, group.ranks)
+            made.channel = world.check.ring.channel(channel, group.ranks)
     group.keep(key, made)
     return made
 
@@ -173,7 +174,7 @@ def _require_usable(group: Group, is_message: bool, peer: Any) -> None:
         raise CommError(f"this rank is not among ranks {group.ranks}, and uses their group")
     # A rank that forgot to begin would go on alone. Groups of one that the engine makes without a
     # world are alone by intent.
-    if not transport.backends and (group is transport.world or group.size > 1):
+    if not group.world.is_joined and (group is group.world.all_ranks or group.size > 1):
         raise CommError(NOT_JOINED)
     if is_message:
         _require_peer(group, peer)
@@ -183,14 +184,14 @@ def _require_usable(group: Group, is_message: bool, peer: Any) -> None:
 
 def _function_of(route: Route, group: Group, operation: int, method: str) -> Any:
     # The method of the backend, or an algorithm on it.
-    backend, name = transport.backends[route.backend], CALLED[operation]
+    backend, name = group.world.backends[route.backend], CALLED[operation]
     able = [algorithm for algorithm in (SEGMENTED, DIRECT) if name in CARRIES[algorithm]]
     if route.algorithm not in (OWN, MESSAGE, *able):
         raise CommError(
             f"{route.algorithm} cannot carry out {name}; choose one of {', '.join([OWN, *able])}"
         )
     if route.algorithm == DIRECT:
-        members = Members(group.ranks, group.index, transport.timeout_s)
+        members = Members(group.ranks, group.index, group.world.timeout_s)
         return getattr(Messages(backend, members), method)
     # In a rehearsal segments would do no more.
     if isinstance(backend, NullBackend) or not route.segment_bytes:
@@ -204,7 +205,7 @@ def _words_of(operation: int, group: Group, peer: int) -> tuple[str, str]:
     if peer >= 0:
         what = f"a send to rank {peer}" if label == "send" else f"a receive from rank {peer}"
         return what, what
-    ranks = "all ranks" if group is transport.world else f"ranks {group.ranks}"
+    ranks = "all ranks" if group is group.world.all_ranks else f"ranks {group.ranks}"
     return f"{'an' if label[0] == 'a' else 'a'} {label} among {ranks}", label
 
 
@@ -212,10 +213,10 @@ def _require_peer(group: Group, peer: Any) -> None:
     # A rehearsal, and a plan whose ranks are one process, have a world of one.
     if not hasattr(peer, "__index__"):
         raise wrong_argument(group, None, peer)
-    if transport.world.size > 1:
+    if group.world.all_ranks.size > 1:
         if peer not in group.ranks:
             raise CommError(f"rank {peer} is not among ranks {group.ranks}; name one of these")
-        if peer == transport.rank:
+        if peer == group.world.rank:
             raise CommError(f"rank {peer} is this rank; copy the tensor instead")
 
 
@@ -232,24 +233,24 @@ def route_of(
 
     A pure function of what all ranks of the group share, or both ends of a message.
     """
-    name = CALLED[operation]
+    name, world = CALLED[operation], group.world
     if isinstance(choice, Route):
         route = choice
     elif choice is not None:
         route = parse_route(choice) if ":" in choice else Route(choice)
-    elif transport.table is not None and group.size > 1:
+    elif world.table is not None and group.size > 1:
         kind = dtype_class(name, str(dtype))
-        place = (group.size, ranks_per_node(group)) if peer < 0 else _pair(peer)
+        place = (group.size, ranks_per_node(group)) if peer < 0 else _pair(group, peer)
         table = "send" if name == "recv" else name
-        route = transport.table.route(table, *place, device, kind, num_bytes, is_possible)
+        route = world.table.route(table, *place, device, kind, num_bytes, is_possible)
         if route.algorithm in PLAN_ONLY:
             route = Route(route.backend)
     else:
         small = operation == logs.ALL_GATHER and num_bytes <= DIRECT_BYTES
-        direct = small and not BACKENDS[transport.default].gathers_quickly
-        route = Route(transport.default, DIRECT if direct else OWN)
-    if route.backend not in transport.backends:
-        in_use = ", ".join(transport.backends)
+        direct = small and not BACKENDS[world.default].gathers_quickly
+        route = Route(world.default, DIRECT if direct else OWN)
+    if route.backend not in world.backends:
+        in_use = ", ".join(world.backends)
         raise CommError(
             f"backend {route.backend!r} was not passed to init(); pass it, or use {in_use}"
         )
@@ -261,15 +262,15 @@ def route_of(
     return route
 
 
-def _pair(peer: int) -> tuple[int, int]:
+def _pair(group: Group, peer: int) -> tuple[int, int]:
     # As in a plan, a message lies between two ranks, of which one or both are on a node.
-    nodes = transport.nodes
-    return 2, 1 + (nodes[peer] == nodes[transport.rank])
+    nodes = group.world.nodes
+    return 2, 1 + (nodes[peer] == nodes[group.world.rank])
 
 
 def ranks_per_node(group: Group) -> int:
     """Returns the most ranks of a group that share a machine."""
-    nodes = [transport.nodes[rank] for rank in group.ranks]
+    nodes = [group.world.nodes[rank] for rank in group.ranks]
     return max(map(nodes.count, {*nodes}))
 
 

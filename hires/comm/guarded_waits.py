@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from hires.comm.comm_world import CommWorld, activity
 from hires.comm.sequence_check import ENDED_S, PATIENCE_S
-from hires.comm.transport import activity, transport
 from hires.core.errors import CommError, EndedError, PeerError
 
 _WRONG_ARGUMENT = re.compile("scalar type|ReduceOp|not supported|unsupported|not implemented")
@@ -18,24 +18,34 @@ FAILURES = (CommError, OSError, RuntimeError, ValueError)
 """What backends raise."""
 
 
-def waiting(call: Callable[[], Any], what: str, ranks: tuple[int, ...] = ()) -> Any:
+def waiting(
+    call: Callable[[], Any],
+    what: str,
+    world: CommWorld,
+    ranks: tuple[int, ...] = (),
+    number: int = -1,
+) -> Any:
     """Returns what :func:`guard` does; meanwhile ``activity`` shows that the rank waits in it."""
-    outer = activity.begin(what, -1, -1, ranks)
+    outer = activity.begin(what, -1, -1, ranks, number)
     try:
-        return guard(call, what)
+        return guard(call, what, world, number=number)
     finally:
         activity.end(outer)
 
 
-def guard(call: Callable[[], Any], what: str, backend: str = "") -> Any:
+def guard(
+    call: Callable[[], Any], what: str, world: CommWorld, backend: str = "", number: int = -1
+) -> Any:
     """Returns the result of a call; a failure of the backend becomes a ``CommError``."""
     try:
         return call()
     except FAILURES as error:
-        raise failure(what, error, backend) from error
+        raise failure(what, error, world, backend, number) from error
 
 
-def failure(what: str, error: Exception, backend: str = "", number: int = -1) -> CommError:
+def failure(
+    what: str, error: Exception, world: CommWorld, backend: str = "", number: int = -1
+) -> CommError:
     """Returns the error of an operation that a backend failed with another one.
 
     ``number``: of the call that waited; what the other ranks call instead is added, unless the
@@ -45,7 +55,7 @@ def failure(what: str, error: Exception, backend: str = "", number: int = -1) ->
     reason = str(error)
     if not isinstance(error, CommError):
         reason = _in_short(reason) or type(error).__name__
-    why, check = "", transport.check
+    why, check = "", world.check
     if check is not None:
         check.has_failed = True
     if number >= 0 and check is not None and is_of_peer(error):

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from time import perf_counter as clock
 from typing import Any, NoReturn
 
+from hires.comm.comm_world import activity
 from hires.comm.dispatch import Dispatch
 from hires.comm.guarded_waits import FAILURES, failure
 from hires.comm.message_log import MessageLog
-from hires.comm.transport import activity, transport
 from hires.core.errors import CommError
 from hires.core.ranks.timeline import HALO
 
@@ -61,7 +61,7 @@ class Handle:
     def _wait(self, timeout: float | datetime.timedelta | None, kind: str) -> None:
         call = self.call
         assert call is not None
-        recorder = call.group.recorder if call.group is not None else None
+        recorder, world = call.group.recorder, call.group.world
         begin = recorder.clock.now() if recorder is not None else None
         started = clock()
         finish = self._work.wait
@@ -74,7 +74,7 @@ class Handle:
         try:
             finish()
         except FAILURES as error:
-            failed = failure(call.what, error, call.backend, self._number)
+            failed = failure(call.what, error, world, call.backend, self._number)
             if timeout is None:
                 self._error, self._work = failed, None
             raise failed from error
@@ -82,8 +82,8 @@ class Handle:
             activity.end(outer)
         self._finish()
         self._note(started)
-        if call.ranks and transport.streams is not None:
-            transport.streams.add(call.what, call.ranks)
+        if call.ranks and world.streams is not None:
+            world.streams.add(call.what, call.ranks)
         if recorder is not None and recorder.action:
             recorder.note(kind, begin, call.label)
 
@@ -124,10 +124,14 @@ class Handle:
         self._finish()
 
     def _fail(self, error: Exception) -> NoReturn:
-        assert self.call is not None
-        self._error = failed = failure(self.call.what, error, self.call.backend, self._number)
+        self._error = failed = self._failure(error, self._number)
         self._work = None
         raise failed from error
+
+    def _failure(self, error: Exception, number: int = -1) -> CommError:
+        call = self.call
+        assert call is not None
+        return failure(call.what, error, call.group.world, call.backend, number)
 
     def _finish(self) -> None:
         # Another thread takes the operation for complete once it has no work: that goes last.
@@ -136,8 +140,7 @@ class Handle:
             for one in then:
                 one()
         except Exception as error:
-            assert self.call is not None
-            self._error = failure(self.call.what, error, self.call.backend)
+            self._error = self._failure(error)
             raise self._error from error
         finally:
             self._work = None

@@ -40,10 +40,10 @@ from hires.comm.carriers import (
     needs_none,
     require_own_memory,
 )
+from hires.comm.comm_world import Group, group_or_all
 from hires.comm.dispatch import Choice, call_of
 from hires.comm.handles import Handle
 from hires.comm.plain_reductions import SUM, is_plain, plain, words_of
-from hires.comm.transport import Group, transport
 from hires.core.errors import CommError
 
 UNEVEN = 0
@@ -95,7 +95,7 @@ def reduce(
     call = call_of(logs.REDUCE, group, backend, tensor, size)
     require_members(call.ranks, dst)
     require_own_memory(tensor)
-    is_root, is_sum = transport.rank == dst, is_plain(tensor.dtype, op)
+    is_root, is_sum = call.group.world.rank == dst, is_plain(tensor.dtype, op)
     if is_sum and is_root and needs_none(call, tensor):
         return start(call, (tensor, dst, op), (), async_op, issued, size, _sum_at(dst))
     carriers = Carriers(call)
@@ -129,7 +129,7 @@ def broadcast(
     require_members(call.ranks, src)
     require_own_memory(tensor)  # on the root, too: all ranks refuse the same
     carriers = Carriers(call)
-    sends = transport.rank == src
+    sends = call.group.world.rank == src
     carried = carriers.source(tensor) if sends else carriers.target(tensor)
     return start(call, (carried, src), carriers.after, async_op, issued, size, src)
 
@@ -144,7 +144,7 @@ def all_gather(
     backend: Choice = None,
 ) -> Handle | None:
     """Fills one tensor for each rank with that rank's ``tensor``; sizes may differ."""
-    issued, among = clock(), transport.world if group is None else group
+    issued, among = clock(), group_or_all(group)
     require_one_each(tensor_list, among, tensor)
     even = sum(part.nbytes for part in tensor_list) // among.size
     call = call_of(logs.ALL_GATHER, among, backend, tensor, even)
@@ -189,7 +189,7 @@ def reduce_scatter(
     backend: Choice = None,
 ) -> Handle | None:
     """Reduces one tensor for each rank into that rank's ``output``; sizes may differ."""
-    issued, among = clock(), transport.world if group is None else group
+    issued, among = clock(), group_or_all(group)
     require_one_each(input_list, among, output)
     size = sum(part.nbytes for part in input_list)
     call = call_of(logs.REDUCE_SCATTER, among, backend, output, size)
@@ -239,7 +239,7 @@ def all_to_all(
     backend: Choice = None,
 ) -> Handle | None:
     """Sends one tensor to each rank, and fills one from each; sizes may differ."""
-    issued, among = clock(), transport.world if group is None else group
+    issued, among = clock(), group_or_all(group)
     require_one_each(input_tensor_list, among)
     require_one_each(output_tensor_list, among, input_tensor_list[among.index])
     size = sum(part.nbytes for part in input_tensor_list)
@@ -293,18 +293,18 @@ def gather(
     backend: Choice = None,
 ) -> Handle | None:
     """Fills one tensor for each rank, on rank ``dst``; sizes may differ."""
-    issued, among = clock(), transport.world if group is None else group
+    issued, among = clock(), group_or_all(group)
     bytes_of(tensor)
     call = call_of(logs.GATHER, among, backend, tensor, UNEVEN)
     require_members(call.ranks, dst)
     carriers, results, none = Carriers(call), gather_list or (), [None] * among.size
     source, filled = carriers.source(tensor), list[Tensor]()
-    if transport.rank == dst:
+    if among.world.rank == dst:
         require_one_each(results, among, tensor)
         filled = [*map(carriers.target, results)]
         [source] = apart([source], filled)
     else:
-        require_none(gather_list, dst)
+        require_none(gather_list, dst, among)
     args = filled or none, at(call.ranks.index(dst), source, none)
     return start(call, args, carriers.after, async_op, issued, tensor.nbytes, dst)
 
@@ -320,18 +320,18 @@ def scatter(
     backend: Choice = None,
 ) -> Handle | None:
     """Fills the tensor of each rank with its one of rank ``src``; sizes may differ."""
-    issued, among = clock(), transport.world if group is None else group
+    issued, among = clock(), group_or_all(group)
     bytes_of(tensor)
     call = call_of(logs.SCATTER, among, backend, tensor, UNEVEN)
     require_members(call.ranks, src)
     carriers, none = Carriers(call), [None] * among.size
     sources: Inputs = none
     target = carriers.target(tensor)
-    if transport.rank == src:
+    if among.world.rank == src:
         require_one_each(scatter_list or (), among, tensor)
         sources = apart([*map(carriers.source, scatter_list or ())], [target])
     else:
-        require_none(scatter_list, src)
+        require_none(scatter_list, src, among)
     args = at(call.ranks.index(src), target, none), sources
     return start(call, args, carriers.after, async_op, issued, tensor.nbytes, src)
 

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from hires.comm import message_log as logs
 from hires.comm.backends.group_calls import Channels, StreamWaits
+from hires.comm.comm_world import CommWorld, Group, default_world, group_or_all, unlogged
 from hires.comm.dispatch import Choice, plan_message
 from hires.comm.guarded_waits import guard, waiting
 from hires.comm.handles import Handle
 from hires.comm.operations import all_gather_into_tensor, all_reduce, reduce_scatter_tensor
 from hires.comm.point_to_point import irecv, isend
-from hires.comm.transport import Group, has_streams, transport, unlogged
 from hires.core.errors import CommError
 from hires.plan.channels import Channel
 from hires.plan.groups import ALONE_BYTES
@@ -57,18 +57,19 @@ def post(
     if tensor.dim() == 4:
         tensor = tensor.permute(0, 2, 3, 1)
     algorithm = backend.algorithm if isinstance(backend, Route) else ""
-    if channel and transport.channels is not None and algorithm in ("", CHANNEL):
-        return _on_channel(kind, tensor, peer, tag, group, channel)
+    among = group_or_all(group)
+    if channel and among.world.channels is not None and algorithm in ("", CHANNEL):
+        return _on_channel(kind, tensor, peer, tag, among, channel)
     if algorithm == CHANNEL:  # in a rehearsal
-        backend = Route(transport.default)
+        backend = Route(among.world.default)
     function = isend if kind == "send" else irecv
-    return function(tensor, peer, group, tag, backend=backend)
+    return function(tensor, peer, among, tag, backend=backend)
 
 
-def end_call() -> None:
+def end_call(world: CommWorld) -> None:
     """Begins what was posted on channels since the last call, one group call for each channel."""
-    if transport.channels is not None:
-        guard(transport.channels.end_call, "a group call")
+    if world.channels is not None:
+        guard(world.channels.end_call, "a group call", world)
 
 
 def all_gather_stacked(tensor: Tensor, group: Group, *, backend: Choice = None) -> Tensor:
@@ -84,7 +85,7 @@ def all_reduce_coalesced(tensors: list[Tensor], group: Group, *, backend: Choice
     for tensor in tensors if group.size > 1 else ():
         by_type.setdefault(tensor.dtype, []).append(tensor)
     for bucket in by_type.values():
-        issued, log = clock(), transport.log
+        issued, log = clock(), group.world.log
         with unlogged:  # the log keeps it as one operation
             way = _sum_bucket(bucket, group, backend)
         if log is not None:
@@ -124,56 +125,57 @@ def all_gather_coalesced(parts: Parts, group: Group, *, backend: Choice = None) 
 
 
 def open_channels(
-    channels: Sequence[Channel], groups: dict[int, Group], device: torch.device
+    channels: Sequence[Channel], groups: dict[int, Group], device: torch.device, world: CommWorld
 ) -> None:
     """Makes the plan's communicators where the backend has streams; all ranks call it together.
 
     They and those of the groups are connected here: a later connection would make a rank wait
     inside a post, which the proof does not model.
     """
-    if not has_streams():
+    if not world.has_streams:
         return
     if device.type != "cpu":
-        transport.streams = StreamWaits(device, transport.timeout_s)
+        world.streams = StreamWaits(device, world.timeout_s)
     for number in sorted(groups):  # all ranks come to the groups in one order
         if groups[number].size > 1:
             first = functools.partial(
-                transport.backend.all_reduce,
+                world.backend.all_reduce,
                 torch.zeros(1, device=device),
-                group=groups[number].handles[transport.default],
+                group=groups[number].handles[world.default],
             )
             what, ranks = f"the first sum among ranks {groups[number].ranks}", groups[number].ranks
-            waiting(first, what)
-            if transport.streams is not None:
-                transport.streams.add(what, tuple(ranks))
-                finish_streams()
-    streams = transport.streams, finish_streams
-    make = functools.partial(Channels, transport.backend, channels, device, *streams)
-    transport.channels = waiting(make, "the first messages on each channel")
+            waiting(first, what, world)
+            if world.streams is not None:
+                world.streams.add(what, tuple(ranks))
+                finish_streams(world)
+    finish = functools.partial(finish_streams, world)
+    make = functools.partial(Channels, world.backend, channels, device, world.streams, finish)
+    world.channels = waiting(make, "the first messages on each channel", world)
 
 
 def opened_channels() -> Channels | None:
     """Returns the communicators of the plan that this rank opened last, or now uses."""
-    return transport.channels
+    return default_world().channels
 
 
 def use_channels(channels: Channels | None) -> None:
     """Makes messages take the communicators of another plan that all ranks have opened."""
-    transport.channels = channels
+    default_world().channels = channels
 
 
-def finish_streams() -> None:
+def finish_streams(world: CommWorld | None = None) -> None:
     """Returns when the device has completed all operations that its streams wait for.
 
     CommError: nothing ended for the longest wait, or the device reports an error. What is under way
     is aborted then, so that neither the device nor the end of this process waits for it.
     """
-    streams = transport.streams
+    world = world or default_world()
+    streams = world.streams
     while streams is not None and (first := streams.oldest()) is not None:
         try:
-            waiting(streams.finish_oldest, first.what, ranks=first.ranks)
+            waiting(streams.finish_oldest, first.what, world, first.ranks)
         except CommError:
-            transport.backend.abort()
+            world.backend.abort()
             raise
 
 
@@ -184,8 +186,8 @@ def _sum_bucket(bucket: list[Tensor], group: Group, backend: Choice) -> int:
     #
     #     1 MiB   2 KiB   3 MiB   1 KiB        in place:  1 MiB | 3 MiB
     #                                          one copy:  2 KiB + 1 KiB
-    route = backend if isinstance(backend, Route) else Route(backend or transport.default)
-    staged = transport.staging(route.backend).of(bucket)
+    route = backend if isinstance(backend, Route) else Route(backend or group.world.default)
+    staged = group.world.staging(route.backend).of(bucket)
     if staged is not None:  # as one message: its buffer is a copy already
         bucket = [staged.fetch().host]
     flat = route.algorithm in (FLAT, OWN)
@@ -213,18 +215,19 @@ def _sum_flat(bucket: list[Tensor], group: Group, backend: Choice) -> None:
 
 
 def _on_channel(
-    kind: str, tensor: Tensor, peer: int, tag: int, group: Group | None, channel: int
+    kind: str, tensor: Tensor, peer: int, tag: int, group: Group, channel: int
 ) -> Handle:
-    channels, issued = transport.channels, clock()
+    world, issued = group.world, clock()
+    channels = world.channels
     assert channels is not None
     if kind == "send":
         tensor = tensor.contiguous()
     assert tensor.is_contiguous(), "a message needs a dense buffer"
-    call = plan_message(kind, peer, group, CHANNEL, transport.default, "")
-    unit = guard(lambda: channels.post(kind, tensor, peer, channel), call.what)
+    call = plan_message(kind, peer, group, CHANNEL, world.default, "")
+    unit = guard(lambda: channels.post(kind, tensor, peer, channel), call.what, world)
     handle = Handle(unit, call, (), tag)
-    if transport.log is not None:
-        handle.keep_in(transport.log, tensor.nbytes, issued)
+    if world.log is not None:
+        handle.keep_in(world.log, tensor.nbytes, issued)
     return handle
 
 
@@ -238,8 +241,8 @@ def _carry_out(
 ) -> None:
     if group.size == 1 or not any(tensor.numel() for own in parts for tensor in own):
         return
-    issued, log = clock(), transport.log
-    route = backend if isinstance(backend, Route) else Route(backend or transport.default)
+    issued, log = clock(), group.world.log
+    route = backend if isinstance(backend, Route) else Route(backend or group.world.default)
     with unlogged:  # it is one operation, whatever it is made of
         for rows, width in _buffers(parts):
             through(group.index, rows, width, route)

@@ -19,9 +19,9 @@ from hires.comm import message_log as logs
 from hires.comm.argument_checks import bytes_of, message_bytes, require_tag
 from hires.comm.calls import carry_message, start_batch, start_message
 from hires.comm.carriers import in_normal_mode
+from hires.comm.comm_world import Group
 from hires.comm.dispatch import Choice, Dispatch, call_of
 from hires.comm.handles import Handle
-from hires.comm.transport import Group
 
 
 @in_normal_mode

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from hires import comm
 from hires.comm.argument_checks import require_tag
+from hires.comm.comm_world import Group
 from hires.comm.point_to_point import start_posts
 from hires.comm.torch_work import HiresWork
-from hires.comm.transport import Group
 from hires.core.errors import CommError
 
 

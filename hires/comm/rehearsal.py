@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -13,8 +11,8 @@ from torch import Tensor
 
 from hires.comm.backends.backend import BACKENDS, Backend
 from hires.comm.backends.null import NullBackend
+from hires.comm.comm_world import CommWorld, set_default
 from hires.comm.staging import Staged, Staging
-from hires.comm.transport import Group, transport
 
 
 class SilentStaging(Staging):
@@ -57,22 +55,17 @@ def rehearsal(
     Nothing is sent, and receive buffers keep their contents. All else is as in a real run; with
     ``staging`` messages go through that, but for those of ``backends`` that reach any device.
     """
-    real, silent = dataclasses.replace(transport), NullBackend(rank)
-    names = [*backends] or ["null"]
-    transport.backends = dict.fromkeys(names, silent)
-    transport.channels = transport.streams = None
-    transport.stagings = {
+    silent, names = NullBackend(rank), [*backends] or ["null"]
+    host = staging or Staging(Backend.devices)
+    stagings = {
         name: Staging(BACKENDS[name].devices)
         if len(BACKENDS[name].devices) > 1 and backends
         else host
-        for host in [staging or Staging(Backend.devices)]
         for name in names
     }
-    transport.world, transport.table = Group([rank], 0, dict.fromkeys(names)), None
-    transport.num_groups = Counter()
-    transport.rank = rank
-    transport.check = transport.texts = None
+    alone = CommWorld(dict.fromkeys(names, silent), rank, stagings=stagings)
+    before = set_default(alone)
     try:
         yield silent
     finally:
-        vars(transport).update(vars(real) | {"log": transport.log})
+        set_default(before)

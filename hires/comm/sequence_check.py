@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hires.comm.backends import rendezvous
+from hires.comm.backends.rendezvous import Meeting
 from hires.core.errors import CommError
 from hires.core.ranks.call_differences import (
     CIRCLE,
@@ -41,7 +41,6 @@ from hires.core.ranks.call_differences import (
 )
 from hires.core.ranks.call_records import CallChannel, CallFacts, CallRing, RankCalls, read_calls
 from hires.core.ranks.heartbeat import Activity
-from hires.core.ranks.world import World
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +100,7 @@ class SequenceCheck:
         self._board, self._rank, self._world, self._every = board, rank, world, every
         self._timeout_s, self._activity = timeout_s, activity
         self._look_s = max(min(LOOK_S, timeout_s / 12), world / RANKS_PER_LOOK_S)
+        activity.rings.append(self.ring)
         self._asked = 0  # requests that this rank has answered
         self._reason = _Reason(-1)  # of the wait in a call that is late
         self._lock = threading.Lock()
@@ -142,6 +142,7 @@ class SequenceCheck:
 
     def close(self) -> None:
         """Leaves; CommError: this rank and another one that has left made different calls."""
+        self._activity.rings.remove(self.ring)
         self._stopped.set()
         self._thread.join()
         with contextlib.suppress(*FAILURES):
@@ -172,11 +173,11 @@ class SequenceCheck:
         now = self._activity.now
         self._board.keep(range(min(self._world, MOST_RECORDS)))
         if self._board.look() != self._asked:
-            self._publish(now.number if now is not None else -1)
+            self._publish(now.number if now is not None and self.ring.has(now.number) else -1)
 
     def _look(self) -> None:
         now, clock_s = self._activity.now, time.perf_counter()
-        if now is None or now.number < 0 or self._reason.number == now.number:
+        if now is None or not self.ring.has(now.number) or self._reason.number == now.number:
             return
         if clock_s - now.begin_s > self._timeout_s / 3:
             self._reason = late = self._compared(now.number, self._timeout_s / 4)
@@ -320,16 +321,13 @@ class CallBoard:
 
 
 def join_check(
-    world: World, timeout_s: float, activity: Activity, when: str
+    meeting: Meeting, timeout_s: float, activity: Activity, when: str
 ) -> SequenceCheck | None:
     """Returns the check of a rank; None where its ranks have not met in a store.
 
     ``when`` is one of ``CHECKS`` but ``off``.
     """
-    store = rendezvous.second_connection(world)
-    if store is None:
+    if meeting.second is None:
         return None
-    board, every = CallBoard(store), when == "every"
-    check = SequenceCheck(board, world.rank, world.size, timeout_s, activity, every)
-    activity.calls = check.ring
-    return check
+    board, world = CallBoard(meeting.second), meeting.world
+    return SequenceCheck(board, world.rank, world.size, timeout_s, activity, when == "every")

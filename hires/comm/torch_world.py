@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from hires import comm
-from hires.comm.backends import rendezvous, stores
+from hires.comm.backends import stores
+from hires.comm.backends.rendezvous import Meeting
+from hires.comm.comm_world import default_world
 from hires.comm.process_group import HiresProcessGroup
-from hires.comm.transport import transport
 from hires.core.errors import ConfigError
 from hires.core.ranks import meeting
 from hires.core.ranks.world import World
@@ -49,18 +50,13 @@ def create(
         group = comm.new_group(ranks, timeout_s)
         return HiresProcessGroup(group, route, functools.partial(comm.destroy_group, group))
     if comm.is_initialized():  # the world of a caller of hires.comm
-        return HiresProcessGroup(transport.world, route)
+        return HiresProcessGroup(default_world().all_ranks, route)
     chosen = TuningTable.read(Path(table)) if table else None
     names = backends or (chosen.backends if chosen else ("gloo",))
-    world = world_at(options.store, options.group_rank, options.group_size)
-    comm.init(
-        names,
-        world=world,
-        timeout_s=timeout_s,
-        table=chosen,
-    )
+    meeting = meeting_at(options.store, options.group_rank, options.group_size)
+    comm.init(names, world=meeting, timeout_s=timeout_s, table=chosen)
     atexit.register(_leave)
-    return HiresProcessGroup(transport.world, route, _leave)
+    return HiresProcessGroup(default_world().all_ranks, route, _leave)
 
 
 def _leave() -> None:
@@ -69,8 +65,8 @@ def _leave() -> None:
     comm.shutdown()
 
 
-def world_at(store: Any, rank: int, size: int, words: str = "") -> World:
-    """Returns this rank among those that share a store; all of them call it, and meet after that.
+def meeting_at(store: Any, rank: int, size: int, words: str = "") -> Meeting:
+    """Returns where ranks meet that share a store; all of them call it.
 
     Where the launcher says that all its ranks are on this machine, the store is left alone: another
     user may write into it. ``words`` tell these ranks from others of the launcher.
@@ -92,8 +88,7 @@ def world_at(store: Any, rank: int, size: int, words: str = "") -> World:
         here = [other for other, text in enumerate(texts) if text.partition(" ")[2] == place]
         numbers = rank, size, here.index(rank), len(here)
         world, words = World(*numbers, address, port_number, 0, secret), f"{words} {texts}"
-    rendezvous.use(world, store, words)
-    return world
+    return Meeting(world, store, words)
 
 
 @functools.cache

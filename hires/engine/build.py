@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hires.comm import activity, make_groups, max_all, open_channels
+from hires.comm import (
+    CommWorld,
+    activity,
+    default_world,
+    make_groups,
+    max_all,
+    open_channels,
+)
 from hires.core.config.precision_config import DYNAMIC
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import INFERENCE
@@ -205,14 +212,17 @@ def filled_tensors(config: RunConfig, contexts: list[Context]) -> dict[str, Tens
     return tensors
 
 
-def contexts_of(plan: Plan, rank: int, device: torch.device = HOST) -> list[Context]:
-    """Returns the slots of a rank, one a direction; all ranks call it together."""
-    made = make_groups(groups(plan))
-    open_channels(channels(plan), made, device)
+def contexts_of(
+    plan: Plan, rank: int, device: torch.device = HOST, world: CommWorld | None = None
+) -> list[Context]:
+    """Returns the slots of a rank of a world, one a direction; all ranks call it together."""
+    world = world or default_world()
+    made = make_groups(groups(plan), world)
+    open_channels(channels(plan), made, device, world)
     recorder = Recorder()
     for group in made.values():
         group.recorder = recorder
-    cursor = Cursor([*events(plan, rank)], made)
+    cursor = Cursor([*events(plan, rank)], made, world)
     place = made, cursor
     return [
         Context(plan, rank, *place, slot.direction, device=device) for slot in plan.slots_of(rank)

@@ -27,13 +27,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hires import comm
+from hires.comm import CommWorld
 from hires.comm.backends import rendezvous
-from hires.comm.torch_world import world_at
-from hires.comm.transport import transport
+from hires.comm.backends.rendezvous import Meeting
+from hires.comm.torch_world import meeting_at
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.precisions import HALF, PRECISIONS
-from hires.core.ranks.world import World
 from hires.engine.library_inputs import plain_tensor
 from hires.engine.tiled_pass import TiledPass
 from hires.nets.refusals import refuse_hooks
@@ -47,8 +47,8 @@ from hires.plan.tiling import own_rect
 GATHERS = ("full", "local")
 _NAMES = {getattr(torch, PRECISIONS[name]): name for name in ("fp64", "fp32", *HALF)}
 """Precisions of the types of tensors."""
-_joined: list[tuple[int, ...]] = []
-"""The ranks of the world that this process has joined for its tiles."""
+_worlds: dict[tuple[int, ...], CommWorld] = {}
+"""Ranks that share images -> the world that this process has joined for them."""
 
 
 def window(
@@ -135,36 +135,36 @@ class _Tiles:
         if own not in self.ranks:
             raise ConfigError(f"rank {own} is none of the mesh's {self.ranks}; slice the mesh")
         self.index = self.ranks.index(own)
-        self._world: World | None = None
+        self._meeting: Meeting | None = None
 
     def share_memory(self) -> bool:
         """Whether plans may send through memory; all ranks call it together."""
-        if comm.is_initialized():
-            return not {*MEMORY}.isdisjoint(comm.get_backends())
-        if self._world is None:
+        if (joined := self._joined()) is not None:
+            return not {*MEMORY}.isdisjoint(joined.backends)
+        if self._meeting is None:
             store: Any = dist.distributed_c10d._get_default_store()
-            own = rendezvous.part(store, f"hires tiles {self.ranks}")
-            self._world = world_at(own, self.index, len(self.ranks), f"tiles {self.ranks}")
-        return self._world.local_size == self._world.size
+            words = f"tiles {self.ranks}"
+            own = rendezvous.part(store, f"hires {words}")
+            self._meeting = meeting_at(own, self.index, len(self.ranks), words)
+        return self._meeting.world.local_size == self._meeting.world.size
 
-    def join(self, plan: Plan) -> None:
-        """Joins the world of the tiles, in which ranks count as tiles do."""
-        if comm.is_initialized():
-            if tuple(self.ranks) not in _joined and not self._is_world():
-                held = f"ranks {[*_joined[-1]]}" if _joined else "a world of its own"
-                raise ConfigError(
-                    f"this process exchanges messages among {held} already, and a process has one "
-                    f"set of tiles: shard every module on the same mesh"
-                )
-            return
-        assert self._world is not None
-        comm.init(backends_of_plan(plan), world=self._world)
-        _joined.append(tuple(self.ranks))
+    def join(self, plan: Plan) -> CommWorld:
+        """Returns the world of the tiles, in which ranks count as tiles do; joins it if need be."""
+        if (joined := self._joined()) is not None:
+            return joined
+        assert self._meeting is not None
+        world = comm.join_world(backends_of_plan(plan), self._meeting)
+        self._meeting = None
+        _worlds[tuple(self.ranks)] = world
+        return world
 
-    def _is_world(self) -> bool:
-        # A process that joined hires' world before has exactly these ranks in it.
-        size = len(self.ranks)
-        return size == dist.get_world_size() == transport.world.size
+    def _joined(self) -> CommWorld | None:
+        # The default world, if it has exactly these ranks, or that of tiles on the same mesh.
+        default, size = comm.default_world(), len(self.ranks)
+        if default.is_joined and size == dist.get_world_size() == default.all_ranks.size:
+            return default
+        world = _worlds.get(tuple(self.ranks))
+        return world if world is not None and world.is_joined else None
 
 
 class ShardedModule(nn.Module):
@@ -293,8 +293,8 @@ class ShardedModule(nn.Module):
         if not plan.ok:
             errors = [f.text for f in plan.findings if f.severity == "error"]
             raise ConfigError(f"hires.shard: {'; '.join(errors)}")
-        self._tiles.join(plan)
-        return TiledPass(plan, self.plain, self._tiles.index, images.device, low)
+        world = self._tiles.join(plan)
+        return TiledPass(plan, self.plain, self._tiles.index, images.device, low, world)
 
 
 def _config(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hires import comm
 from hires.comm.backends import rendezvous
-from hires.comm.torch_world import world_at
+from hires.comm.torch_world import meeting_at
 from hires.core.config.parallel_config import AUTO
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
@@ -217,10 +217,10 @@ def _join(plan: Plan, rank: int, size: int) -> World:
     store: Any = torch._C._distributed_c10d.HashStore()
     if dist.is_initialized():
         store = rendezvous.part(dist.distributed_c10d._get_default_store(), "hires engine")
-    world = world_at(store, rank, size, "engine")
+    meeting = meeting_at(store, rank, size, "engine")
     if not comm.is_initialized():
-        comm.init(backends_of_plan(plan), world=world)
-    return world
+        comm.init(backends_of_plan(plan), world=meeting)
+    return meeting.world
 
 
 def _own_rect(context: Context) -> tuple[int, int, int, int] | None:

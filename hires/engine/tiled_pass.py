@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from hires import comm
+from hires.comm import CommWorld
 from hires.core.errors import ConfigError, RunError
 from hires.engine.build import contexts_of, counters_of, named_tensors, names_of
 from hires.parallel.context import Context
@@ -43,10 +44,11 @@ class TiledPass:
         tile: int,
         device: torch.device,
         autocast: torch.dtype | None,
+        world: CommWorld,
     ) -> None:
         self.plan = plan = _without_step(plan)
         self.autocast, self.device = autocast, device
-        [context] = contexts_of(plan, tile, device)
+        [context] = contexts_of(plan, tile, device, world)
         self.context: Context = context
         tensors = named_tensors(model)
         names = names_of([context], tensors)
@@ -173,7 +175,7 @@ class TiledPass:
                     f"a pass has ended before {event.what}, which the plan has inside it"
                 )
             cursor.wait_sends()
-            comm.finish_streams()
+            comm.finish_streams(cursor.world)
         finally:
             self._passing = False
             cursor.restart()

@@ -19,7 +19,16 @@ from typing import Any
 
 from torch import Tensor
 
-from hires.comm import Group, Handle, all_gather_stacked, all_reduce, end_call, post
+from hires.comm import (
+    CommWorld,
+    Group,
+    Handle,
+    all_gather_stacked,
+    all_reduce,
+    default_world,
+    end_call,
+    post,
+)
 from hires.core.errors import RunError
 from hires.plan.event import POSTS, Event
 from hires.plan.graph import Rect
@@ -30,8 +39,10 @@ WAITS = {"wait_send": "send", "wait_recv": "recv"}
 class Cursor:
     """A rank's place in the events of one step, and its messages under way."""
 
-    def __init__(self, events: Sequence[Event], groups: dict[int, Group]) -> None:
-        self.events = events
+    def __init__(
+        self, events: Sequence[Event], groups: dict[int, Group], world: CommWorld | None = None
+    ) -> None:
+        self.events, self.world = events, world or default_world()
         self.groups = groups  # of the rank, by their index in the plan
         self.at = 0
         # The sums that begin during a backward pass: GradientSync, which imports this module.
@@ -65,12 +76,12 @@ class Cursor:
 
         ``group`` holds the tiles of a halo, which may go through their shared memory.
         """
-        place = event.peer, event.tag, group, event.channel
+        place = event.peer, event.tag, group or self.world.all_ranks, event.channel
         handle = post(event.kind, tensor, *place, backend=event.route)
         following = self.events[self.at : self.at + 1]
         call = event.call, event.backend
         if not event.call or not following or (following[0].call, following[0].backend) != call:
-            end_call()
+            end_call(self.world)
         key = event.kind, event.peer, event.tag
         self._open.setdefault(key, deque()).append((handle, event, tensor))
 

@@ -140,7 +140,7 @@ class Executor:
             self._execute(event)
         for slot in self.slots:
             slot.module.buffers.end_step()
-        finish_streams()
+        finish_streams(self.cursor.world)
         self.cursor.restart()
         return self.result
 

@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 
 from hires import comm
-from hires.comm import calls
-from hires.comm import transport as transport_module
-from hires.comm.transport import Group, transport
+from hires.comm import calls, comm_world
+from hires.comm.comm_world import Group
 from hires.core.errors import CommError
 from hires.core.ranks import call_records
 from hires.core.ranks.world import World
@@ -130,13 +129,13 @@ def test_small_tensors_are_summed_as_one_message(monkeypatch):
 
 def test_sizes_and_tags_without_end_take_bounded_memory_and_keep_their_numbers(monkeypatch):
     """A program whose sizes vary for ever kept an entry of each; so did one whose tags do."""
-    for module in (calls, transport_module):
+    for module in (calls, comm_world):
         monkeypatch.setattr(module, "MOST_CALLS", 8)
     monkeypatch.setattr(call_records, "MOST_CHANNELS", 20)
     with comm.rehearsal(0):
-        world = transport.world = Group([0, 1], 0, {"null": None})
-        ring = call_records.CallRing(())
-        transport.check = SimpleNamespace(ring=ring, note=ring.note)
+        joined, ring = comm.default_world(), call_records.CallRing(())
+        world = joined.all_ranks = Group([0, 1], 0, {"null": None})
+        joined.check = SimpleNamespace(ring=ring, note=ring.note)
         for size in range(1, 50):
             comm.all_reduce(torch.zeros(size))
             assert len(world.calls) <= 8

@@ -5,7 +5,7 @@ Stand-ins have its names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,8 +22,8 @@ from hires.comm.backends.backend import BACKENDS, Backend, Post
 from hires.comm.backends.fifo import JoinedWork
 from hires.comm.backends.group_calls import StreamWaits
 from hires.comm.backends.nccl import NcclBackend
+from hires.comm.comm_world import CommWorld, Group, set_default
 from hires.comm.process_group import HiresProcessGroup
-from hires.comm.transport import Group, transport
 from hires.core.config.run_config import to_dict
 from hires.core.errors import CommError
 from hires.core.ranks.world import World
@@ -117,12 +117,12 @@ class Streams(Backend):
 
 
 @pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    backend = Streams()
-    group = Group([0, 1, 2], 0, {"nccl": None})
-    for name, value in {"backends": {"nccl": backend}, "world": group, "nodes": (0, 0, 0)}.items():
-        monkeypatch.setattr(transport, name, value)
-    return backend
+def streams() -> Iterator[Streams]:
+    world = CommWorld({"nccl": Streams()}, nodes=(0, 0, 0))
+    world.all_ranks = Group([0, 1, 2], 0, {"nccl": None}, world=world)
+    before = set_default(world)
+    yield world.backend
+    set_default(before)
 
 
 def test_messages_of_a_batch_and_those_that_torch_coalesces_are_one_group_call(streams: Streams):
@@ -132,7 +132,7 @@ def test_messages_of_a_batch_and_those_that_torch_coalesces_are_one_group_call(s
     for handle in comm.batch_isend_irecv(posts):
         handle.wait()
     assert [one.tolist() for one in got] == [[1.0, 1.0], [2.0, 2.0]]
-    group, again = HiresProcessGroup(transport.world), torch.zeros(2)
+    group, again = HiresProcessGroup(comm.default_world().all_ranks), torch.zeros(2)
     group._start_coalescing()
     group.recv([again], 1)
     group.send([torch.ones(2)], 2)
@@ -165,7 +165,7 @@ def test_message_of_a_rank_that_hangs_and_error_of_the_device_are_named(
     module = type("Module", (), {"Event": Event})
     monkeypatch.setattr(group_calls.torch, "get_device_module", lambda device: module)
     monkeypatch.setattr(streams, "abort", lambda: aborted.append(True), raising=False)
-    monkeypatch.setattr(transport, "streams", waits := StreamWaits(CPU, 0.05))
+    comm.default_world().streams = waits = StreamWaits(CPU, 0.05)
     waits.add("a group call with rank 1 on the channel of a halo", (1,))
     broken += [True] * lost
     waits.add("a sum", (0, 1))  # CUDA reports an error at any later call

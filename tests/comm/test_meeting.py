@@ -35,13 +35,14 @@ def test_texts_leave_only_the_last_answer_in_the_store():
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    rendezvous.leave()
+    rendezvous.leave_all()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return tmp_path / "hires"
 
 
 def meet(rank: int) -> list[str]:
-    whole = rendezvous.store(World(rank, 3, rank, 3, "127.0.0.1", 1, 0), PATIENCE_S, "one")
+    own = rendezvous.Meeting(World(rank, 3, rank, 3, "127.0.0.1", 1, 0))
+    whole = own.part("one", PATIENCE_S)
     return rendezvous.texts(whole, 3, rank)(f"of {rank}")
 
 
@@ -50,7 +51,7 @@ def test_ranks_of_one_machine_meet_again_and_leave_nothing(folder):
         assert run_threads(meet, 3) == [["of 0", "of 1", "of 2"]] * 3
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert [*folder.iterdir()]
-        rendezvous.leave()
+        rendezvous.leave_all()
         assert not [*folder.iterdir()]
 
 
@@ -66,7 +67,7 @@ def test_what_a_killed_rank_left_goes_at_the_next_meeting(folder):
     assert left
     run_threads(meet, 3)
     assert not left & {*folder.iterdir()}
-    rendezvous.leave()
+    rendezvous.leave_all()
 
 
 def test_rank_that_leaves_while_rank_0_removes_the_store_ends_well(folder, monkeypatch):
@@ -76,7 +77,7 @@ def test_rank_that_leaves_while_rank_0_removes_the_store_ends_well(folder, monke
     store.unlink()
     store.mkdir()
     monkeypatch.setattr(shutil, "rmtree", lambda *args, **named: None)
-    rendezvous.leave()
+    rendezvous.leave_all()
     gc.collect()  # torch's destructor aborted the process
 
 
@@ -96,12 +97,12 @@ def test_rank_that_finds_the_meeting_that_rank_0_just_left_finds_the_next(folder
 
     monkeypatch.setattr(rendezvous._library, "FileStore", store)
     assert run_threads(meet, 3) == [["of 0", "of 1", "of 2"]] * 3
-    rendezvous.leave()
+    rendezvous.leave_all()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_that_did_not_come_are_named_in_time(folder, rank):
     with pytest.raises(CommError, match=f"rank {1 - rank}.* not come"):
-        rendezvous.store(World(rank, 2, rank, 2, "127.0.0.1", 1, 0), 0.3, "one")
-    rendezvous.leave()
+        rendezvous.Meeting(World(rank, 2, rank, 2, "127.0.0.1", 1, 0)).part("one", 0.3)
+    rendezvous.leave_all()
     assert not [*folder.iterdir()]

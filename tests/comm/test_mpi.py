@@ -22,7 +22,6 @@ from hires import comm
 from hires.comm.backends import mpi_backend
 from hires.comm.backends.backend import RESERVED_TAGS, TAGS
 from hires.comm.backends.mpi_backend import MpiBackend
-from hires.comm.transport import Transport, transport
 from hires.core.ranks import mpi_library
 from hires.core.ranks.mpi_library import GpuSupport
 from hires.core.ranks.world import World
@@ -71,7 +70,7 @@ def deliveries(world: World, piece_bytes: int) -> int:
     """Checks messages and gathers of all types, lengths and tags; returns how many messages."""
     whole_bytes, mpi_backend.PIECE_BYTES = mpi_backend.PIECE_BYTES, piece_bytes
     begin(world)
-    library: Any = transport.backend
+    library: Any = comm.default_world().backend
     group = library.new_group([*range(world.size)], datetime.timedelta(seconds=30))
     right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     # Receives in another order than sends, with the lowest, usual and highest tags; where the MPI
@@ -299,7 +298,7 @@ def test_a_thousand_random_programs(mpi: str, num_ranks: int, first: int, tmp_pa
 def test_operations_whose_tensors_need_no_host(support: tuple[bool, bool], reached: list[str]):
     backend = MpiBackend()
     backend._gpus = GpuSupport(*support)
-    staging = Transport({"mpi": backend}).staging
+    staging = comm.CommWorld({"mpi": backend}).staging
     names = "isend", "all_reduce"
     assert [n for n in names if "cuda" in staging("mpi", n, torch.float32).reaches] == reached
     # Sums of halves are ours, on the host; so are those that no operation is named for.

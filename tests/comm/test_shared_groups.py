@@ -19,8 +19,8 @@ from torch import Tensor
 from hires import comm
 from hires.comm import plan_messages
 from hires.comm.backends import rendezvous
+from hires.comm.backends.rendezvous import Meeting
 from hires.comm.backends.shm_backend import ShmBackend
-from hires.comm.transport import transport
 from hires.core.errors import CommError
 from hires.core.ranks import memory_files
 from hires.core.ranks.world import World
@@ -34,8 +34,8 @@ MEMORY = Path("/dev/shm")
 
 
 def join(backends: list[ShmBackend]) -> None:
-    rendezvous.leave()
-    run_threads(lambda rank: backends[rank].join(world(rank), LIMIT_S), RANKS)
+    rendezvous.leave_all()
+    run_threads(lambda rank: backends[rank].join(Meeting(world(rank)), LIMIT_S), RANKS)
 
 
 def world(rank: int, local_size: int = RANKS) -> World:
@@ -81,10 +81,10 @@ def test_group_that_was_destroyed_gives_its_memory_back_and_has_its_own_timeout(
 
 def test_ranks_of_several_machines_and_other_processors_are_refused(monkeypatch):
     with pytest.raises(CommError, match="this one has 1 of the 3 ranks; use gloo or mpi"):
-        ShmBackend().join(world(0, 1), LIMIT_S)
+        ShmBackend().join(Meeting(world(0, 1)), LIMIT_S)
     monkeypatch.setattr(memory_files, "is_supported", lambda: False)
     with pytest.raises(CommError, match="backend shm needs a processor that keeps"):
-        ShmBackend().join(world(0), LIMIT_S)
+        ShmBackend().join(Meeting(world(0)), LIMIT_S)
 
 
 def unseen(name: str) -> int:
@@ -102,9 +102,9 @@ def test_memory_that_ranks_do_not_share_is_refused_by_all(function, text, monkey
     monkeypatch.setattr(memory_files, *function)
 
     class Refused(ShmBackend):
-        def join(self, world: World, timeout_s: float) -> None:
+        def join(self, meeting: Meeting, timeout_s: float) -> None:
             with pytest.raises(CommError, match=text):
-                super().join(world, timeout_s)
+                super().join(meeting, timeout_s)
 
     join([Refused() for _ in range(RANKS)])
 
@@ -153,7 +153,7 @@ def sums_of_rank(world: World, sizes: list[int]) -> tuple[list[list[float]], lis
     generator = torch.Generator().manual_seed(world.rank)
     tensors = [torch.randn(size, generator=generator) for size in sizes]
     tensors += [torch.full((3, 5), world.rank + 0.5, dtype=torch.float64)]
-    messages, backend = list[int](), transport.backend
+    messages, backend = list[int](), comm.default_world().backend
     all_reduce = backend.all_reduce
     backend.all_reduce = lambda sent, *args, **named: (
         messages.append(sent.numel()) or all_reduce(sent, *args, **named)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from hires.comm import membership
 from hires.comm.backends import rendezvous
 from hires.comm.backends.backend import BACKENDS
 from hires.comm.backends.null import NullBackend
-from hires.comm.transport import Transport, transport
+from hires.comm.backends.rendezvous import Meeting
 from hires.core.config.comm_config import CommConfig
 from hires.core.errors import CommError
 from hires.core.ranks.world import World
@@ -110,6 +111,79 @@ def test_ranks_leave_and_join_again_though_rank_0_is_late():
     assert run_ranks(joins_again, 2) == [[3.0, 3.0]] * 2
 
 
+def several_worlds(world: World) -> list[list[float]]:
+    """Returns the sums of a rank in its worlds, under way in all of them at once.
+
+    Ranks 0 and 1 are one world, 1 and 2 another one, and all three are the default.
+    """
+    comm.init(["gloo"], world=world, timeout_s=20, check="every")
+    worlds, own = [comm.default_world()], torch.full((5,), 2.0**world.rank)
+    for pair in ([0, 1], [1, 2]):
+        if world.rank in pair:
+            rank, address = pair.index(world.rank), (world.address, world.port)
+            place = Meeting(World(rank, 2, rank, 2, *address, 0), words=f"of ranks {pair}")
+            worlds.append(comm.join_world(["gloo", "shm"], place, 20))
+    totals, works = [own.clone() for _ in worlds], []
+    for at in range(len(worlds))[:: -1 if world.rank == 1 else 1]:
+        group = worlds[at].all_ranks
+        works.append(comm.all_reduce(totals[at], group=group, async_op=True))
+    for work in works:
+        work.wait()
+    for one in worlds:  # ranks are those of the group's world
+        inner = comm.new_group([1, 0], world=one)
+        assert inner.index == (one.rank if one.rank < 2 else -1)
+    posts, got = [], torch.zeros(len(worlds) - 1)
+    for at, one in enumerate(worlds[1:]):  # of two worlds in one batch
+        peer = 1 - one.rank
+        posts.append(comm.P2POp(comm.irecv, got[at], peer, one.all_ranks))
+        posts.append(comm.P2POp(comm.isend, own[:1], peer, one.all_ranks))
+    for handle in comm.batch_isend_irecv(posts):
+        handle.wait()
+    comm.shutdown()
+    assert not any(one.is_joined for one in worlds)
+    return [[float(total[0]) for total in totals], got.tolist()]
+
+
+@pytest.mark.dist
+def test_process_is_a_rank_of_several_worlds_at_once():
+    assert run_ranks(several_worlds, 3) == [
+        [[7.0, 3.0], [2.0]],
+        [[7.0, 3.0, 6.0], [1.0, 4.0]],
+        [[7.0, 6.0], [2.0]],
+    ]
+
+
+def stuck_in_a_second_world(world: World) -> list[str]:
+    """Returns the errors of ranks whose calls differ in one of two worlds, and of the other one."""
+    comm.init(["gloo"], world=world, timeout_s=20)
+    place = Meeting(world, words="other")
+    place.part("start", 20)  # the limit is that of the calls
+    other = comm.join_world(["gloo"], place, 3.0)
+    comm.barrier()
+    texts = [
+        error_of(
+            lambda: (
+                comm.gather_texts("text", world=other)
+                if world.rank
+                else comm.all_reduce(torch.ones(2), group=other.all_ranks)
+            )
+        )
+    ]
+    total = torch.ones(2)
+    texts.append(error_of(lambda: comm.all_reduce(total)))
+    error_of(comm.shutdown)
+    return [*texts, f"{total.tolist()}"]
+
+
+@pytest.mark.dist
+def test_ranks_that_exchange_texts_and_numbers_in_one_world_are_named_and_the_other_goes_on():
+    """Texts were no calls, so what the other rank did instead was not known."""
+    for error, other, total in run_ranks(stuck_in_a_second_world, 2):
+        assert "all_reduce of 8 B float32 (sum) over gloo" in error
+        assert "exchange of texts over the store" in error
+        assert [other, total] == ["", "[2.0, 2.0]"]
+
+
 def different_begins(world: World, names: list[str], plan: str, route: str) -> str:
     """Returns the error of ranks of which one has other backends, another plan or another table."""
     mine = (names, plan, route) if world.rank == 1 else (["gloo"], "same", "gloo")
@@ -182,7 +256,9 @@ def through_a_table_of_plans(world: World) -> list[Any]:
     handle.wait()
     comm.all_gather_into_tensor(all_of_them, got)
     comm.all_reduce(total)
-    backends = {CALLED[key[0]]: call.backend for key, call in transport.world.calls.items()}
+    backends = {
+        CALLED[key[0]]: call.backend for key, call in comm.default_world().all_ranks.calls.items()
+    }
     comm.shutdown()
     return [refused, all_of_them.tolist(), float(total.sum()), backends]
 
@@ -226,10 +302,10 @@ class Doubling(NullBackend):
 
 
 @pytest.fixture
-def own_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(BACKENDS, "_items", dict(BACKENDS._items))
-    for name, value in vars(Transport()).items():
-        monkeypatch.setattr(transport, name, value)
+    yield
+    comm.shutdown()
 
 
 @pytest.mark.usefixtures("own_backends")
@@ -248,7 +324,7 @@ def test_backend_that_was_registered_carries_messages_and_frees_its_groups(monke
     with pytest.raises(CommError, match=r"ranks \[0, 1\] was destroyed"):
         comm.all_reduce(torch.ones(3), group=group)
     with pytest.raises(CommError, match="ends with shutdown"):
-        comm.destroy_group(transport.world)
+        comm.destroy_group(comm.default_world().all_ranks)
 
 
 def test_rank_whose_second_backend_fails_waits_for_no_other(monkeypatch):
@@ -283,7 +359,7 @@ def test_backends_of_the_config_are_there():
         (2, "10.0.0.1", None, "eth7"),  # the one that leads to the first machine
         (4, "10.0.0.1", None, None),  # ranks of one machine
         (2, "10.0.0.1", "ib0", "ib0"),  # the user's
-        (2, "10.9.9.9", None, None),  # left to the transport
+        (2, "10.9.9.9", None, None),  # left to the library
     ],
 )
 def test_ranks_on_several_machines_talk_over_the_network_that_joins_them(

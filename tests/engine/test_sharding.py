@@ -13,6 +13,7 @@ from tests.helpers.shard_jobs import (
     plain_steps,
     refusals,
     several_calls,
+    several_meshes,
     steps_of_an_engine,
     steps_on_images,
     train_beside_plain,
@@ -47,6 +48,7 @@ JOBS: dict[str, tuple[Any, ...]] = {
     "joint": (several_calls, "joint", True),
     "unchanged": (unchanged,),
     "images": (steps_on_images,),
+    "meshes of replicas": (several_meshes,),
 }
 
 
@@ -75,6 +77,11 @@ def test_autocast_is_that_of_the_loop():
 @pytest.mark.parametrize("order", ["reverse", "joint"])
 def test_calls_may_wait_for_their_backward_passes(order):
     assert max(answers(order)) < 1e-12
+
+
+def test_modules_on_tiles_of_several_meshes_and_an_engine_live_in_one_process():
+    for found in answers("meshes of replicas"):
+        assert max(found) < 1e-10
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -49,7 +49,7 @@ class Spec:
 class Lib:
     """hires.comm, or torch.distributed over it, in one world."""
 
-    def __init__(self, world: World, spec: Spec) -> None:
+    def __init__(self, world: World, spec: Spec, place: rendezvous.Meeting | None = None) -> None:
         warnings.simplefilter("ignore")  # of torch, about its own experiments
         self.spec, self.world, self.is_torch = spec, world, spec.through == "torch"
         # Tensors of a few thousand bytes go in many pieces.
@@ -58,12 +58,13 @@ class Lib:
         if self.is_torch:
             torch_backend.register()
             options = torch_backend.ProcessGroupOptions(backends=spec.backends)
-            place, limit = f"tcp://{world.address}:{world.port}", datetime.timedelta(seconds=30)
+            where, limit = f"tcp://{world.address}:{world.port}", datetime.timedelta(seconds=30)
             dist.init_process_group(
-                "hires", place, limit, world.size, world.rank, pg_options=options
+                "hires", where, limit, world.size, world.rank, pg_options=options
             )
         else:
-            comm.init(spec.backends, world=world, timeout_s=spec.timeout_s, check=spec.check)
+            place = place or rendezvous.Meeting(world)
+            comm.init(spec.backends, world=place, timeout_s=spec.timeout_s, check=spec.check)
         self.calls: Any = dist if self.is_torch else comm
         self.route = parse_route(spec.backend) if spec.backend else None
         some = [0, *range(2, world.size)] if world.size > 2 else [0, 1]
@@ -378,9 +379,10 @@ MISTAKES: dict[str, Callable[[bool, Any], None]] = {
 
 def mistake(world: World, spec: Spec, name: str) -> list[str]:
     """Returns what a rank gets of a call with a mistake of rank 1, two later ones, and the end."""
+    place = rendezvous.Meeting(world)
     if "mpi" not in spec.backends:
-        rendezvous.store(world, PATIENCE_S, "start")  # the limit is that of the calls
-    lib, answers = Lib(world, spec), list[str]()
+        place.part("start", PATIENCE_S)  # the limit is that of the calls
+    lib, answers = Lib(world, spec, place), list[str]()
 
     def answer(call: Callable[[], Any]) -> None:
         try:

@@ -12,7 +12,6 @@ import torch
 
 from hires import comm, worker
 from hires.comm.staging import Staging
-from hires.comm.transport import transport
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import HiresError, ParityError
 from hires.core.ranks.world import World
@@ -113,7 +112,8 @@ def run_folders(world: World, folders: list[str]) -> None:
     for folder, plan in zip(folders, plans, strict=True):
         device, config = devices[plan.device], records.read_config(folder)
         stage = functools.partial(Staging, ("cpu",), device.host_empty)
-        transport.stagings = {name: stage() for name in transport.backends}
+        joined = comm.default_world()
+        joined.stagings = {name: stage() for name in joined.backends}
         meter = PeakMeter(config, device)
         assert worker.run_attempt(Path(folder), config, plan, world, meter, device) == 0
     comm.shutdown()

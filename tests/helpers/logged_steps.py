@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from hires import comm
-from hires.comm.transport import transport
 from hires.core.config.run_config import from_dict
 from hires.core.ranks.world import World
 from hires.engine.build import build_rank
@@ -45,7 +44,7 @@ def logged_step(
 
     made = Plan.from_dict(plan)
     join(world, made)
-    backend = transport.backend
+    backend = comm.default_world().backend
     create, backend.new_group = backend.new_group, creating
     _log_messages(log)
     engine = build_rank(from_dict(config), made, world.rank, 1)

@@ -207,6 +207,35 @@ def several_calls(world: World, order: str, freezes: bool) -> float:
         return max(map(_largest, [*grads, *(a.double() - b.double() for a, b in states)]))
 
 
+def several_meshes(world: World) -> list[float]:
+    """Returns the largest differences of modules on tiles of three meshes, under way at once.
+
+    They are of gradients; the last one is of the losses of an engine in the same process.
+    """
+    with torch_world(world):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "cols"))
+        images = torch.randn(2, 3, 17, 12, generator=torch.Generator().manual_seed(3)).double()
+        plain = [network("whole", seed) for seed in (1, 2, 3)]
+        parts = mesh["rows"], mesh["cols"], mesh
+        ours = [
+            hires.shard(copy.deepcopy(net), part, example=images)
+            for net, part in zip(plain, parts, strict=True)
+        ]
+        for nets in (ours, plain):
+            made = [net(images) for net in nets]
+            for output in reversed(made):
+                output.square().mean().backward()
+        config = {"image": [18, 16], "batch": 4, "parallel": {"tiles": [2, 2]}}
+        engine = hires.Engine(network("of samples"), {**config, "optimizer": {"lr": 0.1}})
+        losses = [engine.step(*batch) for batch in batches()]
+        wanted, _ = plain_steps()
+        found = [_largest(ours[0](images) - plain[0](images))]
+        for one, other in zip(ours, plain, strict=True):
+            pairs = zip(one.parameters(), other.parameters(), strict=True)
+            found += [_largest(a.grad - b.grad) for a, b in pairs]  # type: ignore[operator]
+        return [*found, max(abs(a - b) for a, b in zip(losses, wanted, strict=True))]
+
+
 def answers(calls: dict[str, Callable[[], object]]) -> list[tuple[str, str]]:
     """Returns beside the words that the errors of wrong calls should have what they say."""
     texts = []

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires.comm.backends.fifo import JoinedWork
-from hires.core.ranks.world import World
+from hires.comm.backends.rendezvous import Meeting
 from hires.core.registry import Registry
 
 SUM = dist.ReduceOp.SUM
@@ -120,8 +120,8 @@ class Backend:
     rank = 0
     _all: Any = None  # the handle of all ranks, while this rank is part of the world
 
-    def join(self, world: World, timeout_s: float) -> None:
-        """Joins the world; ``timeout_s``: longest wait for another rank, now and later.
+    def join(self, meeting: Meeting, timeout_s: float) -> None:
+        """Joins the world of a meeting; ``timeout_s``: longest wait for another rank, also later.
 
         CommError or RuntimeError: a rank does not come, or what it needs is not here.
         """

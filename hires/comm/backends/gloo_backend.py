@@ -33,8 +33,8 @@ from hires.comm.backends.backend import (
     row_of,
 )
 from hires.comm.backends.fifo import JoinedWork, busy_threads, run_in_thread
+from hires.comm.backends.rendezvous import Meeting
 from hires.core.errors import PeerError
-from hires.core.ranks.world import World
 
 _NUM_SIZED, _SIZES = 4096, 16381  # the largest prime number: sizes are often powers of two
 _SIZED_TAGS = _NUM_SIZED - (TAGS - RESERVED_TAGS)
@@ -64,10 +64,11 @@ class GlooBackend(Backend):
     def __init__(self) -> None:
         self._numbers = rendezvous.GroupNumbers()
 
-    def join(self, world: World, timeout_s: float) -> None:
+    def join(self, meeting: Meeting, timeout_s: float) -> None:
         """Joins the world; RuntimeError: a rank does not come within ``timeout_s``."""
+        world = meeting.world
         rendezvous.choose_interface(world)
-        self._store = rendezvous.store(world, timeout_s, "gloo")
+        self._store = meeting.part("gloo", timeout_s)
         self.rank, self._join_s = world.rank, timeout_s
         self._is_local = world.local_size == world.size
         self._all = self._group([*range(world.size)], timeout_s)

@@ -20,9 +20,9 @@ import torch
 from hires.comm.backends import rendezvous
 from hires.comm.backends.backend import HALVES, RESERVED_TAGS, TAGS, Backend, Members
 from hires.comm.backends.mpi_progress import Progress
+from hires.comm.backends.rendezvous import Meeting
 from hires.core.errors import CommError
 from hires.core.ranks import mpi_library
-from hires.core.ranks.world import World
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,6 +32,7 @@ _OF_MESSAGES = ("isend", "irecv", "exchange")
 _SUMS = ("all_reduce", "reduce", "reduce_scatter")
 SMALL = (torch.int16, torch.int8, torch.uint8)
 """Types of which Open MPI's sums do not wrap, and MPICH 4.0 takes 255 for -1: these are ours."""
+_open: list[MpiWorld] = []  # the one that this process is part of
 
 
 @dataclass
@@ -47,10 +48,13 @@ class MpiWorld(Backend):
     def __init__(self) -> None:
         self._numbers = rendezvous.GroupNumbers()
 
-    def join(self, world: World, timeout_s: float) -> None:
+    def join(self, meeting: Meeting, timeout_s: float) -> None:
         """Joins the world; CommError: mpi4py finds no library, or not that of the launcher."""
+        if _open:  # one lock keeps the calls of two threads apart, and MPI ends once
+            raise CommError("this process uses MPI in another world; leave that, or use gloo")
+        world = meeting.world
         # All ranks have come then: MPI itself waits without a limit.
-        self._store = rendezvous.store(world, timeout_s, "mpi")
+        self._store = meeting.part("mpi", timeout_s)
         self._mpi = mpi = mpi_library.load()
         self._buffer = mpi.buffer.fromaddress
         mpi_library.start(mpi)
@@ -75,6 +79,7 @@ class MpiWorld(Backend):
         self._progress = Progress(lambda: unused.Iprobe(world.rank, 0), begin)
         self._progress.status, self._progress.truncated = mpi.Status(), mpi.ERR_TRUNCATE
         self._all = MpiGroup([*range(world.size)], world.rank, timeout_s, collectives)
+        _open.append(self)
 
     @property
     def calls(self) -> threading.Lock:
@@ -90,6 +95,7 @@ class MpiWorld(Backend):
         """Leaves the world without the other ranks, for which the end of MPI would wait."""
         if self.is_initialized():
             self._all = None
+            _open.remove(self)
             self._progress.close()
 
     def reaches(self, method: str, dtype: torch.dtype | None) -> bool:

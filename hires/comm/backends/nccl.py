@@ -17,8 +17,8 @@ from torch import Tensor
 from hires.comm.backends import rendezvous
 from hires.comm.backends.backend import BACKENDS, Post
 from hires.comm.backends.gloo_backend import GlooBackend, GlooGroup
+from hires.comm.backends.rendezvous import Meeting
 from hires.core.errors import CommError
-from hires.core.ranks.world import World
 
 _ABORT_S = 10.0
 """How long NCCL may take to end what is under way."""
@@ -35,11 +35,11 @@ class NcclBackend(GlooBackend):
         super().__init__()
         self._of_devices: list[Any] = []
 
-    def join(self, world: World, timeout_s: float) -> None:
+    def join(self, meeting: Meeting, timeout_s: float) -> None:
         """Joins the world; CommError: this torch or this machine has no NCCL."""
         if not dist.is_nccl_available():
             raise CommError("this torch has no NCCL; use comm.backend=gloo, or a torch with CUDA")
-        super().join(world, timeout_s)
+        super().join(meeting, timeout_s)
 
     def new_channel(self, ranks: list[int]) -> GlooGroup:
         """Makes a group for messages alone, which has a communicator and a stream of its own."""

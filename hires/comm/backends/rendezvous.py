@@ -1,4 +1,4 @@
-"""Holds the store at which the ranks of a world meet, one for all backends of a process."""
+"""Lets the ranks of a world meet in a store, one for all its backends."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ from hires.core.ranks.world import World
 log = logging.getLogger(__name__)
 
 _library: Any = torch._C._distributed_c10d
-_meetings: dict[World, _Meeting] = {}
-_given: dict[World, tuple[Any, str]] = {}
+_held: list[Meeting] = []  # those that this process has not left
 _served: list[Any] = []  # the last one, as long as no other is served: another rank may be early
-_worlds: collections.Counter[tuple[str, int, int]] = collections.Counter()  # at one address
+_worlds: collections.Counter[tuple[Any, ...]] = collections.Counter()  # at one address
 _GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _POLL_S, _SPARE_S, _LOOK_S = 0.01, 1.0, 0.5
 
@@ -65,35 +64,60 @@ class GroupNumbers:
         return int.from_bytes(digest, "little") >> 1
 
 
-def store(world: World, timeout_s: float, name: str) -> Any:
-    """Returns the part of the world's store that belongs to ``name``.
+class Meeting:
+    """The meeting of the ranks of a world, as one of them; they meet when it is first used.
 
-    Ranks of one machine have a file in a folder that no other user can enter. Else rank 0 serves it
-    at the address of the world, unless torchrun does, and every text carries a proof of the world's
-    secret, if it has one. CommError: a rank does not come within ``timeout_s``, or a text
-    carries no proof of the secret.
+    Ranks of one machine have a file in a folder that no other user can enter. Else rank 0 serves a
+    store at the address of the world, unless torchrun does, and every text carries a proof of the
+    world's secret, if it has one.
+
+    ``shared``: a store that ranks of several machines have already. ``words`` tell the world from
+    others at its address.
     """
-    if world not in _meetings:
-        until = time.monotonic() + timeout_s
-        whole, words = _given.pop(world, (None, ""))
+
+    def __init__(self, world: World, shared: Any = None, words: str = "") -> None:
+        self.world, self._shared, self._words = world, shared, words
+        self._met: _Met | None = None
+
+    def part(self, name: str, timeout_s: float) -> Any:
+        """Returns the part of the store that belongs to ``name``.
+
+        ``timeout_s``: longest wait in the store from now on. CommError: a rank does not come in
+        that time, or a text carries no proof of the secret.
+        """
+        if self._met is None:
+            self._met = self._meet(timeout_s)
+            _held.append(self)
+        self._met.store.set_timeout(datetime.timedelta(seconds=timeout_s))
+        return part(self._met.store, name)
+
+    @property
+    def second(self) -> Any:
+        """A connection for another thread; None: they have not met.
+
+        Only keys that are there may be read.
+        """
+        return None if self._met is None else self._met.second
+
+    def memory_name(self, *texts: str) -> str:
+        """Returns the name of a file that the ranks share, which only they can compute."""
+        assert self._met is not None
+        return meeting.proof(self._met.secret, "memory", *texts).hex()
+
+    def leave(self) -> None:
+        """Leaves; what rank 0 made goes."""
+        met, self._met = self._met, None
+        if met is not None:
+            _held.remove(self)
+            met.ends.close()
+
+    def _meet(self, timeout_s: float) -> _Met:
+        world, until = self.world, time.monotonic() + timeout_s
         if world.size == 1:
-            made = _Meeting(_library.HashStore(), secrets.token_hex(16))
-        elif world.local_size == world.size:
-            made = _meet_here(world, words, until)
-        else:
-            made = _meet_between(world, whole, until)
-        made.store.set_timeout(datetime.timedelta(seconds=timeout_s))
-        _meetings[world] = made
-    return part(_meetings[world].store, name)
-
-
-def second_connection(world: World) -> Any:
-    """Returns a store for another thread of the ranks that have met; None: they have not.
-
-    Only keys that are there may be read.
-    """
-    met = _meetings.get(world)
-    return None if met is None else met.second
+            return _Met(_library.HashStore(), secrets.token_hex(16))
+        if world.local_size == world.size:
+            return _meet_here(world, self._words, until)
+        return _meet_between(world, self._shared, self._words, until)
 
 
 def agent_serves(world: World, environ: Mapping[str, str] = os.environ) -> bool:
@@ -103,23 +127,9 @@ def agent_serves(world: World, environ: Mapping[str, str] = os.environ) -> bool:
     return serves and place == (world.address, str(world.port))
 
 
-def use(world: World, whole: Any, words: str = "") -> None:
-    """Makes the ranks of a world of several machines meet at a store that they share already.
-
-    Those of one machine meet without it. ``words`` tell the world from others at its address.
-    """
-    _given[world] = whole, words
-
-
-def memory_name(*texts: str) -> str:
-    """Returns the name of a file that ranks of this machine share, which only they can compute."""
-    *_, last = _meetings.values()
-    return meeting.proof(last.secret, "memory", *texts).hex()
-
-
-@dataclass
-class _Meeting:
-    """Where the ranks of a world meet, and a secret that is new for it."""
+@dataclass(frozen=True)
+class _Met:
+    """Where ranks have met, and a secret that is new for them."""
 
     store: Any
     secret: str
@@ -128,7 +138,7 @@ class _Meeting:
     ends: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
 
-def _meet_here(world: World, words: str, until: float) -> _Meeting:
+def _meet_here(world: World, words: str, until: float) -> _Met:
     facts = world.secret, words, world.address, str(world.port), str(world.size)
     name = meeting.proof("name", *facts).hex()
     while True:
@@ -146,7 +156,7 @@ def _meet_here(world: World, words: str, until: float) -> _Meeting:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(whole))
             with contextlib.suppress(ValueError):  # a rank may find the one before this
                 _roll_call(whole, world, until, path.parent.is_dir)
-                return _Meeting(whole, secret, FolderStore(path.parent), ends.pop_all())
+                return _Met(whole, secret, FolderStore(path.parent), ends.pop_all())
         time.sleep(_POLL_S)
 
 
@@ -161,7 +171,7 @@ def _found(name: str, world: World, until: float) -> str:
     return secret
 
 
-def _meet_between(world: World, whole: Any, until: float) -> _Meeting:
+def _meet_between(world: World, whole: Any, words: str, until: float) -> _Met:
     serves = world.rank == 0 and not agent_serves(world)
     if whole is not None:
         whole = whole.clone()  # its timeout is the caller's
@@ -170,9 +180,9 @@ def _meet_between(world: World, whole: Any, until: float) -> _Meeting:
         if serves:  # a rank of the next world may connect before this one leaves
             _served[:] = [whole]
     # It may outlive the world, and the next one must not read what this one has left.
-    place = world.address, world.port, world.size
+    place = world.address, world.port, world.size, words
     _worlds[place] += 1
-    name = f"hires, {world.size} ranks, world {_worlds[place]}"
+    name = f"hires, {world.size} ranks, world {_worlds[place]} {words}"
     second, whole = part(whole.clone(), f"{name}, calls"), part(whole, name)
     where = f"{world.address}:{world.port}"
     if not world.secret and world.rank == 0:
@@ -186,7 +196,7 @@ def _meet_between(world: World, whole: Any, until: float) -> _Meeting:
     calls = _roll_call(signed(whole, world.secret, where), world, until)
     # New for each world: what a stranger has read in an earlier one proves nothing.
     secret = world.secret and meeting.proof(world.secret, "world", calls).hex()
-    return _Meeting(signed(whole, secret, where), secret, signed(second, secret, where))
+    return _Met(signed(whole, secret, where), secret, signed(second, secret, where))
 
 
 def _connected(world: World, serves: bool, until: float) -> Any:
@@ -307,14 +317,12 @@ def _get(own: Any, key: str, member: int) -> str:
 def torch_world(world: World, timeout_s: float) -> None:
     """Makes the default group of torch.distributed, over gloo, for what is built on that."""
     rank, patience = world.rank, datetime.timedelta(seconds=timeout_s)
-    own = store(world, timeout_s, "torch")
+    own = Meeting(world, words="torch").part("torch", timeout_s)
     dist.init_process_group("gloo", None, patience, world.size, rank, own)
 
 
 @atexit.register
-def leave() -> None:
-    """Leaves the meetings of this process; what rank 0 made for them goes."""
-    for one in _meetings.values():
-        one.ends.close()
-    _meetings.clear()
-    _given.clear()
+def leave_all() -> None:
+    """Leaves the meetings of this process."""
+    for one in [*_held]:
+        one.leave()

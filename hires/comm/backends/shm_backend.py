@@ -25,6 +25,7 @@ from hires.comm.backends.backend import BACKENDS, SUM, Backend, Inputs, Members
 from hires.comm.backends.counters import CROWDED_SPINS, SPINS
 from hires.comm.backends.fifo import Fifo, FifoWork
 from hires.comm.backends.peer_messages import PeerMessage, PeerMessages
+from hires.comm.backends.rendezvous import Meeting
 from hires.comm.backends.rings import Rings
 from hires.comm.backends.rounds import Rounds
 from hires.core.errors import CommError, RunError
@@ -60,12 +61,13 @@ class ShmBackend(Backend):
         self._groups: list[ShmGroup] = []
         self._numbers = rendezvous.GroupNumbers()
 
-    def join(self, world: World, timeout_s: float) -> None:
+    def join(self, meeting: Meeting, timeout_s: float) -> None:
         """Joins the world; CommError: its ranks share no memory; RuntimeError: one is late."""
+        world, self._meeting = meeting.world, meeting
         _require_one_machine(world)
-        self._store = rendezvous.store(world, timeout_s, self.name)
-        meeting = rendezvous.part(self._store, "cores")
-        cores = rendezvous.texts(meeting, world.size, world.rank)(f"{_cores():x}")
+        self._store = meeting.part(self.name, timeout_s)
+        store = rendezvous.part(self._store, "cores")
+        cores = rendezvous.texts(store, world.size, world.rank)(f"{_cores():x}")
         has_cores = has_core_each([int(text, 16) for text in cores])
         self.rank, self._spins = world.rank, SPINS if has_cores else CROWDED_SPINS
         self._all = self._group([*range(world.size)], timeout_s)
@@ -222,7 +224,7 @@ class ShmBackend(Backend):
             group.index,
             num_bytes,
             what,
-            rendezvous.memory_name(self.name, str(group.number), kind),
+            self._meeting.memory_name(self.name, str(group.number), kind),
         )
 
 
@@ -257,7 +259,7 @@ def _shared(
 
     The first makes a file, all map it, then its name goes: nothing is left behind even if a rank is
     killed later. ``name`` is the same on all of them, and follows from their secret alone
-    (``rendezvous.memory_name``): no path is ever taken from another process.
+    (``Meeting.memory_name``): no path is ever taken from another process.
 
     Raises:
         CommError: there is no room, or a rank does not see the file; all ranks raise the same one.

@@ -14,6 +14,7 @@ and the type.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import zlib
 from collections.abc import Sequence
@@ -173,6 +174,7 @@ def read_calls(rank: int, values: Any) -> RankCalls | None:
     )
 
 
+_rings = itertools.count()
 _Raw = tuple[CallChannel, int, CallFacts, Any, CodeType, int, int]
 
 
@@ -183,7 +185,7 @@ class CallRing:
     """
 
     def __init__(self, inside: Sequence[str]) -> None:
-        self.total = 0
+        self.total = self._first = next(_rings) << 40  # so that no other ring has its numbers
         self._inside_folders = tuple(inside)
         self._inside: dict[str, bool] = {}  # by file
         self._ring: list[_Raw | None] = [None] * KEPT_CALLS
@@ -227,6 +229,10 @@ class CallRing:
         self.total = total + 1
         return total
 
+    def has(self, number: int) -> bool:
+        """Whether a number is that of a call of this ring."""
+        return self._first <= number < self.total
+
     def break_channel(self, number: int, why: str) -> None:
         """Keeps that a collective failed among its ranks."""
         raw = self._ring[number & (KEPT_CALLS - 1)]
@@ -238,9 +244,9 @@ class CallRing:
     ) -> RankCalls:
         """Returns the last calls; ``waits_in`` is the number of the one that the rank waits in."""
         total = self.total
-        first = max(0, total - SHOWN_CALLS)
+        first = max(self._first, total - SHOWN_CALLS)
         numbers = [*range(first, total)]
-        if 0 <= waits_in < first and waits_in > total - KEPT_CALLS:
+        if self._first <= waits_in < first and waits_in > total - KEPT_CALLS:
             numbers.insert(0, waits_in)  # it was called long ago, and is waited for now
         calls: list[list[Any]] = []
         place = -1

@@ -66,7 +66,7 @@ class Op(NamedTuple):
     ranks: tuple[int, ...] = ()
     """All members, if it is a collective."""
     number: int = -1
-    """Of the call in :attr:`Activity.calls`; -1: it is none of these."""
+    """Of the call in one of :attr:`Activity.rings`; -1: it is none of these."""
 
 
 @dataclass
@@ -104,8 +104,8 @@ class Activity:
         """Holds step and action, once the rank has one."""
         self.still_s = 0.0
         """A rank may stand still for so long, if that is longer than ``comm.timeout_s``."""
-        self.calls: CallRing | None = None
-        """The calls of its communicators, compared where ranks wait for each other."""
+        self.rings: list[CallRing] = []
+        """The calls in each of its worlds, compared where ranks wait for each other."""
         self.ended_s = time.perf_counter()
         """When the last communication ended."""
         self._count = 0
@@ -168,9 +168,10 @@ class Activity:
                 spans = reversed(self.recorder.steps[-1].spans)
                 own = itertools.takewhile(lambda span: span.action == status.action, spans)
                 status.nth = sum(span.kind == COLLECTIVE for span in own)
-        if self.calls is not None:
+        if self.rings:
             number = -1 if now is None else now.number
-            status.calls = asdict(self.calls.record(rank, number, status.since_s))
+            ring = next((one for one in self.rings if one.has(number)), self.rings[0])
+            status.calls = asdict(ring.record(rank, number, status.since_s))
         return status
 
 

@@ -76,7 +76,8 @@ def test_roots_reductions_sizes_types_and_routes_must_agree():
 
 def test_rank_that_has_not_come_is_named_with_what_it_does():
     a, b = ring_of(("gloo", SUM, None), ("gloo", SUM, None)), ring_of(("gloo", SUM, None))
-    waiting, computing = a.record(0, 1, 2.0), b.record(1, -1, 3.0)
+    last = a.total - 1
+    waiting, computing = a.record(0, last, 2.0), b.record(1, -1, 3.0)
     text = explanation({0: waiting, 1: computing})
     assert "to which rank 1 has not come; rank 1 waits in no call for 3.00 s, and its last" in text
     left = dataclasses.replace(computing, has_left=True)
@@ -84,7 +85,7 @@ def test_rank_that_has_not_come_is_named_with_what_it_does():
     assert "rank 1 gives no answer: it has ended" in explanation({0: waiting})
     assert explanation({0: waiting}, ended=[1]).endswith("to which rank 1 has not come")
     assert explanation({0: waiting}, [], "lost").endswith("rank 1 gives no answer: lost")
-    both = {0: waiting, 1: a.record(1, 1, 2.0)}
+    both = {0: waiting, 1: a.record(1, last, 2.0)}
     assert "to which all its ranks have come" in explanation(both)
 
 
@@ -92,7 +93,7 @@ def test_message_without_its_other_side_is_named():
     sends, receives = CallFacts("send", 64, "int8", "gloo"), CallFacts("recv", 64, "int8", "gloo")
     a, b = CallRing(()), CallRing(())
     a.note(a.channel("messages 0 to 1, tag 3", [0, 1]), sends)
-    text = explanation({0: a.record(0, 0, 1.0), 1: b.record(1)})
+    text = explanation({0: a.record(0, a.total - 1, 1.0), 1: b.record(1)})
     assert "rank 0 waits in send of 64 B int8" in text
     assert "of which rank 1 has not called its side; rank 1 waits in no call" in text
     b.note(b.channel("messages 0 to 1, tag 3", [0, 1]), receives)

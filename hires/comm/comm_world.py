@@ -1,4 +1,8 @@
-"""Holds what carries the messages of this rank: its backends, its groups, its log and checks."""
+"""Defines a world as one of its ranks has it: backends, groups, log and checks.
+
+A process may be a rank of several worlds. Operations take the world of their group; those without
+a group, the default world, which ``hires.comm.init`` joins.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ import torch
 
 from hires.comm.backends.backend import BACKENDS, Backend
 from hires.comm.backends.group_calls import Channels, StreamWaits
+from hires.comm.backends.rendezvous import Meeting
 from hires.comm.message_log import MessageLog
 from hires.comm.sequence_check import SequenceCheck
 from hires.comm.staging import Allocate, Staging, plain_empty
@@ -43,6 +48,8 @@ class Group:
     """Dispatches of operations on it, by what decides them."""
     number: int = 0
     """Among the groups of these ranks, in the order in which they made them; 0: the world."""
+    world: CommWorld = field(default_factory=lambda: default_world(), compare=False)
+    """Whose ranks these are."""
 
     @property
     def size(self) -> int:
@@ -72,31 +79,41 @@ class Group:
         self.calls[key] = call
 
 
-@dataclass
-class Transport:
-    """The backends of this rank, and what is used beside them."""
+@dataclass(eq=False, repr=False)
+class CommWorld:
+    """The ranks that have joined together, as one of them."""
 
     backends: dict[str, Backend] = field(default_factory=dict)
     """Those in use by name, the default first."""
     rank: int = 0
-    world: Group = field(default_factory=lambda: Group([0], 0, {}))
-    """All ranks."""
-    nodes: tuple[int, ...] = (0,)
-    """The machine of each rank: the lowest rank on it."""
+    timeout_s: float = 0.0
+    """Longest wait for another rank."""
     table: TuningTable | None = None
     """Chooses the route of what names none."""
-    timeout_s: float = 0.0  # longest wait for another rank
-    channels: Channels | None = None  # of messages, where the backend has streams
     host_empty: Allocate = plain_empty
+    meeting: Meeting | None = None
+    """Where its ranks met."""
+    nodes: tuple[int, ...] = (0,)
+    """The machine of each rank: the lowest rank on it."""
     stagings: dict[str, Staging] = field(default_factory=dict)
     """Backend -> the host's buffers for tensors that it does not reach."""
     log: MessageLog | None = None
     """Keeps what messages cost, while steps run."""
+    channels: Channels | None = None  # of messages, where the backend has streams
     streams: StreamWaits | None = None  # what streams of the device wait for, where they do
     texts: Callable[[str], list[str]] | None = None  # exchanges texts of all ranks, where it can
     check: SequenceCheck | None = None  # keeps calls, and compares them where ranks wait
+    patient: Group | None = None  # all ranks with a long timeout, once one was needed
     num_groups: Counter[tuple[int, ...]] = field(default_factory=Counter)
     """Groups that were made of the same ranks, in one order on all of them."""
+
+    def __post_init__(self) -> None:
+        self.all_ranks = Group([self.rank], 0, dict.fromkeys(self.backends), world=self)
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether this rank is part of it: it has joined, and has not left."""
+        return bool(self.backends)
 
     @property
     def default(self) -> str:
@@ -109,6 +126,11 @@ class Transport:
         if not self.backends:
             raise CommError(NOT_JOINED)
         return self.backends[self.default]
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether messages of a backend pass streams in the order of posting, without tags."""
+        return any(backend.has_streams for backend in self.backends.values())
 
     def staging(self, name: str, method: str = "", dtype: torch.dtype | None = None) -> Staging:
         """Returns the host's buffers beside a backend, for tensors of a type in an operation."""
@@ -134,22 +156,32 @@ class _Unlogged(threading.local):
 
 
 unlogged = _Unlogged()
-
-# Set once by init(), like the process groups of torch.distributed themselves.
-transport = Transport()
-activity = Activity()  # the communication that this rank waits in, for the heartbeat
+activity = Activity()  # the communication that this process waits in, for the heartbeat
+_default = [CommWorld()]
 
 
-def has_streams() -> bool:
-    """Whether messages of the backend pass streams in the order of posting, without tags."""
-    return any(backend.has_streams for backend in transport.backends.values())
+def default_world() -> CommWorld:
+    """Returns the world of calls that name no group."""
+    return _default[0]
+
+
+def set_default(world: CommWorld) -> CommWorld:
+    """Makes a world the default; returns the one before."""
+    before, _default[0] = _default[0], world
+    return before
+
+
+def group_or_all(group: Group | None) -> Group:
+    """Returns a group, or all ranks of the default world."""
+    return _default[0].all_ranks if group is None else group
 
 
 @contextlib.contextmanager
-def logged(log: MessageLog | None) -> Iterator[None]:
+def logged(log: MessageLog | None, world: CommWorld | None = None) -> Iterator[None]:
     """Keeps the messages of the block in a log; None: in none."""
-    before, transport.log = transport.log, log
+    world = world or default_world()
+    before, world.log = world.log, log
     try:
         yield
     finally:
-        transport.log = before
+        world.log = before
