@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hires.comm.backends.rendezvous import Meeting
+from hires.comm.backends.waits import pauses, wait
 from hires.core.errors import CommError
 from hires.core.ranks.call_differences import (
     CIRCLE,
@@ -150,13 +151,13 @@ class SequenceCheck:
             if self._rank == 0:
                 self._board.end()
         ranks = range(min(self._world, MOST_RECORDS))
-        records = self._read(ranks, NEVER)
-        deadline = time.monotonic() + LINGER_S + self._look_s
-        while self._rank == 0 and time.monotonic() < deadline:
-            if len(records) == len(ranks):  # all have left: none needs the board any more
-                break
-            time.sleep(PAUSE_S)
-            records = self._read(ranks, NEVER)
+        records: dict[int, RankCalls] = {}
+
+        def have_left() -> bool:  # then none needs the board any more
+            records.update(self._read(ranks, NEVER))
+            return self._rank != 0 or len(records) == len(ranks)
+
+        wait(have_left, LINGER_S + self._look_s, pauses(PAUSE_S))
         records[self._rank] = self._record(-1, has_left=True)
         if text := first_difference(records) or first_unmatched(records):
             raise CommError(f"the ranks did not call the same operations: {text}")
@@ -194,17 +195,18 @@ class SequenceCheck:
                 self._publish(number)
             except FAILURES:
                 asked, patience_s, silence = NEVER, 0.0, LOST
-            deadline = time.monotonic() + patience_s
-            while True:
-                records = self._read(wanted, asked)
+            records: dict[int, RankCalls] = {}
+
+            def are_there() -> bool:
+                records.update(self._read(wanted, asked))
                 records[self._rank] = self._record(number)
-                answered = len(records) == len(wanted)
-                late = self._stopped.is_set() or time.monotonic() > deadline
-                if answered or late or first_difference(records):
-                    text = explanation(records, ended, silence)
-                    is_settled = bool(first_difference(records)) or text.endswith(CIRCLE)
-                    return _Reason(number, text, is_settled, answered)
-                time.sleep(self._look_s)
+                ends = self._stopped.is_set() or len(records) == len(wanted)
+                return ends or bool(first_difference(records))
+
+            wait(are_there, patience_s, pauses(self._look_s))
+            text = explanation(records, ended, silence)
+            is_settled = bool(first_difference(records)) or text.endswith(CIRCLE)
+            return _Reason(number, text, is_settled, len(records) == len(wanted))
 
     def _ranks_for(self, number: int) -> list[int]:
         # This rank and those of the call first; the others may be what these wait for.

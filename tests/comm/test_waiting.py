@@ -16,7 +16,7 @@ from hires.comm.backends import fifo
 from hires.comm.backends.backend import RESERVED_TAGS, TAGS
 from hires.comm.backends.fifo import Fifo, JoinedWork
 from hires.comm.backends.gloo_backend import slot_of
-from hires.comm.backends.mpi_progress import poll
+from hires.comm.backends.waits import pauses, wait
 from hires.comm.dispatch import Dispatch
 from hires.comm.handles import Handle
 from hires.comm.staging import Staging
@@ -200,5 +200,5 @@ def test_process_that_was_stopped_past_its_limit_sees_what_came_meanwhile():
         time.sleep(0.02)
         return came
 
-    assert poll(done, 0.01, 1)
-    assert not poll(lambda: False, 0.01, 1)
+    assert wait(done, 0.01, pauses(1e-4), 1)
+    assert not wait(lambda: False, 0.01, pauses(1e-4), 1)

@@ -1,4 +1,4 @@
-"""Counters that ranks of one machine share: a wait looks at one busily, then sleeps in the kernel.
+"""Counters that ranks of one machine share, and words on which they sleep in the kernel.
 
 Each counter has a cache line of its own and one writer, so no lock is needed. What a counter
 announces is written before it, and x86 shows other cores the writes in this order. Beside the
@@ -29,19 +29,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hires.comm.backends.waits import wait
 from hires.core.errors import EndedError, PeerError
 from hires.core.store import provenance
 
 LINE = 128
 """Bytes between two counters, and a unit of every message: cache lines of its own."""
 LOOKS = 50
-"""Looks before a rank offers its core: the system may have put the other one behind it there."""
+"""Looks before a rank offers its core."""
 SPINS = 100
 """How often a rank that has a core of its own does so before it sleeps: a few 0.1 ms in all."""
 CROWDED_SPINS = 1
@@ -185,42 +185,51 @@ class Counters:
             PeerError: they have not come in time.
         """
         values = self.values
-        for counter in row:
-            if values[counter] < value and not self._spin(counter, value):
-                self._sleep(row, value)
-                return
+        late = [member for member, counter in enumerate(row) if values[counter] < value]
+        if not late:
+            return
 
-    def _spin(self, counter: int, value: int) -> bool:
-        values = self.values
-        for _ in range(self.spins()):
-            for _ in range(LOOKS):
-                if values[counter] >= value:
-                    return True
-            os.sched_yield()
-        return False
+        def have_come() -> bool:
+            while late:
+                if values[row[late[-1]]] < value:
+                    return False
+                late.pop()
+            return True
 
-    def _sleep(self, row: Sequence[int], value: int) -> None:
-        values, began_s = self.values, time.monotonic()
-        limit_s, look_s = began_s + self.timeout_s, began_s + SLICE_S
-        while True:
+        if not self.wait(have_come, self.timeout_s, lambda: late):
+            ranks = [self._ranks[member] for member in late]
+            raise PeerError(f"it took over {self.timeout_s:g} s; ranks {ranks} are behind")
+
+    def wait(
+        self,
+        done: Callable[[], bool],
+        limit_s: float,
+        awaited: Callable[[], Sequence[int]],
+        looks: int = LOOKS,
+        awake: int | None = None,
+    ) -> bool:
+        """Returns whether ``done()`` came true within the limit; sleeps on this rank's word.
+
+        ``awaited``: members without which it does not; EndedError: some of them have ended.
+        ``awake``: what the word is after a sleep, if no other thread sleeps on it.
+        """
+        look_s = time.monotonic() + SLICE_S
+
+        def sleep(left_s: float) -> None:
+            nonlocal look_s
             self.words[self._index] = 1
             self.fence()
-            late = [member for member, counter in enumerate(row) if values[counter] < value]
-            if not late:
+            if done():
                 return
-            now_s = time.monotonic()
-            if now_s > look_s:
+            if (now_s := time.monotonic()) > look_s:
                 look_s = now_s + SLICE_S
-                ended = [member for member in late if self.has_ended(member)]
-                # One may have come before it ended.
-                self._require_alive([one for one in ended if values[row[one]] < value])
-            if now_s >= limit_s:
-                ranks = [self._ranks[member] for member in late]
-                raise PeerError(f"it took over {self.timeout_s:g} s; ranks {ranks} are behind")
-            self.doze(self._index, min(limit_s - now_s, SLICE_S))
+                ended = [member for member in awaited() if self.has_ended(member)]
+                if ended and not done():  # what they did before they ended counts
+                    ranks = [self._ranks[member] for member in ended]
+                    names = " and ".join(f"rank {rank}" for rank in ranks)
+                    raise EndedError(f"{names} {'have' if len(ranks) > 1 else 'has'} ended", ranks)
+            self.doze(self._index, min(left_s, SLICE_S))
+            if awake is not None:
+                self.words[self._index] = awake
 
-    def _require_alive(self, ended: Sequence[int]) -> None:
-        if ended:
-            ranks = [self._ranks[member] for member in ended]
-            names = " and ".join(f"rank {rank}" for rank in ranks)
-            raise EndedError(f"{names} {'have' if len(ranks) > 1 else 'has'} ended", ranks)
+        return wait(done, limit_s, sleep, self.spins(), looks)

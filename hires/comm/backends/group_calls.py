@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -33,6 +32,7 @@ import torch
 from torch import Tensor
 
 from hires.comm.backends.backend import Post
+from hires.comm.backends.waits import pauses, wait
 from hires.core.errors import CommError, PeerError
 from hires.plan.channels import Channel
 
@@ -80,12 +80,9 @@ class StreamWaits:
 
         CommError: it has not within the limit. RuntimeError: the device or NCCL reports an error.
         """
-        until = time.monotonic() + self.timeout_s
         try:
-            while not self._open[0].event.query():
-                if time.monotonic() > until:
-                    raise PeerError(f"it has not ended on the device for {self.timeout_s:g} s")
-                time.sleep(_POLL_S)
+            if not wait(self._open[0].event.query, self.timeout_s, pauses(_POLL_S)):
+                raise PeerError(f"it has not ended on the device for {self.timeout_s:g} s")
         except (CommError, RuntimeError):
             self._open.clear()  # all others come after it
             raise

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from hires.comm.backends.waits import wait
 from hires.core.errors import PeerError
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SPINS = 100  # polls before a waiting rank offers its core: a tenth of a millisecond
+LOOKS = 100  # before a waiting rank offers its core: a tenth of a millisecond
+BUSY_S = 5e-4  # how long it does so before it sleeps
 SHARE = 16  # the thread polls again after this part of the time since the last message
 LEAST_S, MOST_S = 5e-4, 1e-2  # between two polls of the thread
 EAGER_BYTES = 256  # up to this size a message waits for no call of its receiver, as a rule
@@ -44,10 +46,7 @@ QUIET_S = 1e-3  # without a message of its own, after which the thread polls for
 LINGER_S = 0.1  # how long after the last message the thread goes to sleep, and between two looks
 LEAST_BYTES_PER_S = 1e9  # a large operation moves in many small steps, each at a poll
 BURST = 8  # calls at each poll: a large message may move in pieces, a few at each call
-
-
 PAUSE_S = 1e-4  # between two looks of a rank that waits for long
-LONG = 4  # so many times the first looks come before those with a pause
 
 What = str | tuple[str, int, int]
 """An operation in words, or a template with the numbers that complete it."""
@@ -144,7 +143,13 @@ class MpiWork:
             return True
         with self._progress:
             busy_s = sum(tensor.nbytes for tensor in self.tensors) / LEAST_BYTES_PER_S
-            if not poll(self.is_completed, timeout_s, SPINS, busy_s):
+            until = time.monotonic() + max(busy_s, BUSY_S)
+
+            def sleep(left_s: float) -> None:
+                # Until then it only offers its core.
+                os.sched_yield() if time.monotonic() < until else time.sleep(PAUSE_S)
+
+            if not wait(self.is_completed, timeout_s, sleep, 1, LOOKS):
                 raise self._failed() or PeerError(f"{self._words} took over {timeout_s:g} s")
         return True
 
@@ -198,13 +203,14 @@ class Progress:
     def complete(self, work: MpiWork) -> None:
         """Returns when a work that has not begun is complete; CommError: it failed, or is late."""
         lock, test, tensors, done = self.lock, work.test, work.tensors, False
+
+        def look() -> bool:
+            with lock:
+                return test()
+
         self._waits.append(None)
         try:
-            for _ in range(SPINS):
-                with lock:
-                    done = test()
-                if done:
-                    break
+            done = wait(look, 0.0, _nothing, 1, LOOKS)
         finally:
             self._waits.pop()
             if not done:  # kept, whatever ends the wait
@@ -272,29 +278,5 @@ class Progress:
                 self._open[work] = self._open.pop(work)
 
 
-def poll(done: Callable[[], bool], timeout_s: float, spins: int, busy_s: float = 0.0) -> bool:
-    """Returns True once ``done()`` does, or False after ``timeout_s`` seconds and a last look.
-
-    The first ``spins`` looks follow each other at once. Then the core is offered to other processes
-    between two looks, for the other rank may need it. Later, and not before ``busy_s``, this one
-    sleeps in between, so that a rank that waits for minutes leaves the core to others.
-    """
-    looks, begin_s = 0, 0.0
-    while not done():
-        looks += 1
-        if looks < spins:
-            continue
-        os.sched_yield()
-        if looks == spins:
-            begin_s = time.monotonic()
-            continue
-        waited_s = time.monotonic() - begin_s
-        if waited_s > timeout_s:
-            return done()  # this process may have been stopped since the look before
-        if looks > LONG * spins and waited_s > busy_s:
-            time.sleep(PAUSE_S)
-    return True
-
-
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     pass

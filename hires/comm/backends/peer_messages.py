@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import os
 import threading
-import time
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from time import monotonic as clock
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from hires.comm.backends.counters import SLICE_S, copy
+from hires.comm.backends.counters import copy
 from hires.comm.backends.rings import ASLEEP, LOOKING, NONE, Record, Rings
 from hires.core.errors import CommError, EndedError, PeerError
 
@@ -157,36 +156,32 @@ class PeerMessages:
 
     def wait(self, message: PeerMessage, timeout_s: float | None = None) -> None:
         """Returns when a message is complete; CommError: it is not, within the limit."""
-        limit = self._counters.timeout_s if timeout_s is None else timeout_s
-        until, look_s = time.monotonic() + limit, time.monotonic() + SLICE_S
+        limit_s = self._counters.timeout_s if timeout_s is None else timeout_s
+        rings, words, own, begin_s = self._rings, self._counters.words, self._rings.index, clock()
+
+        def late() -> PeerError:
+            return PeerError(f"{message} took over {limit_s:g} s")
+
+        def is_complete() -> bool:
+            if message.done:
+                return True
+            if self._broken is not None:
+                raise self._broken
+            moves = rings.arrived() or any(self._outgoing)  # there may be room for these
+            return moves and self.look(message)
+
         while not self._waiter.acquire(timeout=1e-3):  # another thread of this rank waits
             if message.done:
                 return
-            if time.monotonic() > until:
-                raise PeerError(f"{message} took over {limit:g} s")
-        rings, words, own = self._rings, self._counters.words, self._rings.index
+            if clock() - begin_s > limit_s:
+                raise late()
         words[own] = LOOKING
         try:
-            if self._spin(message):
-                return
-            while True:
-                words[own] = ASLEEP
-                self._counters.fence()
-                if self.look(message):
-                    return
-                if self._broken is not None:
-                    raise self._broken
-                if (now_s := time.monotonic()) > look_s:
-                    look_s = now_s + SLICE_S
-                    ended = self._counters.has_ended(message.peer)
-                    if ended and not self.look(message):  # nothing of it is left to read
-                        raise EndedError(
-                            f"{message}: rank {message.peer} has ended", [message.peer]
-                        )
-                if (left_s := until - now_s) <= 0:
-                    raise PeerError(f"{message} took over {limit:g} s")
-                self._counters.doze(own, min(left_s, SLICE_S))
-                words[own] = LOOKING
+            left_s, peer = limit_s - (clock() - begin_s), [message.peer]
+            if not self._counters.wait(is_complete, left_s, lambda: peer, _LOOKS, LOOKING):
+                raise late()
+        except EndedError as error:
+            raise EndedError(f"{message}: {error}", peer) from None
         finally:
             words[own] = NONE
             self._counters.fence()
@@ -201,16 +196,6 @@ class PeerMessages:
         if self._helper is not None:
             self._counters.wake(self._rings.helper)
             self._helper.join(_CLOSE_S)
-
-    def _spin(self, message: PeerMessage) -> bool:
-        for _ in range(self._counters.spins()):
-            for _ in range(_LOOKS):
-                if message.done or (self._rings.arrived() and self.look(message)):
-                    return True
-            if any(self._outgoing) and self.look(message):  # there may be room for it
-                return True
-            os.sched_yield()
-        return False
 
     def _start_helper(self, message: PeerMessage) -> None:
         if self._helper is None and not message.done:

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from hires.comm.backends.stores import FolderStore, signed
+from hires.comm.backends.waits import pauses, wait
 from hires.core.errors import PeerError
 from hires.core.ranks import meeting
 from hires.core.ranks.network import interface_towards
@@ -161,13 +162,18 @@ def _meet_here(world: World, words: str, until: float) -> _Met:
 
 
 def _found(name: str, world: World, until: float) -> str:
-    while not (secret := meeting.found(name)):
-        if time.monotonic() > until:
-            raise PeerError(
-                f"rank 0 has not come in time to the meeting of {world.size} ranks in "
-                f"{meeting.private_folder()}; ranks in containers must share that folder"
-            )
-        time.sleep(_POLL_S)
+    secret = ""
+
+    def is_there() -> bool:
+        nonlocal secret
+        secret = meeting.found(name)
+        return bool(secret)
+
+    if not wait(is_there, until - time.monotonic(), pauses(_POLL_S)):
+        raise PeerError(
+            f"rank 0 has not come in time to the meeting of {world.size} ranks in "
+            f"{meeting.private_folder()}; ranks in containers must share that folder"
+        )
     return secret
 
 
