@@ -39,10 +39,8 @@ from hires.comm.plan_messages import (
     end_call,
     finish_streams,
     open_channels,
-    opened_channels,
     post,
     reduce_scatter_coalesced,
-    use_channels,
 )
 from hires.comm.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from hires.comm.rehearsal import rehearsal

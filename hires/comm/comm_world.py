@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from hires.comm.backends.backend import BACKENDS, Backend
-from hires.comm.backends.group_calls import Channels, StreamWaits
+from hires.comm.backends.group_calls import StreamWaits
 from hires.comm.backends.rendezvous import Meeting
 from hires.comm.message_log import MessageLog
 from hires.comm.sequence_check import SequenceCheck
@@ -99,13 +99,14 @@ class CommWorld:
     """Backend -> the host's buffers for tensors that it does not reach."""
     log: MessageLog | None = None
     """Keeps what messages cost, while steps run."""
-    channels: Channels | None = None  # of messages, where the backend has streams
     streams: StreamWaits | None = None  # what streams of the device wait for, where they do
     texts: Callable[[str], list[str]] | None = None  # exchanges texts of all ranks, where it can
     check: SequenceCheck | None = None  # keeps calls, and compares them where ranks wait
     patient: Group | None = None  # all ranks with a long timeout, once one was needed
     num_groups: Counter[tuple[int, ...]] = field(default_factory=Counter)
     """Groups that were made of the same ranks, in one order on all of them."""
+    shared_groups: dict[tuple[Any, ...], Group] = field(default_factory=dict)
+    """Groups that plans share, by their ranks."""
 
     def __post_init__(self) -> None:
         self.all_ranks = Group([self.rank], 0, dict.fromkeys(self.backends), world=self)

@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import functools
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -222,9 +223,22 @@ def destroy_group(group: Group) -> None:
             guard(end, f"the end of the group of ranks {group.ranks}", group.world, name)
 
 
-def make_groups(members: list[list[int]], world: CommWorld | None = None) -> dict[int, Group]:
-    """Creates groups, all ranks in the same order; returns this rank's by index in ``members``."""
-    groups = {number: new_group(ranks, None, world) for number, ranks in enumerate(members)}
+def make_groups(
+    members: list[list[int]], world: CommWorld | None = None, shares: bool = False
+) -> dict[int, Group]:
+    """Creates groups, all ranks in the same order; returns this rank's by index in ``members``.
+
+    ``shares``: takes those that an earlier call of this kind has made of the same ranks.
+    """
+    world = world or default_world()
+    made = world.shared_groups if shares else {}
+    seen, groups = Counter[tuple[int, ...]](), dict[int, Group]()
+    for number, ranks in enumerate(members):
+        key = (*ranks, f"number {seen[tuple(ranks)]}")  # one plan needs both of two such groups
+        seen[tuple(ranks)] += 1
+        if key not in made:
+            made[key] = new_group(ranks, None, world)
+        groups[number] = made[key]
     return {number: group for number, group in groups.items() if group.index >= 0}
 
 
@@ -232,8 +246,9 @@ def _leave(world: CommWorld, failed: bool = False) -> None:
     # One that ``failed`` to join waits for no other rank: some may be elsewhere.
     _joined.remove(world)
     check, left = world.check, world.backends
-    world.check = world.channels = world.streams = world.texts = world.patient = None
+    world.check = world.streams = world.texts = world.patient = None
     world.backends = {}
+    world.shared_groups.clear()
     try:
         # Before MPI ends, whose last call lets no other thread of this process run: rank 0 could
         # not answer the others.

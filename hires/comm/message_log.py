@@ -53,9 +53,11 @@ def way(backend: str, algorithm: str, segment_bytes: int = 0, is_staged: bool = 
     ``is_staged``: through buffers of the host.
     """
     segment = f" {exact_size(segment_bytes)}" if segment_bytes else ""
+    entry = backend, f"{algorithm}{segment}{' staged' * is_staged}"
     with _lock:
-        _ways.append((backend, f"{algorithm}{segment}{' staged' * is_staged}"))
-        return len(_ways) - 1
+        if entry not in _ways:
+            _ways.append(entry)
+        return _ways.index(entry)
 
 
 SUMMARY_ENTRIES, FULL_ENTRIES = 2**14, 2**17

@@ -46,30 +46,32 @@ def post(
     group: Group | None = None,
     channel: int = 0,
     *,
+    channels: Channels | None = None,
     backend: Choice = None,
 ) -> Handle:
     """Begins a plan's message, a ``send`` or a ``recv``; returns its handle.
 
     4-dim tensors travel as NHWC: a strip of rows of a channels-last map is sent as it lies. Both
-    sides name the same ``tag`` and ``group``. On a backend with streams that of its ``channel``
-    carries the message, with :func:`end_call`. Without a ``backend`` the default one does.
+    sides name the same ``tag`` and ``group``. On a backend with streams one of the plan's
+    ``channels``, by its number, carries the message, with :func:`end_call`. Without a ``backend``
+    the default one does.
     """
     if tensor.dim() == 4:
         tensor = tensor.permute(0, 2, 3, 1)
     algorithm = backend.algorithm if isinstance(backend, Route) else ""
     among = group_or_all(group)
-    if channel and among.world.channels is not None and algorithm in ("", CHANNEL):
-        return _on_channel(kind, tensor, peer, tag, among, channel)
+    if channel and channels is not None and algorithm in ("", CHANNEL):
+        return _on_channel(kind, tensor, peer, tag, among, channels, channel)
     if algorithm == CHANNEL:  # in a rehearsal
         backend = Route(among.world.default)
     function = isend if kind == "send" else irecv
     return function(tensor, peer, among, tag, backend=backend)
 
 
-def end_call(world: CommWorld) -> None:
+def end_call(channels: Channels | None, world: CommWorld) -> None:
     """Begins what was posted on channels since the last call, one group call for each channel."""
-    if world.channels is not None:
-        guard(world.channels.end_call, "a group call", world)
+    if channels is not None:
+        guard(channels.end_call, "a group call", world)
 
 
 def all_gather_stacked(tensor: Tensor, group: Group, *, backend: Choice = None) -> Tensor:
@@ -126,15 +128,15 @@ def all_gather_coalesced(parts: Parts, group: Group, *, backend: Choice = None) 
 
 def open_channels(
     channels: Sequence[Channel], groups: dict[int, Group], device: torch.device, world: CommWorld
-) -> None:
-    """Makes the plan's communicators where the backend has streams; all ranks call it together.
+) -> Channels | None:
+    """Returns the plan's communicators; None: the backend has no streams. All ranks call it.
 
     They and those of the groups are connected here: a later connection would make a rank wait
     inside a post, which the proof does not model.
     """
     if not world.has_streams:
-        return
-    if device.type != "cpu":
+        return None
+    if device.type != "cpu" and world.streams is None:
         world.streams = StreamWaits(device, world.timeout_s)
     for number in sorted(groups):  # all ranks come to the groups in one order
         if groups[number].size > 1:
@@ -150,17 +152,8 @@ def open_channels(
                 finish_streams(world)
     finish = functools.partial(finish_streams, world)
     make = functools.partial(Channels, world.backend, channels, device, world.streams, finish)
-    world.channels = waiting(make, "the first messages on each channel", world)
-
-
-def opened_channels() -> Channels | None:
-    """Returns the communicators of the plan that this rank opened last, or now uses."""
-    return default_world().channels
-
-
-def use_channels(channels: Channels | None) -> None:
-    """Makes messages take the communicators of another plan that all ranks have opened."""
-    default_world().channels = channels
+    opened: Channels = waiting(make, "the first messages on each channel", world)
+    return opened
 
 
 def finish_streams(world: CommWorld | None = None) -> None:
@@ -215,11 +208,15 @@ def _sum_flat(bucket: list[Tensor], group: Group, backend: Choice) -> None:
 
 
 def _on_channel(
-    kind: str, tensor: Tensor, peer: int, tag: int, group: Group, channel: int
+    kind: str,
+    tensor: Tensor,
+    peer: int,
+    tag: int,
+    group: Group,
+    channels: Channels,
+    channel: int,
 ) -> Handle:
     world, issued = group.world, clock()
-    channels = world.channels
-    assert channels is not None
     if kind == "send":
         tensor = tensor.contiguous()
     assert tensor.is_contiguous(), "a message needs a dense buffer"

@@ -213,16 +213,23 @@ def filled_tensors(config: RunConfig, contexts: list[Context]) -> dict[str, Tens
 
 
 def contexts_of(
-    plan: Plan, rank: int, device: torch.device = HOST, world: CommWorld | None = None
+    plan: Plan,
+    rank: int,
+    device: torch.device = HOST,
+    world: CommWorld | None = None,
+    shares: bool = False,
 ) -> list[Context]:
-    """Returns the slots of a rank of a world, one a direction; all ranks call it together."""
+    """Returns the slots of a rank of a world, one a direction; all ranks call it together.
+
+    ``shares``: plans whose passes never overlap have their groups together.
+    """
     world = world or default_world()
-    made = make_groups(groups(plan), world)
-    open_channels(channels(plan), made, device, world)
+    made = make_groups(groups(plan), world, shares)
+    opened = open_channels(channels(plan), made, device, world)
     recorder = Recorder()
     for group in made.values():
         group.recorder = recorder
-    cursor = Cursor([*events(plan, rank)], made, world)
+    cursor = Cursor([*events(plan, rank)], made, world, opened)
     place = made, cursor
     return [
         Context(plan, rank, *place, slot.direction, device=device) for slot in plan.slots_of(rank)

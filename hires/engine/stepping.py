@@ -84,6 +84,7 @@ class Engine:
         self._finite = FiniteLoss(self.config, contexts[0], lambda step: samples)
         self.steps = 0
         """Steps that were done."""
+        self._num_known = 0.0  # ranks that know the loss
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -117,8 +118,9 @@ class Engine:
         with arithmetic_restored():
             self._engine.device.set_arithmetic()
             result = self._engine.executor.step(feeds, number=self.steps)
-        known = result.loss is not None
-        loss = comm.sum_all(result.loss or 0.0) / comm.sum_all(float(known))
+        if not self._num_known:  # the same in every step
+            self._num_known = comm.sum_all(0.0 if result.loss is None else 1.0)
+        loss = comm.sum_all(result.loss or 0.0) / self._num_known
         if not result.skipped:
             self._finite.require(self.steps, result, loss)
         self.steps += 1

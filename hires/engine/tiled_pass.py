@@ -48,7 +48,7 @@ class TiledPass:
     ) -> None:
         self.plan = plan = _without_step(plan)
         self.autocast, self.device = autocast, device
-        [context] = contexts_of(plan, tile, device, world)
+        [context] = contexts_of(plan, tile, device, world, shares=True)
         self.context: Context = context
         tensors = named_tensors(model)
         names = names_of([context], tensors)

@@ -54,10 +54,7 @@ class Validation:
         self._source = open_data(self._config)
         steps = range(-(-len(self._source) // config.batch))
         require_readable(self._config, self._source, steps, world.rank, world.size)
-        used = comm.opened_channels()
         self._contexts = contexts_of(plan.validation, world.rank, engine.device.torch)
-        self._channels = comm.opened_channels()
-        comm.use_channels(used)
         self.metric = metric_of(config, plan.graph)
         self.best: Best | None = None
         self._worse = 0  # evaluations since the best one
@@ -82,8 +79,7 @@ class Validation:
     def evaluate(self, step: int) -> tuple[dict[str, Any], bool]:
         """Evaluates the network after a step; returns what to note, and whether it is the best."""
         began_s = time.perf_counter()
-        used, recorder = comm.opened_channels(), comm.activity.recorder
-        comm.use_channels(self._channels)
+        recorder = comm.activity.recorder
         try:
             with comm.logged(None):
                 own = self._contexts, self._engine.tensors
@@ -92,7 +88,6 @@ class Validation:
                 with self._evaluated_weights():
                     facts = evaluate_pass(beside, self._config, self._source)
         finally:
-            comm.use_channels(used)
             comm.activity.recorder = recorder
         kept = {key: value for key, value in facts.items() if key not in _LEFT_OUT}
         better = self._take(step + 1, kept.get(self.metric))

@@ -29,6 +29,7 @@ from hires.comm import (
     end_call,
     post,
 )
+from hires.comm.backends.group_calls import Channels
 from hires.core.errors import RunError
 from hires.plan.event import POSTS, Event
 from hires.plan.graph import Rect
@@ -40,9 +41,14 @@ class Cursor:
     """A rank's place in the events of one step, and its messages under way."""
 
     def __init__(
-        self, events: Sequence[Event], groups: dict[int, Group], world: CommWorld | None = None
+        self,
+        events: Sequence[Event],
+        groups: dict[int, Group],
+        world: CommWorld | None = None,
+        channels: Channels | None = None,
     ) -> None:
         self.events, self.world = events, world or default_world()
+        self.channels = channels  # of the plan, where the backend has streams
         self.groups = groups  # of the rank, by their index in the plan
         self.at = 0
         # The sums that begin during a backward pass: GradientSync, which imports this module.
@@ -77,11 +83,11 @@ class Cursor:
         ``group`` holds the tiles of a halo, which may go through their shared memory.
         """
         place = event.peer, event.tag, group or self.world.all_ranks, event.channel
-        handle = post(event.kind, tensor, *place, backend=event.route)
+        handle = post(event.kind, tensor, *place, channels=self.channels, backend=event.route)
         following = self.events[self.at : self.at + 1]
         call = event.call, event.backend
         if not event.call or not following or (following[0].call, following[0].backend) != call:
-            end_call(self.world)
+            end_call(self.channels, self.world)
         key = event.kind, event.peer, event.tag
         self._open.setdefault(key, deque()).append((handle, event, tensor))
 

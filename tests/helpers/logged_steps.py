@@ -75,10 +75,10 @@ def _log_messages(log: list[tuple]) -> None:
 
     def posting(function: Any) -> Any:
         def call(
-            kind: str, tensor: Tensor, peer: int, tag: int, *place: Any, backend: Route
+            kind: str, tensor: Tensor, peer: int, tag: int, *place: Any, backend: Route, **how: Any
         ) -> Any:
             log.append((kind, peer, tag, tuple(tensor.shape), backend.backend))
-            wait = function(kind, tensor, peer, tag, *place, backend=backend).wait
+            wait = function(kind, tensor, peer, tag, *place, backend=backend, **how).wait
             return SimpleNamespace(wait=lambda: (log.append((f"wait_{kind}", peer, tag)), wait()))
 
         return call

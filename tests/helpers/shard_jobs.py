@@ -21,6 +21,7 @@ from hires import comm
 from hires.core.config.model_config import ModelConfig
 from hires.core.errors import ConfigError
 from hires.core.ranks.world import World
+from hires.engine import sharding
 from hires.engine.device import RankDevice
 from hires.nets.build_network import build_model, materialise
 from tests.helpers.library_page import example
@@ -233,6 +234,10 @@ def several_meshes(world: World) -> list[float]:
         for one, other in zip(ours, plain, strict=True):
             pairs = zip(one.parameters(), other.parameters(), strict=True)
             found += [_largest(a.grad - b.grad) for a, b in pairs]  # type: ignore[operator]
+        made = [{**one.num_groups} for one in sharding._worlds.values()]
+        smaller = images[:, :, :11]
+        found.append(_largest(ours[0](smaller) - plain[0](smaller)))
+        assert made == [{**one.num_groups} for one in sharding._worlds.values()]
         return [*found, max(abs(a - b) for a, b in zip(losses, wanted, strict=True))]
 
 

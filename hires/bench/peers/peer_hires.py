@@ -9,7 +9,6 @@ from torch import Tensor
 
 from hires.bench.bench_rows import BenchRow
 from hires.bench.race import Runner
-from hires.comm import opened_channels, use_channels
 from hires.core.config.run_config import RunConfig
 from hires.engine.build import build_rank
 from hires.engine.device import RankDevice
@@ -33,14 +32,8 @@ class HiresSteps(Runner):
     ) -> None:
         weights = open_weights(config.weights) if config.weights else None
         self.engine = build_rank(config, plan, rank, 1, device, weights=weights)
-        self.channels = opened_channels()
         self.feed = [itertools.cycle([*loader]) for loader in self.engine.loaders]
         self.parameters = self.engine.parameters
-
-    def before_step(self) -> None:
-        """Makes its plan's communicators those of this rank, too; the world holds other plans."""
-        super().before_step()
-        use_channels(self.channels)
 
     def step(self) -> Tensor | None:
         """Runs one step; returns what this rank has of the loss (1) or the outputs."""
