@@ -143,7 +143,8 @@ class SequenceCheck:
 
     def close(self) -> None:
         """Leaves; CommError: this rank and another one that has left made different calls."""
-        self._activity.rings.remove(self.ring)
+        if self.ring in self._activity.rings:
+            self._activity.rings.remove(self.ring)
         self._stopped.set()
         self._thread.join()
         with contextlib.suppress(*FAILURES):

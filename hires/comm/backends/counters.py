@@ -196,8 +196,11 @@ class Counters:
                 late.pop()
             return True
 
-        if not self.wait(have_come, self.timeout_s, lambda: late):
-            ranks = [self._ranks[member] for member in late]
+        def behind() -> list[int]:
+            return [member for member in late if values[row[member]] < value]
+
+        if not self.wait(have_come, self.timeout_s, behind):
+            ranks = [self._ranks[member] for member in behind()]
             raise PeerError(f"it took over {self.timeout_s:g} s; ranks {ranks} are behind")
 
     def wait(
@@ -224,7 +227,8 @@ class Counters:
             if (now_s := time.monotonic()) > look_s:
                 look_s = now_s + SLICE_S
                 ended = [member for member in awaited() if self.has_ended(member)]
-                if ended and not done():  # what they did before they ended counts
+                ended = [member for member in awaited() if member in ended]  # none came before
+                if ended and not done():
                     ranks = [self._ranks[member] for member in ended]
                     names = " and ".join(f"rank {rank}" for rank in ranks)
                     raise EndedError(f"{names} {'have' if len(ranks) > 1 else 'has'} ended", ranks)
