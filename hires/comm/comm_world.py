@@ -18,7 +18,7 @@ import torch
 
 from hires.comm.backends.backend import BACKENDS, Backend
 from hires.comm.backends.group_calls import StreamWaits
-from hires.comm.backends.rendezvous import Meeting
+from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.message_log import MessageLog
 from hires.comm.sequence_check import SequenceCheck
 from hires.comm.staging import Allocate, Staging, plain_empty
@@ -91,7 +91,7 @@ class CommWorld:
     table: TuningTable | None = None
     """Chooses the route of what names none."""
     host_empty: Allocate = plain_empty
-    meeting: Meeting | None = None
+    meeting: WorldMeeting | None = None
     """Where its ranks met."""
     nodes: tuple[int, ...] = (0,)
     """The machine of each rank: the lowest rank on it."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hires.comm.agreements import compare_starts, gather_texts
 from hires.comm.backends import rendezvous
 from hires.comm.backends.backend import BACKENDS
-from hires.comm.backends.rendezvous import Meeting
+from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.comm_world import (
     NOT_JOINED,
     CommWorld,
@@ -44,7 +44,7 @@ _joined: list[CommWorld] = []  # by this process, the last one at the end
 def init(
     backends: Sequence[str] = ("gloo",),
     *,
-    world: World | Meeting | None = None,
+    world: World | WorldMeeting | None = None,
     timeout_s: float = 120.0,
     table: TuningTable | None = None,
     host_empty: Allocate = plain_empty,
@@ -79,7 +79,7 @@ def init(
 
 
 def join_world(
-    backends: Sequence[str], world: World | Meeting, timeout_s: float = 120.0
+    backends: Sequence[str], world: World | WorldMeeting, timeout_s: float = 120.0
 ) -> CommWorld:
     """Joins one more world, whose groups name it; errors are those of :func:`init`."""
     joined = CommWorld()
@@ -90,7 +90,7 @@ def join_world(
 def _join(
     joined: CommWorld,
     backends: Sequence[str],
-    place: World | Meeting | None,
+    place: World | WorldMeeting | None,
     timeout_s: float,
     check: str = "late",
     plan: str = "",
@@ -104,7 +104,9 @@ def _join(
             f"the tuning table names {' and '.join(missing)}, and this world begins with "
             f"{', '.join(backends)}; add what is missing, or take a table without it"
         )
-    meeting = place if isinstance(place, Meeting) else Meeting(place or world_here(backends))
+    meeting = (
+        place if isinstance(place, WorldMeeting) else WorldMeeting(place or world_here(backends))
+    )
     world, ranks = meeting.world, [*range(meeting.world.size)]
     joined.meeting, joined.timeout_s, joined.rank = meeting, timeout_s, world.rank
     _joined.append(joined)

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hires.comm.backends.rendezvous import Meeting
+from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.backends.waits import pauses, wait
 from hires.core.errors import CommError
 from hires.core.ranks.call_differences import (
@@ -324,7 +324,7 @@ class CallBoard:
 
 
 def join_check(
-    meeting: Meeting, timeout_s: float, activity: Activity, when: str
+    meeting: WorldMeeting, timeout_s: float, activity: Activity, when: str
 ) -> SequenceCheck | None:
     """Returns the check of a rank; None where its ranks have not met in a store.
 

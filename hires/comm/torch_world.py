@@ -14,7 +14,7 @@ from typing import Any
 
 from hires import comm
 from hires.comm.backends import stores
-from hires.comm.backends.rendezvous import Meeting
+from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.comm_world import default_world
 from hires.comm.process_group import HiresProcessGroup
 from hires.core.errors import ConfigError
@@ -65,7 +65,7 @@ def _leave() -> None:
     comm.shutdown()
 
 
-def meeting_at(store: Any, rank: int, size: int, words: str = "") -> Meeting:
+def meeting_at(store: Any, rank: int, size: int, words: str = "") -> WorldMeeting:
     """Returns where ranks meet that share a store; all of them call it.
 
     Where the launcher says that all its ranks are on this machine, the store is left alone: another
@@ -88,7 +88,7 @@ def meeting_at(store: Any, rank: int, size: int, words: str = "") -> Meeting:
         here = [other for other, text in enumerate(texts) if text.partition(" ")[2] == place]
         numbers = rank, size, here.index(rank), len(here)
         world, words = World(*numbers, address, port_number, 0, secret), f"{words} {texts}"
-    return Meeting(world, store, words)
+    return WorldMeeting(world, store, words)
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from hires import comm
 from hires.comm import CommWorld
 from hires.comm.backends import rendezvous
-from hires.comm.backends.rendezvous import Meeting
+from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.torch_world import meeting_at
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
@@ -135,7 +135,7 @@ class _Tiles:
         if own not in self.ranks:
             raise ConfigError(f"rank {own} is none of the mesh's {self.ranks}; slice the mesh")
         self.index = self.ranks.index(own)
-        self._meeting: Meeting | None = None
+        self._meeting: WorldMeeting | None = None
 
     def share_memory(self) -> bool:
         """Whether plans may send through memory; all ranks call it together."""

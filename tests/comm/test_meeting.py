@@ -41,7 +41,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def meet(rank: int) -> list[str]:
-    own = rendezvous.Meeting(World(rank, 3, rank, 3, "127.0.0.1", 1, 0))
+    own = rendezvous.WorldMeeting(World(rank, 3, rank, 3, "127.0.0.1", 1, 0))
     whole = own.part("one", PATIENCE_S)
     return rendezvous.texts(whole, 3, rank)(f"of {rank}")
 
@@ -103,6 +103,6 @@ def test_rank_that_finds_the_meeting_that_rank_0_just_left_finds_the_next(folder
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_that_did_not_come_are_named_in_time(folder, rank):
     with pytest.raises(CommError, match=f"rank {1 - rank}.* not come"):
-        rendezvous.Meeting(World(rank, 2, rank, 2, "127.0.0.1", 1, 0)).part("one", 0.3)
+        rendezvous.WorldMeeting(World(rank, 2, rank, 2, "127.0.0.1", 1, 0)).part("one", 0.3)
     rendezvous.leave_all()
     assert not [*folder.iterdir()]

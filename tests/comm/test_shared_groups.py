@@ -19,7 +19,7 @@ from torch import Tensor
 from hires import comm
 from hires.comm import plan_messages
 from hires.comm.backends import rendezvous
-from hires.comm.backends.rendezvous import Meeting
+from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.backends.shm_backend import ShmBackend
 from hires.core.errors import CommError
 from hires.core.ranks import memory_files
@@ -35,7 +35,7 @@ MEMORY = Path("/dev/shm")
 
 def join(backends: list[ShmBackend]) -> None:
     rendezvous.leave_all()
-    run_threads(lambda rank: backends[rank].join(Meeting(world(rank)), LIMIT_S), RANKS)
+    run_threads(lambda rank: backends[rank].join(WorldMeeting(world(rank)), LIMIT_S), RANKS)
 
 
 def world(rank: int, local_size: int = RANKS) -> World:
@@ -81,10 +81,10 @@ def test_group_that_was_destroyed_gives_its_memory_back_and_has_its_own_timeout(
 
 def test_ranks_of_several_machines_and_other_processors_are_refused(monkeypatch):
     with pytest.raises(CommError, match="this one has 1 of the 3 ranks; use gloo or mpi"):
-        ShmBackend().join(Meeting(world(0, 1)), LIMIT_S)
+        ShmBackend().join(WorldMeeting(world(0, 1)), LIMIT_S)
     monkeypatch.setattr(memory_files, "is_supported", lambda: False)
     with pytest.raises(CommError, match="backend shm needs a processor that keeps"):
-        ShmBackend().join(Meeting(world(0)), LIMIT_S)
+        ShmBackend().join(WorldMeeting(world(0)), LIMIT_S)
 
 
 def unseen(name: str) -> int:
@@ -102,7 +102,7 @@ def test_memory_that_ranks_do_not_share_is_refused_by_all(function, text, monkey
     monkeypatch.setattr(memory_files, *function)
 
     class Refused(ShmBackend):
-        def join(self, meeting: Meeting, timeout_s: float) -> None:
+        def join(self, meeting: WorldMeeting, timeout_s: float) -> None:
             with pytest.raises(CommError, match=text):
                 super().join(meeting, timeout_s)
 

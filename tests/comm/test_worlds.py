@@ -21,7 +21,7 @@ from hires.comm import membership
 from hires.comm.backends import rendezvous
 from hires.comm.backends.backend import BACKENDS
 from hires.comm.backends.null import NullBackend
-from hires.comm.backends.rendezvous import Meeting
+from hires.comm.backends.rendezvous import WorldMeeting
 from hires.core.config.comm_config import CommConfig
 from hires.core.errors import CommError
 from hires.core.ranks.world import World
@@ -121,7 +121,7 @@ def several_worlds(world: World) -> list[list[float]]:
     for pair in ([0, 1], [1, 2]):
         if world.rank in pair:
             rank, address = pair.index(world.rank), (world.address, world.port)
-            place = Meeting(World(rank, 2, rank, 2, *address, 0), words=f"of ranks {pair}")
+            place = WorldMeeting(World(rank, 2, rank, 2, *address, 0), words=f"of ranks {pair}")
             worlds.append(comm.join_world(["gloo", "shm"], place, 20))
     totals, works = [own.clone() for _ in worlds], []
     for at in range(len(worlds))[:: -1 if world.rank == 1 else 1]:
@@ -156,7 +156,7 @@ def test_process_is_a_rank_of_several_worlds_at_once():
 def stuck_in_a_second_world(world: World) -> list[str]:
     """Returns the errors of ranks whose calls differ in one of two worlds, and of the other one."""
     comm.init(["gloo"], world=world, timeout_s=20)
-    place = Meeting(world, words="other")
+    place = WorldMeeting(world, words="other")
     place.part("start", 20)  # the limit is that of the calls
     other = comm.join_world(["gloo"], place, 3.0)
     comm.barrier()

@@ -49,7 +49,9 @@ class Spec:
 class Lib:
     """hires.comm, or torch.distributed over it, in one world."""
 
-    def __init__(self, world: World, spec: Spec, place: rendezvous.Meeting | None = None) -> None:
+    def __init__(
+        self, world: World, spec: Spec, place: rendezvous.WorldMeeting | None = None
+    ) -> None:
         warnings.simplefilter("ignore")  # of torch, about its own experiments
         self.spec, self.world, self.is_torch = spec, world, spec.through == "torch"
         # Tensors of a few thousand bytes go in many pieces.
@@ -63,7 +65,7 @@ class Lib:
                 "hires", where, limit, world.size, world.rank, pg_options=options
             )
         else:
-            place = place or rendezvous.Meeting(world)
+            place = place or rendezvous.WorldMeeting(world)
             comm.init(spec.backends, world=place, timeout_s=spec.timeout_s, check=spec.check)
         self.calls: Any = dist if self.is_torch else comm
         self.route = parse_route(spec.backend) if spec.backend else None
@@ -379,7 +381,7 @@ MISTAKES: dict[str, Callable[[bool, Any], None]] = {
 
 def mistake(world: World, spec: Spec, name: str) -> list[str]:
     """Returns what a rank gets of a call with a mistake of rank 1, two later ones, and the end."""
-    place = rendezvous.Meeting(world)
+    place = rendezvous.WorldMeeting(world)
     if "mpi" not in spec.backends:
         place.part("start", PATIENCE_S)  # the limit is that of the calls
     lib, answers = Lib(world, spec, place), list[str]()

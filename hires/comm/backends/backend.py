@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires.comm.backends.fifo import JoinedWork
-from hires.comm.backends.rendezvous import Meeting
+from hires.comm.backends.rendezvous import WorldMeeting
 from hires.core.registry import Registry
 
 SUM = dist.ReduceOp.SUM
@@ -120,7 +120,7 @@ class Backend:
     rank = 0
     _all: Any = None  # the handle of all ranks, while this rank is part of the world
 
-    def join(self, meeting: Meeting, timeout_s: float) -> None:
+    def join(self, meeting: WorldMeeting, timeout_s: float) -> None:
         """Joins the world of a meeting; ``timeout_s``: longest wait for another rank, also later.
 
         CommError or RuntimeError: a rank does not come, or what it needs is not here.

@@ -33,7 +33,7 @@ from hires.comm.backends.backend import (
     row_of,
 )
 from hires.comm.backends.fifo import JoinedWork, busy_threads, run_in_thread
-from hires.comm.backends.rendezvous import Meeting
+from hires.comm.backends.rendezvous import WorldMeeting
 from hires.core.errors import PeerError
 
 _NUM_SIZED, _SIZES = 4096, 16381  # the largest prime number: sizes are often powers of two
@@ -64,7 +64,7 @@ class GlooBackend(Backend):
     def __init__(self) -> None:
         self._numbers = rendezvous.GroupNumbers()
 
-    def join(self, meeting: Meeting, timeout_s: float) -> None:
+    def join(self, meeting: WorldMeeting, timeout_s: float) -> None:
         """Joins the world; RuntimeError: a rank does not come within ``timeout_s``."""
         world = meeting.world
         rendezvous.choose_interface(world)

@@ -20,7 +20,7 @@ import torch
 from hires.comm.backends import rendezvous
 from hires.comm.backends.backend import HALVES, RESERVED_TAGS, TAGS, Backend, Members
 from hires.comm.backends.mpi_progress import Progress
-from hires.comm.backends.rendezvous import Meeting
+from hires.comm.backends.rendezvous import WorldMeeting
 from hires.core.errors import CommError
 from hires.core.ranks import mpi_library
 
@@ -48,7 +48,7 @@ class MpiWorld(Backend):
     def __init__(self) -> None:
         self._numbers = rendezvous.GroupNumbers()
 
-    def join(self, meeting: Meeting, timeout_s: float) -> None:
+    def join(self, meeting: WorldMeeting, timeout_s: float) -> None:
         """Joins the world; CommError: mpi4py finds no library, or not that of the launcher."""
         if _open:  # one lock keeps the calls of two threads apart, and MPI ends once
             raise CommError("this process uses MPI in another world; leave that, or use gloo")

@@ -17,7 +17,7 @@ from torch import Tensor
 from hires.comm.backends import rendezvous
 from hires.comm.backends.backend import BACKENDS, Post
 from hires.comm.backends.gloo_backend import GlooBackend, GlooGroup
-from hires.comm.backends.rendezvous import Meeting
+from hires.comm.backends.rendezvous import WorldMeeting
 from hires.core.errors import CommError
 
 _ABORT_S = 10.0
@@ -35,7 +35,7 @@ class NcclBackend(GlooBackend):
         super().__init__()
         self._of_devices: list[Any] = []
 
-    def join(self, meeting: Meeting, timeout_s: float) -> None:
+    def join(self, meeting: WorldMeeting, timeout_s: float) -> None:
         """Joins the world; CommError: this torch or this machine has no NCCL."""
         if not dist.is_nccl_available():
             raise CommError("this torch has no NCCL; use comm.backend=gloo, or a torch with CUDA")

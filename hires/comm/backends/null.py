@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hires.comm.backends.backend import BACKENDS, SUM, Backend, Inputs, Members
-from hires.comm.backends.rendezvous import Meeting
+from hires.comm.backends.rendezvous import WorldMeeting
 
 SEGMENT_BYTES = 2**20
 """Largest piece in which gloo's ring all-reduce passes a tensor on; it keeps two of them."""
@@ -54,7 +54,7 @@ class NullBackend(Backend):
         self.on_receive: Callable[[Tensor], None] | None = None
         """Called with every tensor that a receive would fill."""
 
-    def join(self, meeting: Meeting, timeout_s: float) -> None:
+    def join(self, meeting: WorldMeeting, timeout_s: float) -> None:
         """Needs no other rank."""
         self.rank = meeting.world.rank
 

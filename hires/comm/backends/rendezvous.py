@@ -33,7 +33,7 @@ from hires.core.ranks.world import World
 log = logging.getLogger(__name__)
 
 _library: Any = torch._C._distributed_c10d
-_held: list[Meeting] = []  # those that this process has not left
+_held: list[WorldMeeting] = []  # those that this process has not left
 _served: list[Any] = []  # the last one, as long as no other is served: another rank may be early
 _worlds: collections.Counter[tuple[Any, ...]] = collections.Counter()  # at one address
 _GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
@@ -65,7 +65,7 @@ class GroupNumbers:
         return int.from_bytes(digest, "little") >> 1
 
 
-class Meeting:
+class WorldMeeting:
     """The meeting of the ranks of a world, as one of them; they meet when it is first used.
 
     Ranks of one machine have a file in a folder that no other user can enter. Else rank 0 serves a
@@ -323,7 +323,7 @@ def _get(own: Any, key: str, member: int) -> str:
 def torch_world(world: World, timeout_s: float) -> None:
     """Makes the default group of torch.distributed, over gloo, for what is built on that."""
     rank, patience = world.rank, datetime.timedelta(seconds=timeout_s)
-    own = Meeting(world, words="torch").part("torch", timeout_s)
+    own = WorldMeeting(world, words="torch").part("torch", timeout_s)
     dist.init_process_group("gloo", None, patience, world.size, rank, own)
 
 

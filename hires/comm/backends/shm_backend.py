@@ -25,7 +25,7 @@ from hires.comm.backends.backend import BACKENDS, SUM, Backend, Inputs, Members
 from hires.comm.backends.counters import CROWDED_SPINS, SPINS
 from hires.comm.backends.fifo import Fifo, FifoWork
 from hires.comm.backends.peer_messages import PeerMessage, PeerMessages
-from hires.comm.backends.rendezvous import Meeting
+from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.backends.rings import Rings
 from hires.comm.backends.rounds import Rounds
 from hires.core.errors import CommError, RunError
@@ -61,7 +61,7 @@ class ShmBackend(Backend):
         self._groups: list[ShmGroup] = []
         self._numbers = rendezvous.GroupNumbers()
 
-    def join(self, meeting: Meeting, timeout_s: float) -> None:
+    def join(self, meeting: WorldMeeting, timeout_s: float) -> None:
         """Joins the world; CommError: its ranks share no memory; RuntimeError: one is late."""
         world, self._meeting = meeting.world, meeting
         _require_one_machine(world)
@@ -259,7 +259,7 @@ def _shared(
 
     The first makes a file, all map it, then its name goes: nothing is left behind even if a rank is
     killed later. ``name`` is the same on all of them, and follows from their secret alone
-    (``Meeting.memory_name``): no path is ever taken from another process.
+    (``WorldMeeting.memory_name``): no path is ever taken from another process.
 
     Raises:
         CommError: there is no room, or a rank does not see the file; all ranks raise the same one.
