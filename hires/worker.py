@@ -40,8 +40,8 @@ from hires.engine.seen_outputs import Observer
 from hires.engine.validate import Validation
 from hires.engine.verify import verify_rank
 from hires.engine.weights_file import WeightsFile, agreed_weights
-from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
+from hires.plan.traffic import backends_of_plan
 
 VERIFY_TIMEOUT_S = 3600.0
 """In a verification the ranks wait while rank 0 computes the whole network alone."""

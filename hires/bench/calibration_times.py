@@ -36,12 +36,12 @@ from hires.core.ranks.world import World
 from hires.engine.device import RankDevice
 from hires.plan.event import BYTES
 from hires.plan.hardware import GLOO
-from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.program import steps_of
 from hires.plan.routes import MEMORY
 from hires.plan.simulation.costs import UPDATE_TOUCHES, works_of
 from hires.plan.simulation.node_work import NodeWork
+from hires.plan.traffic import backends_of_plan
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 6  # timed steps of a network besides the first
 COPIED, SMALL, LARGE, GRADIENTS = 1 << 24, 256, 1 << 20, 1 << 22

@@ -50,8 +50,7 @@ from hires.core.ranks.world import World
 from hires.core.registry import offer
 from hires.core.units import parse_size, size
 from hires.engine.device import open_device
-from hires.plan.routes import DIRECT, OWN, Route, is_possible, parse_route
-from hires.plan.table_rules import CARRIES
+from hires.plan.routes import CARRIES, DIRECT, OWN, Route, is_possible, parse_route
 from hires.plan.tuning_table import TuningTable
 
 TABLE = "table"

@@ -37,9 +37,8 @@ from hires.bench.comm_bench import (
 from hires.bench.messages import BARRIER, BENCHED, MESSAGES, Row, noise_of
 from hires.core.errors import ConfigError
 from hires.plan.route_choice import TUNED_FILE
-from hires.plan.routes import MESSAGE, OWN, Route, parse_route
-from hires.plan.table_rules import ONE_ROUTE, Case, Interval, TuningRule, dtype_class
-from hires.plan.tuning_table import DISTURBED, Point, TuningTable
+from hires.plan.routes import MESSAGE, OWN, dtype_class, parse_route
+from hires.plan.tuning_table import DISTURBED, ONE_ROUTE, Case, Point, TuningRule, TuningTable
 
 LEAST_MARGIN = 0.02  # gain below which no route is changed, however quiet the machine is
 MARGIN_OF_NOISE = 2.0  # margin over the noise of the medians
@@ -50,11 +49,7 @@ MOST_OF_A_TENTH = 0.5
 class Series(NamedTuple):
     """The medians of one operation on some ranks by size: route -> seconds, at each."""
 
-    operation: str
-    ranks: int
-    near: int  # ranks of each node; 0: all are on one
-    device: str
-    dtype_class: str
+    case: Case  # of no size
     sizes: Sequence[int]
     medians: Sequence[Mapping[str, float]]
 
@@ -116,9 +111,17 @@ def finish(folder: Path, result: Result) -> str:
 
 def tables(result: Result) -> list[BenchTable]:
     """Returns the rules."""
-    names = ("operation", "ranks", "dtype", "bytes", "route")
     rules = result["table"]["rules"] if "table" in result else []
-    cells = [{key: str(rule.get(key, "any")) for key in names} for rule in rules]
+    cells = [
+        {
+            "operation": ", ".join(rule["operations"]),
+            "ranks": f"{rule.get('min_ranks', '')}..{rule.get('max_ranks', '')}",
+            "dtype": ", ".join(rule.get("dtypes", ["any"])),
+            "bytes": f"{rule.get('min_bytes', '')}..{rule.get('max_bytes', '')}",
+            "route": rule["route"],
+        }
+        for rule in rules
+    ]
     return [BenchTable("Rules", cells, "")]
 
 
@@ -138,10 +141,10 @@ def case_of(row: Row) -> Case:
     """Returns the case of a measured row."""
     name = BENCHED[row["operation"]].table
     kind, num_bytes = dtype_class(name, row["dtype"]), 0 if name == BARRIER else row["bytes"]
-    ranks, near = row["ranks"], min(row["ranks"], row["ranks_per_node"])
-    if row["operation"] in MESSAGES:  # between the first and the last rank
-        ranks, near = 2, 1 + (near == ranks)
-    return Case(name, ranks, near, row["device"], kind, num_bytes)
+    # Messages are between the first and the last rank.
+    ranks = 2 if row["operation"] in MESSAGES else row["ranks"]
+    same_node = row["ranks"] <= row["ranks_per_node"]
+    return Case(name, ranks, same_node, row["device"], kind, num_bytes)
 
 
 def measured_routes(row: Row) -> dict[str, float]:
@@ -151,15 +154,17 @@ def measured_routes(row: Row) -> dict[str, float]:
 
 def series_of(rows: Sequence[Row]) -> list[Series]:
     """Returns rows as series of ascending sizes, in the order in which they were measured."""
-    cells: dict[tuple[str, int, int, str, str], dict[int, dict[str, float]]] = defaultdict(dict)
+    cells: dict[Case, dict[int, dict[str, float]]] = defaultdict(dict)
     for row in rows:
         case, routes = case_of(row), measured_routes(row)
-        near = 0 if case.ranks_per_node >= case.ranks else case.ranks_per_node
-        key = case.operation, case.ranks, near, case.device, case.dtype_class
         if routes:
             # Messages of larger worlds are of two ranks, too: those of the first one count.
-            cells[key].setdefault(case.num_bytes, routes)
-    return [Series(*key, *zip(*sorted(sizes.items()), strict=True)) for key, sizes in cells.items()]
+            cells[case._replace(num_bytes=0)].setdefault(case.num_bytes, routes)
+    return [
+        Series(case, sizes, [measured[size] for size in sizes])
+        for case, measured in cells.items()
+        for sizes in [sorted(measured)]
+    ]
 
 
 def choose(medians: Sequence[Mapping[str, float]], margin: float) -> list[str]:
@@ -193,30 +198,35 @@ def rules_of(series: Sequence[Series], margin: float) -> list[TuningRule]:
     Rules of a number of ranks hold up to the next that was measured, and beyond the largest. Those
     of the first class of types hold for the classes that were not measured, too.
     """
-    first: dict[tuple[str, int, int, str], str] = {}
-    for one in series:
-        first.setdefault(one[:4], one.dtype_class)
+    first: dict[Case, str] = {}
+    for case, *_ in series:
+        first.setdefault(case._replace(dtype_class=""), case.dtype_class)
+
+    def is_first(case: Case) -> bool:
+        return first[case._replace(dtype_class="")] == case.dtype_class
+
     rules: list[TuningRule] = []
-    for one in sorted(series, key=lambda one: first[one[:4]] == one.dtype_class):
-        counts = [
-            other.ranks
-            for other in series
-            if (other.operation, other.near, *other[3:5]) == (one.operation, one.near, *one[3:5])
-        ]
-        after = min((count for count in counts if count > one.ranks), default=math.inf)
-        ranks: Interval = (0 if one.ranks == min(counts) else one.ranks, after - 1)
-        near = (one.near, one.near) if one.near else None
-        classes = () if first[one[:4]] == one.dtype_class else (one.dtype_class,)
-        path = choose(one.medians, margin)
-        if one.operation in ONE_ROUTE:
-            path = [choose_one(one.medians)] * len(one.medians)
+    for case, sizes, medians in sorted(series, key=lambda one: is_first(one.case)):
+        alike = (other for other, *_ in series if other._replace(ranks=case.ranks) == case)
+        counts = sorted({other.ranks for other in alike})
+        after = counts[counts.index(case.ranks) + 1 :]
+        path = choose(medians, margin)
+        if case.operation in ONE_ROUTE:
+            path = [choose_one(medians)] * len(medians)
         starts = [i for i, route in enumerate(path) if i == 0 or path[i - 1] != route]
         for start, last in zip(starts, [*starts[1:], None], strict=True):
-            low = 0 if start == 0 else _middle(one.sizes[start - 1], one.sizes[start]) + 1
-            high = math.inf if last is None else _middle(one.sizes[last - 1], one.sizes[last])
-            route, operations = table_route(path[start], one.operation), (one.operation,)
-            bounds = (low, high)
-            rules.append(TuningRule(route, operations, ranks, near, (one.device,), classes, bounds))
+            rule = TuningRule(
+                table_route(path[start], case.operation),
+                [case.operation],
+                min_ranks=0 if case.ranks == counts[0] else case.ranks,
+                max_ranks=after[0] - 1 if after else None,
+                same_node=case.same_node,
+                devices=[case.device],
+                dtypes=[] if is_first(case) else [case.dtype_class],
+                min_bytes=0 if start == 0 else _middle(sizes[start - 1], sizes[start]) + 1,
+                max_bytes=None if last is None else _middle(sizes[last - 1], sizes[last]),
+            )
+            rules.append(rule)
     return rules
 
 
@@ -238,11 +248,11 @@ def table_of(rows: Sequence[Row], default: str) -> TuningTable:
         for case in [case_of(row)]
         for way, seconds in measured_routes(row).items()
     ]
-    return TuningTable(rules_of(series_of(rows), margin_of(noise_of(rows))), Route(default), points)
+    return TuningTable(rules_of(series_of(rows), margin_of(noise_of(rows))), default, points)
 
 
-def table_route(way: str, operation: str) -> Route:
+def table_route(way: str, operation: str) -> str:
     """Returns the route of a measured way: of messages the library's own is ``message``."""
     route = parse_route(way)
     message = operation == "send" and route.algorithm == OWN
-    return route._replace(algorithm=MESSAGE) if message else route
+    return str(route._replace(algorithm=MESSAGE) if message else route)

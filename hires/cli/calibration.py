@@ -35,8 +35,7 @@ from hires.data.opening import open_data
 from hires.launcher.interface import launcher_of
 from hires.launcher.status.running_elsewhere import exclusive_start
 from hires.plan.graph import Graph
-from hires.plan.passes.int8_roundings import Roundings
-from hires.plan.passes.int8_scales import kept_by_name, observed_values, params_digest
+from hires.plan.passes.int8 import Roundings, kept_by_name, observed_values, params_digest
 from hires.plan.plan import Finding
 from hires.quant.affine import affine_of
 from hires.quant.scales import (

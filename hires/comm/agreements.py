@@ -40,7 +40,8 @@ def gather_texts(
     ranks = tuple(world.all_ranks.ranks)
     if check is not None:
         number = check.note(check.ring.channel("texts of all ranks", ranks), _TEXTS)
-    return waiting(lambda: exchange(text), what, world, ranks, number)  # type: ignore[no-any-return]
+    texts: list[str] = waiting(lambda: exchange(text), what, world, ranks, number)
+    return texts
 
 
 def broadcast_text(text: str) -> str:
@@ -75,6 +76,6 @@ def _patient_group(world: CommWorld) -> Group:
         every, name = world.all_ranks, world.default
         patience = datetime.timedelta(seconds=max(world.timeout_s, PATIENCE_S))
         create = functools.partial(world.backend.new_group, every.ranks, patience)
-        handle = waiting(create, "the group of all ranks", world)
+        handle = waiting(create, "the group of all ranks", world, world.all_ranks.ranks)
         world.patient = Group(every.ranks, every.index, {name: handle}, world=world)
     return world.patient

@@ -18,6 +18,7 @@ from hires.comm.dispatch import Dispatch
 from hires.comm.guarded_waits import FAILURES, failure
 from hires.comm.handles import Handle
 from hires.core.ranks.timeline import COLLECTIVE
+from hires.plan.traffic import CALLED
 
 
 def _note(call: Dispatch, agreed: Any) -> int:
@@ -73,7 +74,8 @@ def start(
         return handle
     recorder = call.group.recorder
     begin = recorder.clock.now() if recorder is not None else None
-    outer = activity.begin(call.what, -1, -1, call.ranks, number)
+    operation = CALLED[call.operation]
+    outer = activity.begin(call.what, -1, -1, call.ranks, number, operation)
     try:
         call.method(*args, group=call.handle)
         for one in after:
@@ -85,7 +87,7 @@ def start(
     if log is not None:
         log.note_blocking(call.operation, call.way, num_bytes, issued)
     if world.streams is not None:
-        world.streams.add(call.what, call.ranks)
+        world.streams.add(call.what, call.ranks, operation)
     if recorder is not None and recorder.action:
         recorder.note(COLLECTIVE, begin, call.label)
     return None
@@ -105,7 +107,7 @@ def carry_message(call: Dispatch, tensor: Tensor, tag: int, issued: float) -> No
     """Sends or receives a tensor; as :func:`start_message` and a wait, in half of the time."""
     carried, after, number = _prepared(call, tensor, tag)
     world, complete = call.group.world, call.complete
-    outer = activity.begin(call.what, call.peer, tag, (), number)
+    outer = activity.begin(call.what, call.peer, tag, (), number, CALLED[call.operation])
     try:
         if complete is not None:
             complete(carried, call.peer, call.handle, tag)

@@ -28,17 +28,19 @@ from hires.comm.staging import Staging
 from hires.core.errors import CommError
 from hires.core.ranks.call_records import CallChannel, CallFacts
 from hires.plan.routes import (
+    CARRIES,
     DIRECT,
     MESSAGE,
     OWN,
     PLAN_ONLY,
     SEGMENTED,
     Route,
+    dtype_class,
     is_possible,
     parse_route,
 )
-from hires.plan.table_rules import CARRIES, dtype_class
 from hires.plan.traffic import CALLED
+from hires.plan.tuning_table import Case
 
 Choice = str | Route | None
 """A backend, or a whole route, also as text; None: the tuning table chooses."""
@@ -240,9 +242,10 @@ def route_of(
         route = parse_route(choice) if ":" in choice else Route(choice)
     elif world.table is not None and group.size > 1:
         kind = dtype_class(name, str(dtype))
-        place = (group.size, ranks_per_node(group)) if peer < 0 else _pair(group, peer)
+        ranks = group.ranks if peer < 0 else [world.rank, peer]
+        same_node = len({world.nodes[rank] for rank in ranks}) == 1
         table = "send" if name == "recv" else name
-        route = world.table.route(table, *place, device, kind, num_bytes, is_possible)
+        route = world.table.route(Case(table, len(ranks), same_node, device, kind, num_bytes))
         if route.algorithm in PLAN_ONLY:
             route = Route(route.backend)
     else:
@@ -260,18 +263,6 @@ def route_of(
             f"for the one before; use {route.backend}"
         )
     return route
-
-
-def _pair(group: Group, peer: int) -> tuple[int, int]:
-    # As in a plan, a message lies between two ranks, of which one or both are on a node.
-    nodes = group.world.nodes
-    return 2, 1 + (nodes[peer] == nodes[group.world.rank])
-
-
-def ranks_per_node(group: Group) -> int:
-    """Returns the most ranks of a group that share a machine."""
-    nodes = [group.world.nodes[rank] for rank in group.ranks]
-    return max(map(nodes.count, {*nodes}))
 
 
 _IN_PLACE = ("all_reduce", "reduce", "broadcast")

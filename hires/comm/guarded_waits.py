@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hires.comm.comm_world import CommWorld, activity
@@ -22,11 +22,15 @@ def waiting(
     call: Callable[[], Any],
     what: str,
     world: CommWorld,
-    ranks: tuple[int, ...] = (),
+    ranks: Sequence[int],
     number: int = -1,
+    operation: str = "",
 ) -> Any:
-    """Returns what :func:`guard` does; meanwhile ``activity`` shows that the rank waits in it."""
-    outer = activity.begin(what, -1, -1, ranks, number)
+    """Returns what :func:`guard` does; meanwhile ``activity`` shows that the rank waits in it.
+
+    ``ranks`` are all that come to it, with ``operation`` in a step.
+    """
+    outer = activity.begin(what, -1, -1, tuple(ranks), number, operation)
     try:
         return guard(call, what, world, number=number)
     finally:

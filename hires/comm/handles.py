@@ -15,6 +15,7 @@ from hires.comm.guarded_waits import FAILURES, failure
 from hires.comm.message_log import MessageLog
 from hires.core.errors import CommError
 from hires.core.ranks.timeline import HALO
+from hires.plan.traffic import CALLED
 
 SHORTEST = datetime.timedelta(milliseconds=1)
 
@@ -70,7 +71,8 @@ class Handle:
                 timeout = datetime.timedelta(seconds=timeout)
             # Libraries count in whole milliseconds, and take 0 for no limit.
             finish = functools.partial(finish, max(timeout, SHORTEST))
-        outer = activity.begin(call.what, call.peer, self._tag, call.ranks, self._number)
+        operation = CALLED[call.operation]
+        outer = activity.begin(call.what, call.peer, self._tag, call.ranks, self._number, operation)
         try:
             finish()
         except FAILURES as error:
@@ -83,7 +85,7 @@ class Handle:
         self._finish()
         self._note(started)
         if call.ranks and world.streams is not None:
-            world.streams.add(call.what, call.ranks)
+            world.streams.add(call.what, call.ranks, operation)
         if recorder is not None and recorder.action:
             recorder.note(kind, begin, call.label)
 

@@ -114,7 +114,7 @@ def _join(
         for name in backends:
             backend = BACKENDS[name]()
             join = functools.partial(backend.join, meeting, timeout_s)
-            waiting(join, f"the rendezvous at {world.address}:{world.port}", joined)
+            waiting(join, f"the rendezvous at {world.address}:{world.port}", joined, ranks)
             joined.backends[name] = backend
         handles = dict.fromkeys(joined.backends)
         joined.all_ranks = Group(ranks, world.rank, handles, world=joined)
@@ -203,7 +203,7 @@ def new_group(
     if len(members) > 1:
         for name, backend in world.backends.items():
             create = functools.partial(backend.new_group, members, timeout)
-            handles[name] = waiting(create, f"group {members} over {name}", world)
+            handles[name] = waiting(create, f"group {members} over {name}", world, members)
     world.num_groups[tuple(members)] += 1
     place = members.index(world.rank) if world.rank in members else -1
     number = world.num_groups[tuple(members)]

@@ -146,13 +146,14 @@ def open_channels(
                 group=groups[number].handles[world.default],
             )
             what, ranks = f"the first sum among ranks {groups[number].ranks}", groups[number].ranks
-            waiting(first, what, world)
+            waiting(first, what, world, ranks)
             if world.streams is not None:
                 world.streams.add(what, tuple(ranks))
                 finish_streams(world)
     finish = functools.partial(finish_streams, world)
     make = functools.partial(Channels, world.backend, channels, device, world.streams, finish)
-    opened: Channels = waiting(make, "the first messages on each channel", world)
+    every = world.all_ranks.ranks
+    opened: Channels = waiting(make, "the first messages on each channel", world, every)
     return opened
 
 
@@ -166,7 +167,8 @@ def finish_streams(world: CommWorld | None = None) -> None:
     streams = world.streams
     while streams is not None and (first := streams.oldest()) is not None:
         try:
-            waiting(streams.finish_oldest, first.what, world, first.ranks)
+            what, ranks, operation = first.what, first.ranks, first.operation
+            waiting(streams.finish_oldest, what, world, ranks, operation=operation)
         except CommError:
             world.backend.abort()
             raise

@@ -31,7 +31,7 @@ from hires.engine.calibration_values import decibels, fake_quantized, one_step, 
 from hires.engine.kept_layers import kept_layers
 from hires.plan.graph import INPUT, describe
 from hires.plan.operators.operator_facts import facts_of
-from hires.plan.passes.int8_scales import kept_by_name, observed_values, params_digest
+from hires.plan.passes.int8 import kept_by_name, observed_values, params_digest
 from hires.quant.affine import Affine, affine_of
 from hires.quant.observers import PIECE, WITH_COUNTS, Observed, num_bytes, reduce_all, scratch
 from hires.quant.scales import Scales, calibration_key, write_scales

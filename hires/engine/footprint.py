@@ -65,11 +65,11 @@ from hires.plan.memory import (
     nccl_bytes,
     pinned_bytes,
 )
-from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
 from hires.plan.routes import STREAMED
 from hires.plan.rules import TILED
+from hires.plan.traffic import backends_of_plan
 from hires.plan.validation import kind_of
 
 PROCESS_BYTES = {"train": 8 * 2**20, **dict.fromkeys(INFERENCE, 3 * 2**20)}

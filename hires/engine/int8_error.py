@@ -33,9 +33,9 @@ from hires.engine.weights_file import WeightsFile
 from hires.nets.trace import trace_config
 from hires.parallel.context import Context
 from hires.plan.graph import Graph
-from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
+from hires.plan.traffic import backends_of_plan
 from hires.quant.scales import Scales, write_scales
 
 _UNMEASURED = (

@@ -34,8 +34,7 @@ from hires.engine.calibration_values import (
 from hires.engine.int8_error import Int8Error, traced_for_int8
 from hires.parallel.context import Context
 from hires.plan.graph import describe
-from hires.plan.passes.int8_roundings import NOTHING, Rounding, Roundings
-from hires.plan.passes.int8_scales import kept_by_name
+from hires.plan.passes.int8 import NOTHING, Rounding, Roundings, kept_by_name
 from hires.plan.passes.rewriting import rewritten
 from hires.quant.row_scales import fake_quantized_rows
 from hires.quant.scales import Scales

@@ -38,11 +38,11 @@ from hires.engine.library_inputs import plain_tensor
 from hires.engine.tiled_pass import TiledPass
 from hires.nets.refusals import refuse_hooks
 from hires.nets.trace import trace
-from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.routes import MEMORY
 from hires.plan.tiling import own_rect
+from hires.plan.traffic import backends_of_plan
 
 GATHERS = ("full", "local")
 _NAMES = {getattr(torch, PRECISIONS[name]): name for name in ("fp64", "fp32", *HALF)}

@@ -40,10 +40,10 @@ from hires.nets.refusals import refuse_hooks
 from hires.nets.trace import trace
 from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
-from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.rules import TILED
+from hires.plan.traffic import backends_of_plan
 
 
 class Engine:

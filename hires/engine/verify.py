@@ -166,7 +166,8 @@ def _compare(
         if name.startswith("output/"):  # this rank has its tile or shard of it
             microbatch = int(name.partition("/")[2]) % plan.total_microbatches
             context = engine.contexts[plan.direction_of(f"F{microbatch}")]
-            n0, n1, r0, r1, c0, c1 = context.held(plan.graph.output)
+            n0, n1, rect = context.held(plan.graph.output)
+            r0, r1, c0, c1 = rect or (0, 1, 0, 1)
             expected = expected[n0:n1]
             expected = expected[:, :, r0:r1, c0:c1] if expected.dim() == 4 else expected
         errors[name] = tensor_error(tensor, expected, name, largest, bounds)

@@ -14,8 +14,8 @@ from hires.parallel.cursor import Cursor
 from hires.plan.graph import Rect
 from hires.plan.groups import tile_group
 from hires.plan.halos import map_shape
-from hires.plan.layout import Box, held_by
-from hires.plan.plan import Plan, Stage, derived
+from hires.plan.layout import held_by
+from hires.plan.plan import Box, Plan, Stage, derived
 from hires.plan.tiling import own_rect, split
 
 

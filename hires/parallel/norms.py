@@ -95,10 +95,7 @@ def _batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
     source = node.inputs[0]
     shape = context.plan.graph.shape(source)
     boxes = held_by(context.plan.graph, context.stage, source)
-    counts = [(b.n1 - b.n0) * (b.r1 - b.r0) * (b.c1 - b.c0) for b in boxes]
-    if len(shape) != 4:  # shards of a vector or a sequence; tiles are of images
-        counts = [count * math.prod(shape[2:]) for count in counts]
-    tiles = NormTiles.of(node, context, counts)
+    tiles = NormTiles.of(node, context, [math.prod(b.shape([0, 1, *shape[2:]])) for b in boxes])
     return _operator_of(TiledNorm(node, bind, tiles, shape[1]), context)
 
 
@@ -111,7 +108,8 @@ def _sample_norm(node: Node, context: Context, bind: Bind) -> Operator:
     assert groups
     boxes = held_by(context.plan.graph, context.stage, node.inputs[0])
     each = shape[1] // groups
-    tiles = NormTiles.of(node, context, [each * (b.r1 - b.r0) * (b.c1 - b.c0) for b in boxes])
+    counts = [each * math.prod(box.shape([0, 1])[1:]) for box in boxes]
+    tiles = NormTiles.of(node, context, counts)
     pixels = context.extent(node.name) if node.kind == "layer_norm" else None
     return _operator_of(TiledNorm(node, bind, tiles, groups, True, pixels), context)
 

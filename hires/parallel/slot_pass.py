@@ -20,7 +20,7 @@ from hires.parallel.stage import StageModule
 from hires.plan.event import Event
 from hires.plan.factors import Dims, map_shape, unpack
 from hires.plan.graph import INPUT
-from hires.plan.layout import Box
+from hires.plan.plan import Box
 
 Batch = tuple[Tensor | None, Tensor | None]
 """Images (n, C, h, w) for ranks that read them; for ranks of the last stage the target: labels (n),
@@ -129,7 +129,8 @@ class SlotPass:
         number = send.part.number
         tensor, held = made[send.value].detach(), self.context.held(send.value, number)
         if dims := self._dims(number, held):
-            tensor = to_map(tensor, dims, held[2:])
+            assert held.rect is not None, "a map has pixels"
+            tensor = to_map(tensor, dims, held.rect)
         return _view(tensor, held, send).to(getattr(torch, send.dtype))
 
     def _dims(self, edge: int, held: Box) -> Dims | None:
@@ -162,13 +163,13 @@ class SlotPass:
         held = self.context.held(value, edge)
         dims = self._dims(edge, held)
         shape = self.context.plan.graph.shape(value) if dims is None else map_shape(dims)
-        box = (held.n1 - held.n0, *shape[1:]) if shape else ()
-        if len(shape) == 4:
-            box = held.n1 - held.n0, shape[1], held.r1 - held.r0, held.c1 - held.c0
         travels: torch.dtype = getattr(torch, self.context.plan.dtype_of(value))
         dtype = self.dtype if travels.is_floating_point else travels  # numbers, masks and indices
-        whole = self._assembled(held, box, pieces, add, dtype)
-        return whole if dims is None else from_map(whole, dims, held[2:])
+        whole = self._assembled(held, held.shape(shape), pieces, add, dtype)
+        if dims is None:
+            return whole
+        assert held.rect is not None, "a map has pixels"
+        return from_map(whole, dims, held.rect)
 
     def _assembled(
         self, held: Box, box: tuple[int, ...], pieces: Arrived, add: bool, dtype: torch.dtype
@@ -186,7 +187,8 @@ class SlotPass:
 
 def _view(tensor: Tensor, held: Box, event: Event) -> Tensor:
     # The samples and pixels of a message in a tensor that holds a box.
-    n0, n1 = event.box[:2]
+    assert event.box is not None
+    n0, n1, rect = event.box
     if (held.n0, held.n1) != (n0, n1) and tensor.dim():
         tensor = tensor[n0 - held.n0 : n1 - held.n0]
-    return tensor if event.rect is None else part(tensor, held[2:], event.rect)
+    return tensor if rect is None or held.rect is None else part(tensor, held.rect, rect)

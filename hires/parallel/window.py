@@ -38,13 +38,13 @@ from hires.parallel.torch_faults import (
     product_type,
 )
 from hires.plan.graph import Node, Rect
-from hires.plan.message_routes import backends_of_plan
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.windows import pair
 from hires.plan.resampling import RESAMPLINGS, Taps
 from hires.plan.routes import MEMORY
 from hires.plan.rules import window_axes_of
 from hires.plan.tiling import CIRCULAR, Axes, inside, is_empty, need_of
+from hires.plan.traffic import backends_of_plan
 from hires.quant.int8_kernels import OnednnProduct
 
 Kernel = Callable[["Window", Tensor, dict[str, Any]], Tensor]

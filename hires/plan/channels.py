@@ -109,16 +109,16 @@ def _ends(plan: Plan) -> dict[Key, list[Ends]]:
         for stage in plan.stages:
             index, own = stage.index, found.setdefault((direction, stage.index, stage.index), {})
             for op in stage.comm if stage.num_ranks > 1 else ():
-                for source, target, *_ in op.messages if op.moves_pixels else ():
+                for source, target, _ in op.messages:
                     own[(index, source), (index, target)] = None
                     if op.back or op.kind == "crop":
                         own[(index, target), (index, source)] = None
         for edge in plan.edges:
             maker, reader = edge.source, edge.target
             forward, back = ((direction, maker, reader), (direction, reader, maker))
-            for source, target, *_ in edge.messages:
+            for source, target, _ in edge.messages:
                 found.setdefault(forward, {})[(maker, source), (reader, target)] = None
-            for source, target, *_ in edge.back:
+            for source, target, _ in edge.back:
                 found.setdefault(back, {})[(reader, target), (maker, source)] = None
     return {key: list(ends) for key, ends in found.items() if ends}
 

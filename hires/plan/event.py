@@ -29,9 +29,11 @@ Kinds that concern others too:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable
 from typing import NamedTuple
 
+from hires.plan.graph import Rect
+from hires.plan.plan import Box
 from hires.plan.routes import Route
 
 POSTS = ("send", "recv")
@@ -86,9 +88,8 @@ class Event(NamedTuple):
     """Sends and receives next to each other with the same number, not 0, are one group call; only a
     stream-ordered backend sees a difference."""
     part: Part = Part()
-    box: Sequence[int] = ()
-    """The plan's own row for a message: [two numbers, row0, row1, col0, col1], where the two are
-    samples between stages and tiles in a halo; without pixels where all of them travel."""
+    box: Box | None = None
+    """The part of the value that a message holds."""
     channel: int = 0
     """Number of the communicator that carries a message where each has a stream of its own
     (:mod:`hires.plan.channels`); 0: one of its two ranks, lane and way alone."""
@@ -111,9 +112,11 @@ class Event(NamedTuple):
         return self.part.value
 
     @property
-    def rect(self) -> tuple[int, int, int, int] | None:
+    def rect(self) -> Rect | None:
         """Pixels of the whole map; None for all of them."""
-        if len(self.box) < 6:
-            return None
-        _, _, r0, r1, c0, c1 = self.box
-        return r0, r1, c0, c1
+        return None if self.box is None else self.box.rect
+
+    @property
+    def agreed(self) -> tuple[Hashable, ...]:
+        """What both sides of a message must have alike."""
+        return self.tag, self.shape, self.dtype, self.what, self.route

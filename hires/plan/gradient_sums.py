@@ -32,9 +32,9 @@ from hires.plan.groups import (
     trained,
     wide_dtype,
 )
+from hires.plan.message_routes import route_of
 from hires.plan.ownership import REDUCE_SCATTER, shares_of_holders
 from hires.plan.plan import Plan, derived
-from hires.plan.route_choice import BUCKETS, RouteChoice
 from hires.plan.routes import MEMORY, STREAMED
 
 TOGETHER, EARLY, LATE = "together", "early", "late"
@@ -61,13 +61,16 @@ class GradientSum(NamedTuple):
         return self.operation == REDUCE_SCATTER
 
 
-def gradient_mode(config: RunConfig, choice: RouteChoice) -> str:
-    """Returns how a run sums its gradients: ``together``, ``early`` or ``late``."""
+def gradient_mode(config: RunConfig, plan: Plan) -> str:
+    """Returns how a run sums its gradients: ``together``, ``early`` or ``late``.
+
+    Of the plan the routes are enough.
+    """
     world = config.parallel.num_ranks
-    if choice.backend in STREAMED:  # sums run beside the pass, on streams of their own
+    if plan.backend in STREAMED:  # sums run beside the pass, on streams of their own
         return EARLY
-    ranks = -(-world // config.num_nodes)
-    large = choice.route("all_reduce", BUCKETS, world, ranks, "float32", ALONE_BYTES)
+    ranks, same_node = -(-world // config.num_nodes), config.num_nodes == 1
+    large = route_of(plan, "all_reduce", world, same_node, "float32", ALONE_BYTES)
     if large.backend in MEMORY:
         return TOGETHER
     cores = len(os.sched_getaffinity(0)) if config.is_here else config.cluster.cores

@@ -27,7 +27,7 @@ import itertools
 from hires.plan import factors
 from hires.plan.graph import Graph, Node, Rect
 from hires.plan.operators.operator_facts import gradient_inputs
-from hires.plan.plan import CommOp, Stage
+from hires.plan.plan import Box, CommOp, Stage, Transfer
 from hires.plan.rules import TILED, Rule, dims_of, window_of
 from hires.plan.tiling import (
     Parts,
@@ -72,9 +72,10 @@ def halos_of(
             needs[key] = [cover_parts(a, b) for a, b in zip(before, wanted, strict=True)]
     ops: dict[str, list[CommOp]] = {}
     for (value, back), names in readers.items():
-        size = map_shape(graph, stage, value)[2:]
-        rows = loans_of_parts(size, stage.tiles, needs[value, back])
-        op = CommOp(names[0], "halo", value, rows, back=back, readers=names)
+        samples, _, *size = map_shape(graph, stage, value)
+        pieces = loans_of_parts(size, stage.tiles, needs[value, back])
+        messages = [Transfer(s, t, Box(0, samples, rect)) for s, t, rect in pieces]
+        op = CommOp(names[0], "halo", value, messages, back=back, readers=names)
         ops.setdefault(op.node, []).append(op)
     return ops
 

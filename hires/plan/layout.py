@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hires.plan.factors import map_shape, unpack
 from hires.plan.graph import INPUT, Graph, Node, reads_of
@@ -19,20 +19,18 @@ from hires.plan.halos import extents_of, halos_of, map_grid, ran_back, widened
 from hires.plan.halos import map_shape as stage_map_shape
 from hires.plan.norm_levels import joined
 from hires.plan.operators.operator_facts import gradient_inputs
-from hires.plan.plan import CommOp, Edge, Plan, Stage, derived
+from hires.plan.plan import Box, CommOp, Edge, Plan, Stage, Transfer, derived
 from hires.plan.rules import TILED, WHOLE, Rule, rule_in
-from hires.plan.tiling import area, intersect, is_empty, loans, own_rects, pieces_of_map, split
-
-
-class Box(NamedTuple):
-    """A part of a value: some samples, and some pixels if it is an image."""
-
-    n0: int
-    n1: int
-    r0: int = 0
-    r1: int = 1
-    c0: int = 0
-    c1: int = 1
+from hires.plan.tiling import (
+    Piece,
+    area,
+    intersect,
+    is_empty,
+    loans,
+    own_rects,
+    pieces_of_map,
+    split_all,
+)
 
 
 def connected(graph: Graph, stage: Stage, fuse: int = 1, joint: bool = False) -> Stage:
@@ -61,23 +59,23 @@ def edges_of(graph: Graph, stages: list[Stage], training: bool) -> list[Edge]:
 
 def edge_of(graph: Graph, value: str, source: Stage, target: Stage, back: bool) -> Edge:
     """Returns the messages that bring a value to a later stage, and its gradient back."""
-    layouts = source.layout[value], target.layout[value]
+    made, read = source.layout[value], target.layout[value]
     factors = source.factors.get(value) or target.factors.get(value) or []
-    if layouts == (TILED, TILED):
+    if made == read == TILED:
         samples, _, *size = map_shape(unpack(factors)) if factors else graph.shape(value)
         pieces = pieces_of_map(size, source.tiles, own_rects(size, target.tiles))
-        messages = [[s, t, 0, samples, *rect] for s, t, *rect in pieces]
-        ends = value, source.index, target.index
-        return Edge(*ends, False, messages, messages if back else [], factors)
+        messages = [Transfer(s, t, Box(0, samples, rect)) for s, t, rect in pieces]
+        return Edge(value, source.index, target.index, messages, messages if back else [], factors)
     held, wanted = (held_by(graph, stage, value, factors) for stage in (source, target))
-    messages = _pieces(held, wanted, layouts[0])
+    if TILED not in (made, read):  # all pixels travel
+        held, wanted = ([box._replace(rect=None) for box in boxes] for boxes in (held, wanted))
+    messages = _pieces(held, wanted, made)
     # A value that is made from parameters gets from each shard a part of its gradient; if its own
     # ranks are shards too, they add their parts up with those of the parameters.
-    parts = layouts[1] == WHOLE and target.shards > 1 and source.shards == 1
-    returns = _pieces(wanted, held, "parts" if parts else layouts[1])
-    returned = [[s, t, *box] for t, s, *box in returns] if back else []
-    whole = TILED not in layouts
-    return Edge(value, source.index, target.index, whole, messages, returned, factors)
+    parts = read == WHOLE and target.shards > 1 and source.shards == 1
+    returns = _pieces(wanted, held, "parts" if parts else read) if back else []
+    returned = [Transfer(source, target, box) for target, source, box in returns]
+    return Edge(value, source.index, target.index, messages, returned, factors)
 
 
 def held_by(
@@ -92,12 +90,11 @@ def held_by(
     samples, *rest = (map_shape(unpack(factors)) if factors else graph.shape(value)) or [1]
     layout = stage.layout[value]
     if layout == TILED:
-        return [Box(0, samples, *rect) for rect in own_rects(rest[1:], stage.tiles)]
-    pixels = (0, rest[1], 0, rest[2]) if len(rest) == 3 else ()
+        return [Box(0, samples, rect) for rect in own_rects(rest[1:], stage.tiles)]
+    pixels = (0, rest[1], 0, rest[2]) if len(rest) == 3 else None
     if layout == WHOLE:
-        return [Box(0, samples, *pixels)] * stage.num_ranks
-    shards = range(stage.shards)
-    return [Box(*split(samples, stage.shards, index), *pixels) for index in shards]
+        return [Box(0, samples, pixels)] * stage.num_ranks
+    return [Box(n0, n1, pixels) for n0, n1 in split_all(samples, stage.shards)]
 
 
 @derived
@@ -160,19 +157,20 @@ def _conversion(graph: Graph, stage: Stage, node: Node, rule: Rule, back: bool) 
     if not node.inputs:  # a parameter's gradients are summed at the end of the step
         return []
     value = node.name if rule.kind == "crop" else node.inputs[0]  # what the ranks divide
-    size, shards = stage_map_shape(graph, stage, value)[2:], stage.shards > 1
+    (samples, _, *size), shards = stage_map_shape(graph, stage, value), stage.shards > 1
     rows = loans(size, map_grid(stage), [(0, size[0], 0, size[1])] * stage.num_ranks)
     needs_grad = graph.needs_grad(node.inputs[0])
     way_back = back and needs_grad and shards == (rule.kind == "gather")
     if rule.kind == "crop":
-        rows = [[target, source, *rect] for source, target, *rect in rows]
+        rows = [Piece(target, source, rect) for source, target, rect in rows]
         if not way_back:
             return []
-    return [CommOp(node.name, rule.kind, value, rows, back=way_back, readers=[node.name])]
+    messages = [Transfer(source, target, Box(0, samples, rect)) for source, target, rect in rows]
+    return [CommOp(node.name, rule.kind, value, messages, back=way_back, readers=[node.name])]
 
 
-def _pieces(held: list[Box], wanted: list[Box], layout: str) -> list[list[int]]:
-    """Returns [holder, receiver, *box] so that every receiver gets all of what it wants.
+def _pieces(held: list[Box], wanted: list[Box], layout: str) -> list[Transfer]:
+    """Returns messages from holders so that every receiver gets all of what it wants.
 
     If every holder has the complete value they take turns, else each sends what it has.
     """
@@ -180,7 +178,9 @@ def _pieces(held: list[Box], wanted: list[Box], layout: str) -> list[list[int]]:
     for receiver, want in enumerate(wanted):
         for holder in [receiver % len(held)] if layout == WHOLE else range(len(held)):
             n0, n1 = max(held[holder].n0, want.n0), min(held[holder].n1, want.n1)
-            rect = intersect(held[holder][2:], want[2:])
-            if n0 < n1 and not is_empty(rect):
-                pieces.append([holder, receiver, n0, n1, *rect])
+            rect = held[holder].rect
+            if rect is not None and want.rect is not None:
+                rect = intersect(rect, want.rect)
+            if n0 < n1 and (rect is None or not is_empty(rect)):
+                pieces.append(Transfer(holder, receiver, Box(n0, n1, rect)))
     return pieces

@@ -21,9 +21,9 @@ from hires.core.units import MIB, parse_size, size
 from hires.plan.channels import channels
 from hires.plan.groups import groups
 from hires.plan.hardware import CUDA, device_of, gpus_of_node, ranks_of_node
-from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.routes import STREAMED
+from hires.plan.traffic import backends_of_plan
 
 LIBRARIES_BYTES = 320 * 2**20
 """What a rank's libraries take before it holds anything, which no table counts; torch 2.13 on a CPU
@@ -66,12 +66,14 @@ class RankMemory:
     @property
     def peak_bytes(self) -> int:
         """All that is allocated for tensors, workspaces among them."""
-        return sum(dataclasses.astuple(self)[:6])
+        kept = self.params_bytes + self.grads_bytes + self.optimizer_bytes
+        return kept + self.activations_bytes + self.buffers_bytes + self.workspace_bytes
 
     @property
     def device_bytes(self) -> int:
         """All of them together in a step, but for the host's memory beside a GPU."""
-        return sum(dataclasses.astuple(self)[:-2])
+        beside = self.allocator_bytes + self.nccl_bytes + self.context_bytes
+        return self.peak_bytes + beside + self.mpi_bytes + self.shm_bytes
 
     def to_dict(self) -> dict[str, int]:
         """Returns plain values for ``plan.json``."""

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
+from hires.core.config.fields import build
 from hires.core.errors import ConfigError, PlanError
 from hires.plan.factors import map_shape, unpack
-from hires.plan.graph import Graph, Node, plain
-from hires.plan.routes import parse_route
+from hires.plan.graph import Graph, Node, Rect, plain
 from hires.plan.schedule import Pipeline, timeline
+from hires.plan.tuning_table import TuningRule
 
-SCHEMA = 2
+SCHEMA = 3
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,6 +48,45 @@ class Finding:
     text: str
 
 
+class Box(NamedTuple):
+    """A part of a value, or of its map."""
+
+    n0: int
+    """First of its samples."""
+    n1: int
+    """After the last one."""
+    rect: Rect | None = None
+    """Its pixels; None: all of them."""
+
+    def shape(self, of: Sequence[int]) -> tuple[int, ...]:
+        """Returns the shape of this part of a value, or map, of some shape."""
+        if not of:  # a number, made from a parameter, has no samples
+            return ()
+        if self.rect is None:
+            return self.n1 - self.n0, *of[1:]
+        r0, r1, c0, c1 = self.rect
+        return self.n1 - self.n0, of[1], r1 - r0, c1 - c0
+
+
+class Transfer(NamedTuple):
+    """A part of a value that one rank sends to another.
+
+    Both are places among the ranks of their stage. A gradient takes the way back.
+    """
+
+    source: int
+    target: int
+    box: Box
+
+    @staticmethod
+    def of(rows: Sequence[Sequence[Any]]) -> list[Transfer]:
+        """Returns the messages that were written as lists."""
+        return [
+            Transfer(source, target, Box(n0, n1, r and (r[0], r[1], r[2], r[3])))
+            for source, target, (n0, n1, r) in rows
+        ]
+
+
 @dataclass(frozen=True, eq=False)
 class CommOp:
     """Communication inside a stage's forward pass, at one node."""
@@ -59,8 +99,8 @@ class CommOp:
     pixels of ``value``), ``crop`` (none forward; the gradient of all pixels) or ``loss``."""
     value: str
     """The value that the node reads."""
-    messages: list[list[int]] = field(default_factory=list)
-    """``halo``, ``gather``, ``crop``: [source tile, target tile, row0, row1, col0, col1]."""
+    messages: list[Transfer] = field(default_factory=list)
+    """``halo``, ``gather``, ``crop``: pixels of all samples."""
     elements: int = 0
     """Numbers that every tile contributes to a collective."""
     back: bool = False
@@ -78,30 +118,20 @@ class CommOp:
 
 @dataclass(frozen=True, eq=False)
 class Edge:
-    """A value that one stage makes and a later one reads.
-
-    A message is [source tile, target tile, sample0, sample1, row0, row1, col0, col1].
-    """
+    """A value that one stage makes and a later one reads."""
 
     value: str
     source: int
     target: int
-    whole: bool
-    """Whether all rows and columns travel, so that those of the messages mean nothing."""
-    messages: list[list[int]]
-    back: list[list[int]]
+    messages: list[Transfer]
+    back: list[Transfer]
     """The same for the gradient, which goes target -> source; empty if there is none."""
     factors: list[list[list[Any]]] = field(default_factory=list)
     """Of its dims, as in ``Stage.factors``, where its map travels instead of itself."""
 
-    def shape(self, graph: Graph, row: Sequence[int]) -> tuple[int, ...]:
-        """Returns the shape of a message."""
-        _, _, n0, n1, r0, r1, c0, c1 = row
-        shape = map_shape(unpack(self.factors)) if self.factors else graph.shape(self.value)
-        if not self.whole:
-            return n1 - n0, shape[1], r1 - r0, c1 - c0
-        # A number, made from a parameter, has no samples.
-        return (n1 - n0, *shape[1:]) if shape else ()
+    def shape(self, graph: Graph) -> list[int]:
+        """Returns the shape of the value, or of its map if that travels."""
+        return map_shape(unpack(self.factors)) if self.factors else graph.shape(self.value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,11 +205,10 @@ class Plan:
     """Carries every message without a route of its own."""
     num_nodes: int = 1
     """Machines over which the ranks are spread evenly, consecutive ranks together."""
-    routes: list[list[Any]] = field(default_factory=list)
-    """How messages travel: a case and its route in each row, as ``plan.message_routes`` has
-    them."""
+    routes: list[TuningRule] = field(default_factory=list)
+    """How messages travel: the first rule that holds one decides (``plan.message_routes``)."""
     table: dict[str, Any] = field(default_factory=dict)
-    """The tuning table that the routes come from: its name, digest and granularity."""
+    """The tuning table that these come from: its name, digest and granularity."""
     gradients: str = "together"
     """When gradients are summed, and in which messages: ``together``, ``early`` or ``late``, as
     ``plan.groups`` describes."""
@@ -350,21 +379,25 @@ class Plan:
         try:
             kept = {field.name: values[field.name] for field in dataclasses.fields(Plan)}
             kept["graph"] = Graph.from_dict(values["graph"])
-            stages = values["stages"]
             kept["stages"] = [
-                Stage(**{**s, "comm": [CommOp(**o) for o in s["comm"]]}) for s in stages
+                Stage(**{**stage, "comm": [_with_messages(CommOp, op) for op in stage["comm"]]})
+                for stage in values["stages"]
             ]
-            kept["edges"] = [Edge(**item) for item in values["edges"]]
+            kept["edges"] = [_with_messages(Edge, edge, "back") for edge in values["edges"]]
             kept["findings"] = [Finding(**item) for item in values["findings"]]
             if (other := values.get("validation")) is not None:
                 kept["validation"] = Plan.from_dict({"schema": SCHEMA, **other})
-            plan = Plan(**kept)
-            for *_, route in plan.routes:
-                parse_route(route)
+            kept["routes"] = [build(TuningRule, rule) for rule in values["routes"]]
+            if any(problem for rule in kept["routes"] for problem in rule.problems()):
+                raise ConfigError("routes")
+            return Plan(**kept)
         except (AttributeError, ConfigError, IndexError, KeyError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {str(error)[:200]}"
             raise PlanError(f"plan.json is damaged ({why}); make the run again") from None
-        return plan
+
+
+def _with_messages(kind: Callable[..., T], values: dict[str, Any], *others: str) -> T:
+    return kind(**values | {key: Transfer.of(values[key]) for key in ("messages", *others)})
 
 
 def derived(function: Callable[Concatenate[Plan, P], T]) -> Callable[Concatenate[Plan, P], T]:

@@ -14,19 +14,18 @@ from hires.plan.channels import carriers
 from hires.plan.conversions import convert
 from hires.plan.gradient_sums import gradient_mode, scatters_gradients
 from hires.plan.graph import Graph
-from hires.plan.hardware import check_hardware, device_of
+from hires.plan.hardware import backend_of, check_hardware, device_of
 from hires.plan.layout import connected, edges_of
-from hires.plan.message_routes import routes_from
 from hires.plan.norm_levels import with_norms_together
 from hires.plan.ownership import division_notes
 from hires.plan.partition import layer_starts, partition, segments_of
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import CommOp, Finding, Plan, Stage
 from hires.plan.proof.prove import judged
-from hires.plan.route_choice import RouteChoice, check_table, choice_of, facts_of_table
+from hires.plan.route_choice import check_table, facts_of_table, usable_rules
 from hires.plan.rules import WHOLE
 from hires.plan.schedule import SCHEDULES, forward_only
-from hires.plan.traffic import route_cases, totals
+from hires.plan.traffic import totals
 from hires.plan.undivided import far_halos, gather_prices, no_rules, vanishing
 
 
@@ -36,8 +35,8 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     With an error, also among the ``known`` findings that others made, nothing is connected or
     proved, which takes long for thousands of ranks.
     """
-    parallel, choice, graph = config.parallel, choice_of(config), rewritten(config, graph)
-    plan, findings = _uncut(config, graph, choice), [*_of_keys(config, graph)]
+    parallel, graph = config.parallel, rewritten(config, graph)
+    plan, findings = _uncut(config, graph), [*_of_keys(config, graph)]
     possible = _are_ok((*findings, *known))
     uncut = checks.check_cuts(parallel, graph)
     findings += uncut
@@ -62,7 +61,6 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     stages = [_joined(config, plan, graph, stage) for stage in stages]
     plan = replace(plan, graph=graph, stages=stages, edges=edges_of(graph, stages, plan.training))
     findings += [*vanishing(graph, stages), *far_halos(stages), *gather_prices(plan, made.reasons)]
-    plan = replace(plan, routes=routes_from(plan, choice, route_cases(plan)))
     verdict, sums = judged(plan), totals(plan)
     of_update = (one for one in sums["by_route"] if one["kind"] in ("gradient", "parameter"))
     notes = division_notes(plan, sum(one["bytes"] for one in of_update))
@@ -72,11 +70,10 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     return plan.with_results(findings=findings, verdict=verdict.text, totals=sums)
 
 
-def _uncut(config: RunConfig, graph: Graph, choice: RouteChoice) -> Plan:
+def _uncut(config: RunConfig, graph: Graph) -> Plan:
     """Returns what the keys decide, with the network in one stage."""
     parallel, training = config.parallel, config.task.name == "train"
-    gradients = gradient_mode(config, choice)
-    return Plan(
+    plan = Plan(
         graph=graph,
         stages=[Stage(0, 0, len(graph.nodes), [1, 1], 0)],
         edges=[],
@@ -92,14 +89,15 @@ def _uncut(config: RunConfig, graph: Graph, choice: RouteChoice) -> Plan:
         schedule=[[]],
         halo_overlap=parallel.halo.overlap,
         device=device_of(config),
-        backend=choice.backend,
+        backend=backend_of(config),
         num_nodes=config.num_nodes,
         table=facts_of_table(config),
-        gradients=gradients,
-        scatters=scatters_gradients(config, gradients),
+        routes=usable_rules(config),
         num_directions=parallel.directions,
         num_pairs=parallel.pairs,
     )
+    gradients = gradient_mode(config, plan)
+    return replace(plan, gradients=gradients, scatters=scatters_gradients(config, gradients))
 
 
 def _of_keys(config: RunConfig, graph: Graph) -> Iterator[Finding]:

@@ -8,9 +8,8 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
-from hires.plan.routes import MESSAGE, OWN, PLAN_ONLY, Route
-from hires.plan.table_rules import ANY, Case, TuningRule
-from hires.plan.tuning_table import TuningTable
+from hires.plan.routes import MESSAGE, OWN, PLAN_ONLY, Route, parse_route
+from hires.plan.tuning_table import Case, TuningRule, TuningTable
 
 Seconds = Mapping[int, float]
 """By bytes."""
@@ -26,16 +25,17 @@ def coarse(table: TuningTable) -> TuningTable:
     Source:
         Anthony et al., "MCR-DL: mix-and-match communication runtime for deep learning", IPDPS 2023.
     """
-    boxes: dict[tuple[object, ...], list[TuningRule]] = defaultdict(list)
+    boxes: dict[str, tuple[TuningRule, str]] = {}
     for rule in table.rules:
-        for operation in rule.operations or ("",):
-            own = rule._replace(operations=(operation,) if operation else ())
-            boxes[own[1:6]].append(own)
+        for operations in [[name] for name in rule.operations] or [[]]:
+            box = dataclasses.replace(rule, operations=operations, min_bytes=0, max_bytes=None)
+            box = dataclasses.replace(box, route="gloo", note="")
+            boxes.setdefault(repr(box), (box, rule.way.backend))
     rules = []
-    for box in boxes.values():
-        backend = _best_measured(table, box) or box[0].route.backend
-        own_form = MESSAGE if box[0].operations == ("send",) else OWN
-        rules.append(box[0]._replace(route=Route(backend, own_form), num_bytes=ANY))
+    for box, first in boxes.values():
+        form = MESSAGE if box.operations == ["send"] else OWN
+        route = Route(_best_measured(table, box) or first, form)
+        rules.append(dataclasses.replace(box, route=str(route)))
     return dataclasses.replace(table, rules=rules)
 
 
@@ -43,10 +43,9 @@ class MeasuredSeconds:
     """The seconds of routes, between the measured sizes and beyond them."""
 
     def __init__(self, table: TuningTable) -> None:
-        self._sizes: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
+        self._sizes: dict[tuple[Case, Route], dict[int, float]] = defaultdict(dict)
         for case, route, seconds in table.points:
-            key = *case[:5], route
-            self._sizes[key][case.num_bytes] = seconds
+            self._sizes[case._replace(num_bytes=0), parse_route(route)][case.num_bytes] = seconds
 
     def seconds(self, case: Case, route: Route) -> float | None:
         """Returns how long a message takes; None if its route was not measured.
@@ -55,23 +54,25 @@ class MeasuredSeconds:
         Measured for another number of ranks, it is that of the nearest one. Straight lines lie
         between the logarithms of sizes and seconds; beyond the largest, seconds grow with bytes.
         """
-        found = self._sizes.get((*case[:5], route)) or self._nearest(case, route)
+        found = self._sizes.get((case._replace(num_bytes=0), route)) or self._nearest(case, route)
         if found is None and route.algorithm in PLAN_ONLY:
             own = MESSAGE if case.operation == "send" else OWN
             return self.seconds(case, Route(route.backend, own))
         return None if found is None else _interpolated(found, case.num_bytes)
 
     def _nearest(self, case: Case, route: Route) -> dict[int, float] | None:
-        def distance(key: tuple[object, ...]) -> float:
-            ranks, near = key[1], key[2]
-            assert isinstance(ranks, int)
-            assert isinstance(near, int)
-            apart = (near < ranks) != (case.ranks_per_node < case.ranks)
-            return 100 * apart + abs(math.log2(ranks / case.ranks))
+        def distance(other: Case) -> float:
+            apart = other.same_node != case.same_node
+            return 100 * apart + abs(math.log2(other.ranks / case.ranks))
 
-        alike = [k for k in self._sizes if (k[0], k[3], k[5]) == (case[0], case.device, route)]
-        alike = [key for key in alike if key[4] == case.dtype_class] or alike
-        return self._sizes[min(alike, key=distance)] if alike else None
+        wanted = case.operation, case.device
+        alike = [
+            other
+            for other, way in self._sizes
+            if way == route and (other.operation, other.device) == wanted
+        ]
+        alike = [other for other in alike if other.dtype_class == case.dtype_class] or alike
+        return self._sizes[min(alike, key=distance), route] if alike else None
 
 
 def _interpolated(sizes: Seconds, num_bytes: int) -> float:
@@ -88,11 +89,11 @@ def _interpolated(sizes: Seconds, num_bytes: int) -> float:
     return float(sizes[low] ** (1 - share) * sizes[high] ** share)
 
 
-def _best_measured(table: TuningTable, box: list[TuningRule]) -> str | None:
+def _best_measured(table: TuningTable, box: TuningRule) -> str | None:
     cases: dict[Case, dict[Route, float]] = defaultdict(dict)
     for case, route, seconds in table.points:
-        if box[0]._replace(num_bytes=ANY).holds(case):
-            cases[case][route] = seconds
+        if box.holds(case):
+            cases[case][parse_route(route)] = seconds
     slowdowns: dict[str, list[float]] = defaultdict(list)
     for routes in cases.values():
         own = {r.backend: s for r, s in routes.items() if r.algorithm in (OWN, MESSAGE)}

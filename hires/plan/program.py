@@ -19,11 +19,12 @@ Receives are posted one action ahead of the one that needs them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hires.plan.channels import channel_of
 from hires.plan.event import WORLD, Event, Part
@@ -38,15 +39,28 @@ from hires.plan.groups import (
     wide_dtype,
 )
 from hires.plan.halos import companions, map_shape, name_of
-from hires.plan.message_routes import SUMMED, group_route, near_pair, send_route
+from hires.plan.message_routes import SUMMED, group_route, send_route
 from hires.plan.ownership import PUBLISH, publications
-from hires.plan.plan import CommOp, Plan, Stage, derived
-from hires.plan.route_choice import STAGES, TILES
+from hires.plan.plan import Box, CommOp, Plan, Stage, derived
 
-Peers = list[tuple[int, list[int], tuple[int, ...]]]
-"""(tile at the other side, box, shape)."""
-Links = dict[tuple[int, bool], dict[int, list[tuple[int, int, Peers]]]]
-"""(stage, whether outgoing) -> tile -> (edge, other stage, peers)."""
+
+class Peer(NamedTuple):
+    """The other side of a message."""
+
+    tile: int
+    box: Box
+    shape: tuple[int, ...]
+    is_source: bool = False
+    """Of a halo: whether it sends on the way forward."""
+
+
+class StageLink(NamedTuple):
+    """What a tile sends, or receives, of one value that crosses stages."""
+
+    edge: int
+    stage: int
+    """At the other side."""
+    peers: list[Peer]
 
 
 def events(plan: Plan, rank: int) -> Iterator[Event]:
@@ -95,8 +109,16 @@ def events(plan: Plan, rank: int) -> Iterator[Event]:
 
 
 def _wait_for(post: Event) -> Event:
-    kind, peer, tag, _, _, what, lane, _, part, _, channel, route = post
-    return Event(f"wait_{kind}", peer, tag, (), "", what, lane, 0, part, (), channel, route)
+    return Event(
+        f"wait_{post.kind}",
+        post.peer,
+        post.tag,
+        what=post.what,
+        lane=post.lane,
+        part=post.part,
+        channel=post.channel,
+        route=post.route,
+    )
 
 
 @derived
@@ -184,13 +206,14 @@ def _inside(
                 what = f"{op.kind} of {op.node}{again} in {action}"
                 part = Part(action, op.node, op.value, step.back, op_index(plan, stage.index, op))
                 group = tile_group(plan, rank, direction)
-                call = "all_reduce" if op.kind in SUMMED else "all_gather"
-                route = group_route(plan, call, group, wide, op.elements)
+                operation = "all_reduce" if op.kind in SUMMED else "all_gather"
+                route = group_route(plan, operation, group, wide, op.elements)
                 shape = (op.elements,)
                 yield Event("collective", group, 0, shape, wide, what, part=part, route=route)
                 continue
-            place: dict[str, Any] = {"action": action, "call": next(calls)}
-            sends, receives = halo_messages(plan, rank, direction, op, step.back, **place)
+            call = next(calls)
+            messages = functools.partial(halo_messages, plan, rank, direction, action, call)
+            sends, receives = messages(op, step.back)
             name = name_of(op)
             if name in posted:
                 posted.remove(name)
@@ -198,8 +221,8 @@ def _inside(
                 yield from (*receives, *sends)
             if not step.back and name in with_next:
                 later = with_next[name]
-                others = halo_messages(plan, rank, direction, later, False, node=op.node, **place)
-                yield from (*others[1], *others[0])
+                later_sends, later_receives = messages(later, False, node=op.node)
+                yield from (*later_receives, *later_sends)
                 posted.add(name_of(later))
             for post in (*receives, *sends):
                 yield _wait_for(post)
@@ -219,10 +242,9 @@ def _gradient_events(plan: Plan, stage: int, kind: str, action: str = "") -> Ite
         early = bool(one.node) and kind == "issue"
         part = Part(action, one.node if early else "", "", early, index)
         group, is_bucket = gradient_group(plan, stage), not one.alone and not one.scatters
-        facts = one.operation, group, one.dtype, one.elements, is_bucket
-        place = (one.elements,), one.dtype, what
-        own = one.operation if one.scatters else kind
-        yield Event(own, group, index, *place, part=part, route=group_route(plan, *facts))
+        route = group_route(plan, one.operation, group, one.dtype, one.elements, is_bucket)
+        name, shape = one.operation if one.scatters else kind, (one.elements,)
+        yield Event(name, group, index, shape, one.dtype, what, part=part, route=route)
 
 
 def _publish_events(plan: Plan, stage: int) -> Iterator[Event]:
@@ -242,20 +264,21 @@ def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool, call: int 
     replica, _, stage, tile = plan.slot_of(rank, direction)
     kind, posts = "send" if outgoing else "recv", []
     # A gradient leaves the stage that read the value and comes to the stage that made it.
-    for index, other, peers in links(plan, back)[stage, outgoing].get(tile, ()):
+    for index, there, peers in links(plan, back)[stage, outgoing].get(tile, ()):
         value = plan.edges[index].value
         part = Part(action, "", value, back, index)
         what = f"{'the gradient of ' if back else ''}{value} in {action}"
         tag = (2 * index + back) * plan.total_microbatches + int(action[1:])
-        way = (stage, other) if outgoing else (other, stage)
+        way = (stage, there) if outgoing else (there, stage)
         channel = channel_of(plan, replica, (direction, *way))
         dtype, lane = plan.dtype_of(value), direction
-        post = Event(kind, -1, tag, (), dtype, what, lane, call, part, (), channel)
-        for there, box, shape in peers:
-            peer = plan.rank_of(replica, direction, other, there)
-            near = near_pair(plan, rank, peer)
-            route = send_route(plan, STAGES, 2, near, dtype, math.prod(shape))
-            posts.append(post._replace(peer=peer, shape=shape, box=box, route=route))
+        for one in peers:
+            peer = plan.rank_of(replica, direction, there, one.tile)
+            route = send_route(plan, rank, peer, dtype, math.prod(one.shape))
+            shape, box = one.shape, one.box
+            posts.append(
+                Event(kind, peer, tag, shape, dtype, what, lane, call, part, box, channel, route)
+            )
     return posts
 
 
@@ -263,16 +286,16 @@ def halo_messages(
     plan: Plan,
     rank: int,
     direction: int,
+    action: str,
+    call: int,
     op: CommOp,
     back: bool,
-    *,
-    action: str = "",
     node: str = "",
-    call: int = 0,
 ) -> tuple[list[Event], list[Event]]:
     """Returns what a rank sends and receives in one exchange of pixels, in order of posting.
 
-    ``back``: gradients take the way back. ``node``: where they are posted, if not at the op's own.
+    ``action`` and ``call`` are those of its events. ``back``: gradients take the way back;
+    ``node``: where they are posted, if not at the op's own.
     """
     replica, _, stage, tile = plan.slot_of(rank, direction)
     index, before = op_index(plan, stage, op), sum(len(one.comm) for one in plan.stages[:stage])
@@ -281,21 +304,21 @@ def halo_messages(
     tag = 2 * len(plan.edges) * plan.total_microbatches
     tag += 2 * (2 * (before + index) + direction) + back
     part = Part(action, node or op.node, op.value, back, index)
-    what = f"the {'gradient of the ' if back else ''}{op.kind} of {op.node}"
-    what, lane = f"{what} in {action}" if action else what, plan.num_directions + direction
+    what = f"the {'gradient of the ' if back else ''}{op.kind} of {op.node} in {action}"
+    lane = plan.num_directions + direction
     dtype = plan.dtype_of(op.value)
-    num_ranks = plan.stages[stage].num_ranks
     channel = channel_of(plan, replica, (direction, stage, stage)) if op.messages else 0
     sends: list[Event] = []
     receives: list[Event] = []
-    for other, row, shape in halo_rows(plan, plan.stages[stage], op).get(tile, ()):
-        sending = (row[0] == tile) != back
-        kind, numbers = "send" if sending else "recv", math.prod(shape)
-        peer = plan.rank_of(replica, direction, stage, other)
-        route = send_route(plan, TILES, num_ranks, near_pair(plan, rank, peer), dtype, numbers)
-        place = lane, call, part, row, channel, route
-        event = Event(kind, peer, tag, shape, dtype, what, *place)
-        (sends if sending else receives).append(event)
+    for one in halo_rows(plan, plan.stages[stage], op).get(tile, ()):
+        sending = one.is_source == back
+        peer = plan.rank_of(replica, direction, stage, one.tile)
+        route = send_route(plan, rank, peer, dtype, math.prod(one.shape))
+        shape, box = one.shape, one.box
+        kind, posts = ("send", sends) if sending else ("recv", receives)
+        posts.append(
+            Event(kind, peer, tag, shape, dtype, what, lane, call, part, box, channel, route)
+        )
     return sends, receives
 
 
@@ -306,32 +329,36 @@ def op_index(plan: Plan, stage: int, op: CommOp) -> int:
 
 
 @derived
-def halo_rows(plan: Plan, stage: Stage, op: CommOp) -> dict[int, Peers]:
-    """Returns by tile the rows of an exchange that concern it; all microbatches share them."""
-    n, channels, *_ = map_shape(plan.graph, stage, op.value)
-    by_tile: dict[int, Peers] = {}
-    for row in op.messages:
-        source, target, r0, r1, c0, c1 = row
-        shape = (n, channels, r1 - r0, c1 - c0)
-        by_tile.setdefault(source, []).append((target, row, shape))
-        by_tile.setdefault(target, []).append((source, row, shape))
+def halo_rows(plan: Plan, stage: Stage, op: CommOp) -> dict[int, list[Peer]]:
+    """Returns by tile the messages of an exchange that concern it; all microbatches share them."""
+    whole, by_tile = map_shape(plan.graph, stage, op.value), dict[int, list[Peer]]()
+    for source, target, box in op.messages:
+        shape = box.shape(whole)
+        by_tile.setdefault(source, []).append(Peer(target, box, shape))
+        by_tile.setdefault(target, []).append(Peer(source, box, shape, is_source=True))
     return by_tile
 
 
 @derived
-def links(plan: Plan, back: bool) -> Links:
-    """Returns which tiles are connected, forward or backward; all microbatches share it."""
-    found: Links = {(s.index, out): {} for s in plan.stages for out in (False, True)}
+def links(plan: Plan, back: bool) -> dict[tuple[int, bool], dict[int, list[StageLink]]]:
+    """Returns by (stage, whether outgoing), then by tile, what crosses forward or backward.
+
+    All microbatches share it.
+    """
+    found: dict[tuple[int, bool], dict[int, list[StageLink]]] = {
+        (stage.index, outgoing): {} for stage in plan.stages for outgoing in (False, True)
+    }
     for index, edge in enumerate(plan.edges):
-        ends = (edge.source, not back), (edge.target, back)
-        # A message concerns the tile at each end, and names the one at the other.
-        peers: tuple[dict[int, Peers], dict[int, Peers]] = ({}, {})
-        for row in edge.back if back else edge.messages:
-            (*tiles, n0, n1), shape = row[:4], edge.shape(plan.graph, row)
-            box = [n0, n1] if edge.whole else row[2:]
-            for end in (0, 1):
-                peers[end].setdefault(tiles[end], []).append((tiles[1 - end], box, shape))
-        for end, others in ((0, edge.target), (1, edge.source)):
-            for tile, own in peers[end].items():
-                found[ends[end]].setdefault(tile, []).append((index, others, own))
+        whole = edge.shape(plan.graph)
+        at_source, at_target = dict[int, list[Peer]](), dict[int, list[Peer]]()
+        for source, target, box in edge.back if back else edge.messages:
+            shape = box.shape(whole)
+            at_source.setdefault(source, []).append(Peer(target, box, shape))
+            at_target.setdefault(target, []).append(Peer(source, box, shape))
+        for stage, other, outgoing, ends in (
+            (edge.source, edge.target, not back, at_source),
+            (edge.target, edge.source, back, at_target),
+        ):
+            for tile, peers in ends.items():
+                found[stage, outgoing].setdefault(tile, []).append(StageLink(index, other, peers))
     return found

@@ -10,6 +10,7 @@ of ranks, so the others take the result of a similar one:
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Hashable
@@ -17,11 +18,12 @@ from typing import Any
 
 from hires.plan.halos import map_shape
 from hires.plan.layout import held_by, shares_of
-from hires.plan.message_routes import node_place
+from hires.plan.message_routes import first_ranks
 from hires.plan.ownership import owned_numbers
 from hires.plan.plan import Plan, Stage, derived
 from hires.plan.program import edge_messages, halo_rows, links
 from hires.plan.rules import WHOLE
+from hires.plan.traffic import traffic_sums
 
 KINDS_PER_STAGE = 4
 """Kinds of tiles up to which each is rehearsed; as many as a grid of 2 x 2 can make."""
@@ -48,22 +50,51 @@ def translated_kinds(plan: Plan) -> list[int]:
         for op in stage.comm:
             rows = halo_rows(plan, stage, op) if op.moves_pixels else {}
             for tile, peers in rows.items():
-                own = ((other - tile, row[0] == tile, shape) for other, row, shape in peers)
+                own = ((one.tile - tile, one.is_source, one.shape) for one in peers)
                 key = id(op), tuple(own)
                 halos[-1][tile].append(ids.setdefault(key, len(ids)))
     first: dict[Hashable, int] = {}
     kinds = []
     for rank in range(plan.ranks_per_replica):
-        parts: list[Hashable] = [tuple(plan.actions_of(rank)), node_place(plan, rank)]
+        parts: list[Hashable] = [tuple(plan.actions_of(rank)), _node_place(plan, rank)]
         for _, direction, held, tile in plan.slots_of(rank):
             parts += [held, tuple(halos[held][tile])]
             for back, outgoing in itertools.product((False, True), repeat=2):
-                for index, other, peers in links(plan, back)[held, outgoing].get(tile, ()):
-                    ranks = (plan.rank_of(0, direction, other, there) for there, *_ in peers)
+                for edge, stage_there, peers in links(plan, back)[held, outgoing].get(tile, ()):
+                    ranks = (plan.rank_of(0, direction, stage_there, one.tile) for one in peers)
                     places = tuple(peer - rank for peer in ranks)
-                    parts.append((back, outgoing, index, places, tuple(p[2] for p in peers)))
+                    parts.append((back, outgoing, edge, places, tuple(one.shape for one in peers)))
         kinds.append(first.setdefault(tuple(parts), rank))
     return kinds
+
+
+def replicas_apart(plan: Plan) -> list[int]:
+    """Returns the first rank of one replica for each way in which nodes divide replicas.
+
+    Of those that nodes divide alike all messages have the same routes.
+    """
+    if not _tells_nodes(plan):
+        return [0]
+    size, first = plan.ranks_per_replica, dict[tuple[int, ...], int]()
+    for rank in range(0, plan.world, size):
+        cuts = tuple(start - rank for start in first_ranks(plan) if rank < start < rank + size)
+        first.setdefault(cuts, rank)
+    return [*first.values()]
+
+
+def _node_place(plan: Plan, rank: int) -> tuple[int, int]:
+    # The first rank of a rank's node and of the next one, relative to its own; (0, 0) where routes
+    # within a node and between nodes are the same.
+    if not _tells_nodes(plan):
+        return 0, 0
+    bounds = [0, *first_ranks(plan), plan.world]
+    node = bisect.bisect(bounds, rank)
+    return bounds[node - 1] - rank, bounds[node] - rank
+
+
+@derived
+def _tells_nodes(plan: Plan) -> bool:
+    return any(len(one.routes) > 1 for one in traffic_sums(plan))
 
 
 def representatives(plan: Plan) -> list[int]:
@@ -163,7 +194,7 @@ def _lengths(plan: Plan, stage: Stage) -> list[tuple[Hashable, ...]]:
             samples, _, *pixels = map_shape(plan.graph, stage, value)
             sizes.setdefault((samples, *pixels), value)
     lengths = (
-        [(box.n1 - box.n0, box.r1 - box.r0, box.c1 - box.c0) for box in boxes]
+        [box.shape([0, 0]) for box in boxes]
         for boxes in (held_by(plan.graph, stage, value) for value in sizes.values())
     )
     return [*zip(*lengths, strict=True)] or [()] * stage.num_ranks
@@ -177,7 +208,7 @@ def _halo_sizes(plan: Plan, stage: Stage) -> list[tuple[tuple[int, ...], ...]]:
         rows = halo_rows(plan, stage, op) if op.moves_pixels else {}
         for tile, peers in rows.items():
             # The gradient goes the other way and adds no difference.
-            numbers = [(row[0] == tile, math.prod(shape)) for _, row, shape in peers]
-            for way in (True, False):
+            numbers = [(one.is_source, math.prod(one.shape)) for one in peers]
+            for way in (False, True):
                 by_tile[tile].append(tuple(sorted(n for out, n in numbers if out == way)))
     return [tuple(sizes) for sizes in by_tile]

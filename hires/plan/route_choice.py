@@ -1,4 +1,4 @@
-"""Chooses the route of a message from a run's tuning table, as far as its ranks can take it.
+"""Reads the tuning table of a run, and leaves out what its ranks cannot follow.
 
 ``comm.table`` names the table: ``default`` ships with hires, ``tuned`` is what ``hires tune comm``
 has written for this machine (before that, one that ships), anything else is a file. With
@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,77 +19,17 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.ranks import memory_files
 from hires.core.registry import offer
-from hires.plan.hardware import CUDA, GLOO, MPI, NCCL, backend_of, device_of, mpi_lacks
+from hires.plan.hardware import MPI, backend_of, device_of, mpi_lacks
 from hires.plan.plan import Finding
 from hires.plan.point_times import coarse
-from hires.plan.routes import (
-    BACKENDS,
-    CHANNEL,
-    FLAT,
-    MEMORY,
-    MESSAGE,
-    OWN,
-    STREAMED,
-    Route,
-    is_possible,
-)
-from hires.plan.table_rules import CARRIES, dtype_class
-from hires.plan.tuning_table import DISTURBED, MADE, TuningTable
+from hires.plan.routes import BACKENDS, MEMORY, STREAMED
+from hires.plan.tuning_table import DEFAULT, DISTURBED, MADE, TuningRule, TuningTable
 
-DEFAULT, TUNED = "default", "tuned"
+TUNED = "tuned"
 TUNED_FOLDER, TUNED_FILE = "comm-tuning", "table.json"
 """What ``hires tune comm`` writes, and ``comm.table=tuned`` reads."""
 _SHIPPED = Path(__file__).parent
 """Where the tables lie that ship with hires."""
-TILES, STAGES, HOLDERS, BUCKETS, OF_ALL = "tiles", "stages", "holders", "buckets", "world"
-"""Where a message belongs: among the tiles of a stage, between stages, to the sums of gradients (of
-one tensor, or of several at once), to all ranks."""
-
-
-@dataclass(frozen=True)
-class RouteChoice:
-    """A table, and the routes of it that the ranks of a run can take."""
-
-    table: TuningTable
-    backend: str
-    """Carries what no rule does."""
-    device: str
-    backends: frozenset[str]
-    """Those that rules may name."""
-
-    def route(
-        self,
-        operation: str,
-        place: str,
-        ranks: int,
-        near: int,
-        dtype: str,
-        num_bytes: int,
-    ) -> Route:
-        """Returns the route of a message, by facts that all its ranks share.
-
-        ``ranks``: of the group, also of a message between two of its tiles; ``near``: how many of
-        the message's ranks are on one node.
-        """
-        if place == OF_ALL:
-            # One number of the host. The way of agreements may depend on no table: the first of
-            # them compares the tables, and one ends a run in which a rank could not go on.
-            return Route(self.fallback("cpu"))
-        device = self.device
-
-        def possible(route: Route) -> bool:
-            return route.backend in self.backends and _fits(route, operation)
-
-        kind = dtype_class(operation, dtype)
-        own_ranks = 2 if operation == "send" else ranks
-        route = self.table.route(operation, own_ranks, near, device, kind, num_bytes, possible)
-        if not possible(route):
-            route = Route(self.fallback(device))
-        return _own_form(route, operation, place)
-
-    def fallback(self, device: str) -> str:
-        """Returns the default backend of tensors on a device."""
-        return GLOO if self.backend == NCCL and device != CUDA else self.backend
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -106,10 +45,11 @@ def resolve(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, device=device_of(config), comm=comm)
 
 
-def choice_of(config: RunConfig) -> RouteChoice:
-    """Returns what chooses the routes of a run; ConfigError: its table cannot be read."""
-    table, backend = table_of(config), backend_of(config)
-    return RouteChoice(table, backend, device_of(config), frozenset(backends_of(config)))
+def usable_rules(config: RunConfig) -> list[TuningRule]:
+    """Returns the rules of its table that a run can follow; ConfigError: it cannot be read."""
+    table, usable = table_of(config), backends_of(config)
+    rules = [*table.rules, TuningRule(table.default)]
+    return [rule for rule in rules if rule.way.backend in usable]
 
 
 def backends_of(config: RunConfig) -> list[str]:
@@ -143,13 +83,13 @@ def table_of(config: RunConfig) -> TuningTable:
 
 def table_path(config: RunConfig) -> Path:
     """Returns where the table of a run lies."""
-    comm, shipped = config.comm, Path(__file__).parent
+    comm = config.comm
     if comm.table == DEFAULT:
-        return shipped / f"{'stream' if backend_of(config) in STREAMED else 'default'}_table.json"
+        return _SHIPPED / f"{'stream' if backend_of(config) in STREAMED else 'default'}_table.json"
     if comm.table != TUNED:
         return Path(comm.table)
     own = Path(TUNED_FOLDER, TUNED_FILE)
-    return own if own.exists() else shipped / "mix_table.json"
+    return own if own.exists() else _SHIPPED / "mix_table.json"
 
 
 def check_table(config: RunConfig) -> Iterator[Finding]:
@@ -201,16 +141,3 @@ def _read(path: Path, base: str, mtime_ns: int, size: int) -> TuningTable:
 def _has_memory(config: RunConfig) -> bool:
     is_supported = not config.is_here or memory_files.is_supported()
     return config.comm.shared_memory and config.num_nodes == 1 and is_supported
-
-
-def _own_form(route: Route, operation: str, place: str) -> Route:
-    # The algorithm of a backend where the table names none.
-    if route.algorithm not in (OWN, MESSAGE):
-        return route
-    if operation == "send":
-        return route._replace(algorithm=CHANNEL if route.backend in STREAMED else MESSAGE)
-    return route._replace(algorithm=FLAT if place == BUCKETS else OWN)
-
-
-def _fits(route: Route, operation: str) -> bool:
-    return operation in CARRIES.get(route.algorithm, (operation,)) and is_possible(route)

@@ -6,6 +6,7 @@ follows it. As text: ``gloo``, ``gloo:direct``, ``mpi:segmented:4MiB``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hires.core.errors import ConfigError
@@ -30,6 +31,25 @@ ALGORITHMS = {
 """Algorithm -> what it does."""
 PLAN_ONLY = (CHANNEL, FLAT)
 """Algorithms of plans; elsewhere the operation of the backend itself takes their place."""
+OPERATIONS = (
+    "send", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce",
+    "gather", "scatter", "barrier",
+)  # fmt: skip
+"""What a route carries out; ``send`` stands for both sides of a message."""
+CARRIES = {
+    SEGMENTED: ("all_reduce", "reduce", "broadcast", "all_gather"),
+    DIRECT: OPERATIONS[1:-1],  # all but messages and barriers
+    **dict.fromkeys((MESSAGE, CHANNEL), ("send",)),
+    FLAT: ("all_reduce",),
+}
+"""Algorithm -> operations; one that is not listed has all of them."""
+DTYPES = {
+    "float": ("float32", "float64", "complex64", "complex128"),
+    "half": ("float16", "bfloat16"),
+    "integer": ("int64", "int32", "int16", "int8", "uint8", "bool"),
+    "bytes": (),
+}
+"""Class -> types; operations that do not reduce move ``bytes``."""
 
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
@@ -60,7 +80,15 @@ def is_possible(route: Route) -> bool:
     return route.algorithm != DIRECT or route.backend not in STREAMED
 
 
-def parse_route(text: str) -> Route:
+def dtype_class(operation: str, dtype: str) -> str:
+    """Returns the class of a type in an operation, as ``float32`` or ``torch.float32``."""
+    if operation not in ("all_reduce", "reduce_scatter", "reduce"):
+        return "bytes"
+    name = dtype.removeprefix("torch.")
+    return next((kind for kind, names in DTYPES.items() if name in names), "bytes")
+
+
+def parse_route(text: str, backends: Sequence[str] = BACKENDS) -> Route:
     """Returns the route of a text ``backend[:algorithm[:segment]]``, as ``mpi:segmented:4MiB``.
 
     Raises:
@@ -71,7 +99,7 @@ def parse_route(text: str) -> Route:
         raise ConfigError(f"route {text!r} has {len(rest) + 1} parts; write backend:algorithm:size")
     algorithm = rest[0] if rest else OWN
     for kind, name, names in (
-        ("backend", backend, BACKENDS),
+        ("backend", backend, backends),
         ("algorithm", algorithm, ALGORITHMS),
     ):
         if name not in names:

@@ -22,6 +22,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hires.plan.graph import Rect
 from hires.plan.resampling import PADS, RESAMPLINGS, TURNING, Taps
@@ -214,40 +215,44 @@ def _joined(a: Intervals, b: Intervals) -> Intervals:
     return tuple(found)
 
 
-def window_loans(axes: Axes, grid: Sequence[int]) -> list[list[int]]:
+class Piece(NamedTuple):
+    """A rectangle of a map that one tile owns and another one needs."""
+
+    source: int
+    target: int
+    rect: Rect
+
+
+def window_loans(axes: Axes, grid: Sequence[int]) -> list[Piece]:
     """Returns the messages between tiles before one operation, as :func:`loans`."""
     needs = [parts_of(axes, rect) for rect in own_rects([axis.size_out for axis in axes], grid)]
     return loans_of_parts([axis.size_in for axis in axes], grid, needs)
 
 
-def loans(size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]) -> list[list[int]]:
+def loans(size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]) -> list[Piece]:
     """Returns the messages that give every tile the rectangle that it needs of a map."""
-    return [piece for piece in pieces_of_map(size, grid, needs) if piece[0] != piece[1]]
+    return [piece for piece in pieces_of_map(size, grid, needs) if piece.source != piece.target]
 
 
-def loans_of_parts(
-    size: Sequence[int], grid: Sequence[int], needs: Sequence[Parts]
-) -> list[list[int]]:
+def loans_of_parts(size: Sequence[int], grid: Sequence[int], needs: Sequence[Parts]) -> list[Piece]:
     """Returns :func:`loans` of tiles that need several rectangles each."""
     rects = [(tile, rect) for tile, parts in enumerate(needs) for rect in rects_of(parts)]
     pieces = pieces_of_map(size, grid, [rect for _, rect in rects])
-    found = ([source, rects[index][0], *rect] for source, index, *rect in pieces)
-    return [piece for piece in found if piece[0] != piece[1]]
+    found = (Piece(source, rects[index][0], rect) for source, index, rect in pieces)
+    return [piece for piece in found if piece.source != piece.target]
 
 
-def pieces_of_map(
-    size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]
-) -> list[list[int]]:
+def pieces_of_map(size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]) -> list[Piece]:
     """Returns the pieces of a map on a grid of which some rectangles consist.
 
-    They are [tile, index of the rectangle, row0, row1, col0, col1], by rectangle then tile.
+    Their target is the index of the rectangle; they come by rectangle, then by tile.
     """
     pieces = []
     for target, need in enumerate(needs):
         rows = _owners(need[:2], size[0], grid[0])
         cols = _owners(need[2:], size[1], grid[1])
         for (row, r0, r1), (col, c0, c1) in itertools.product(rows, cols):
-            pieces.append([row * grid[1] + col, target, r0, r1, c0, c1])
+            pieces.append(Piece(row * grid[1] + col, target, (r0, r1, c0, c1)))
     return pieces
 
 

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hires.core.units import MIB
-from hires.plan.event import BYTES, DIVIDED, JOINT, OF_WORLD, POSTS, Event
+from hires.plan.event import BYTES, DIVIDED, JOINT, OF_WORLD, POSTS, WORLD, Event
 from hires.plan.gradient_sums import sums_of
-from hires.plan.groups import AGREEMENT, NORM, Agreement, groups, num_holders, wide_dtype
+from hires.plan.groups import AGREEMENT, gradient_group, groups, num_tile_groups, wide_dtype
 from hires.plan.halos import map_shape
-from hires.plan.message_routes import SUMMED, RouteCase, routes_of
+from hires.plan.message_routes import SUMMED, group_route, is_on_one_node, route_of
 from hires.plan.ownership import (
     PUBLISH,
     REDUCE_SCATTER,
@@ -26,7 +26,6 @@ from hires.plan.ownership import (
 )
 from hires.plan.plan import Plan, Stage, derived
 from hires.plan.program import events, pass_comm
-from hires.plan.route_choice import BUCKETS, HOLDERS, OF_ALL, STAGES, TILES
 from hires.plan.routes import Route
 
 BOUNDS = (1024, 16 * 1024, 256 * 1024, 4 * MIB)
@@ -46,10 +45,8 @@ class PassTraffic(NamedTuple):
     readers: Stage
     back: bool
     """Whether gradients go from the readers to the makers."""
-    rows: list[list[int]]
-    """As the plan holds them: place among the makers, place among the readers, and more."""
     sizes: list[int]
-    """Bytes of each row's message."""
+    """Bytes of each message."""
     dtype: str
     """Of the messages."""
     to_all: int = 0
@@ -64,18 +61,16 @@ def pass_traffic(plan: Plan) -> Iterator[PassTraffic]:
             makers, readers = plan.stages[edge.source], plan.stages[edge.target]
             kind = _edge_kind(makers, readers)
             rows, dtype = edge.back if back else edge.messages, plan.dtype_of(edge.value)
-            sizes = [math.prod(edge.shape(graph, row)) * BYTES[dtype] for row in rows]
-            yield PassTraffic(kind, makers, readers, back, rows, sizes, dtype)
+            whole, width = edge.shape(graph), BYTES[dtype]
+            sizes = [math.prod(row.box.shape(whole)) * width for row in rows]
+            yield PassTraffic(kind, makers, readers, back, sizes, dtype)
         for stage in plan.stages:
             for op, way_back in pass_comm(plan, stage, back):
-                numbers = map_shape(graph, stage, op.value)[:2] if op.moves_pixels else [0]
+                whole = [*map_shape(graph, stage, op.value)] if op.moves_pixels else []
                 dtype = plan.dtype_of(op.value)
-                each = math.prod(numbers) * BYTES[dtype]
-                sizes = [(r1 - r0) * (c1 - c0) * each for _, _, r0, r1, c0, c1 in op.messages]
-                to_all = op.elements * wide
-                yield PassTraffic(
-                    op.kind, stage, stage, way_back, op.messages, sizes, dtype, to_all
-                )
+                width, to_all = BYTES[dtype], op.elements * wide
+                sizes = [math.prod(row.box.shape(whole)) * width for row in op.messages]
+                yield PassTraffic(op.kind, stage, stage, way_back, sizes, dtype, to_all)
 
 
 CALLED = (
@@ -172,66 +167,93 @@ def by_route(plan: Plan) -> dict[tuple[str, int, str], tuple[int, int]]:
     Where a message travels in another way within a node than between nodes, both ways are named.
     """
     sums: dict[tuple[str, int, str], tuple[int, int]] = {}
-    for one in (*_pass_sums(plan), *_step_sums(plan)):
-        key = one.kind, bisect.bisect(BOUNDS, one.case.num_bytes), routes_of(plan, one.case)
+    for one in traffic_sums(plan):
+        routes = " / ".join(map(str, one.routes))
+        key = one.kind, bisect.bisect(BOUNDS, one.size), routes
         before = sums.get(key, (0, 0))
         sums[key] = before[0] + one.number, before[1] + one.num_bytes
     return {key: sums[key] for key in sorted(sums)}
 
 
-class _TrafficSum(NamedTuple):
-    # Messages of one kind and size.
+class TrafficSum(NamedTuple):
+    """Messages of one kind and size, in one step of the world."""
+
     kind: str
     number: int
     num_bytes: int
     """Of all of them."""
-    case: RouteCase
+    size: int
+    """Bytes of a message, or that a rank contributes to a collective."""
+    routes: list[Route]
+    """That within a node first, where another one leads between nodes."""
 
 
-def route_cases(plan: Plan) -> Iterator[RouteCase]:
-    """Yields what decides the route of every message but those of agreements."""
-    return (one.case for one in (*_pass_sums(plan), *_step_sums(plan)))
+@derived
+def traffic_sums(plan: Plan) -> list[TrafficSum]:
+    """Returns what a step sends but for the agreement to begin it."""
+    return [*_pass_sums(plan), *_step_sums(plan)]
 
 
-def _pass_sums(plan: Plan) -> Iterator[_TrafficSum]:
+def backends_of_plan(plan: Plan) -> list[str]:
+    """Returns the backends of all routes but those of agreements; that of the plan comes first."""
+    sums = (one for one in traffic_sums(plan) if one.kind not in OF_WORLD)
+    backends = (route.backend for one in sums for route in one.routes)
+    return [*dict.fromkeys([plan.backend, *backends])]
+
+
+def _pass_sums(plan: Plan) -> Iterator[TrafficSum]:
     # Every microbatch passes every stage once each way, so no rank is looked at.
-    wide = wide_dtype(plan)
+    wide, near = wide_dtype(plan), (True, False) if plan.num_nodes > 1 else (True,)
     for one in pass_traffic(plan):
-        ranks, between = one.makers.num_ranks, one.makers is not one.readers
-        place = (STAGES, 2) if between else (TILES, ranks)
         for size, number in Counter(one.sizes).items():
             number *= plan.pieces
-            case = RouteCase("send", *place, one.dtype, size)
-            yield _TrafficSum(one.kind, number, number * size, case)
+            ways = dict.fromkeys(route_of(plan, "send", 2, n, one.dtype, size) for n in near)
+            yield TrafficSum(one.kind, number, number * size, size, [*ways])
         if one.to_all:
             call = "all_reduce" if one.kind in SUMMED else "all_gather"
-            number, case = ranks * plan.pieces, RouteCase(call, TILES, ranks, wide, one.to_all)
-            num_bytes = number * (ranks - 1) * one.to_all
-            yield _TrafficSum(one.kind, number, num_bytes, case)
+            every = groups(plan)[: num_tile_groups(plan)]
+            of_stage, ranks = every[one.makers.index :: len(plan.stages)], one.makers.num_ranks
+            number, routes = ranks * plan.pieces, _routes(plan, of_stage, call, wide, one.to_all)
+            sent_bytes = number * (ranks - 1) * one.to_all
+            yield TrafficSum(one.kind, number, sent_bytes, one.to_all, routes)
 
 
-def _step_sums(plan: Plan) -> Iterator[_TrafficSum]:
+def _step_sums(plan: Plan) -> Iterator[TrafficSum]:
     for stage in plan.stages:
-        holders = num_holders(plan, stage.index)
+        ranks = groups(plan)[gradient_group(plan, stage.index)]
+        holders = len(ranks)
         for one in sums_of(plan, stage.index):
-            num_bytes = one.elements * BYTES[one.dtype]
-            place = HOLDERS if one.alone or one.scatters else BUCKETS
-            case = RouteCase(one.operation, place, holders, one.dtype, num_bytes)
-            sent_bytes = (1 if one.scatters else 2) * (holders - 1) * num_bytes
-            yield _TrafficSum("gradient", holders, sent_bytes, case)
+            size, is_bucket = one.elements * BYTES[one.dtype], not one.alone and not one.scatters
+            routes = _routes(plan, [ranks], one.operation, one.dtype, size, is_bucket)
+            sent_bytes = (1 if one.scatters else 2) * (holders - 1) * size
+            yield TrafficSum("gradient", holders, sent_bytes, size, routes)
         for update in publications(plan, stage.index):
-            width, facts = BYTES[update.dtype], (update.operation, HOLDERS, holders, update.dtype)
-            case, sent_bytes = RouteCase(*facts, update.elements * width), update.total * width
-            yield _TrafficSum("parameter", holders, (holders - 1) * sent_bytes, case)
-    for kind, number in _meetings(plan) if plan.world > 1 else ():
-        case = RouteCase("all_reduce", OF_ALL, plan.world, number.dtype, AGREEMENT_BYTES)
-        yield _TrafficSum(kind, plan.world, 2 * (plan.world - 1) * AGREEMENT_BYTES, case)
+            width = BYTES[update.dtype]
+            size, sent_bytes = update.elements * width, (holders - 1) * update.total * width
+            routes = _routes(plan, [ranks], update.operation, update.dtype, size)
+            yield TrafficSum("parameter", holders, sent_bytes, size, routes)
+    agreements = [("agree", plan.scales_loss), ("grad_norm", plan.clips_gradients)]
+    for kind, is_wanted in agreements if plan.world > 1 else ():
+        if is_wanted:  # each has the same size
+            sent_bytes = 2 * (plan.world - 1) * AGREEMENT_BYTES
+            route = group_route(plan, "all_reduce", WORLD, AGREEMENT.dtype, 1)
+            assert route is not None
+            yield TrafficSum(kind, plan.world, sent_bytes, AGREEMENT_BYTES, [route])
 
 
-def _meetings(plan: Plan) -> list[tuple[str, Agreement]]:
-    # What all ranks agree on between the gradients and the update; each has the same size.
-    loss = [("agree", AGREEMENT)] if plan.scales_loss else []
-    return [*loss, ("grad_norm", NORM)] if plan.clips_gradients else loss
+def _routes(
+    plan: Plan,
+    groups: Sequence[Sequence[int]],
+    operation: str,
+    dtype: str,
+    size: int,
+    is_bucket: bool = False,
+) -> list[Route]:
+    """Returns the routes of a collective of some groups, within a node first."""
+    near = sorted({is_on_one_node(plan, ranks) for ranks in groups}, reverse=True)
+    facts = dtype, size, is_bucket
+    routes = (route_of(plan, operation, len(groups[0]), one, *facts) for one in near)
+    return [*dict.fromkeys(routes)]
 
 
 def totals(plan: Plan) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 A table is a file of JSON (or the same as YAML), which ``hires tune comm`` writes:
 
-    {"format": 1,
+    {"format": 2,
      "made": {"machine": "...", "date": "...", "commit": "...", "command": "...", "noise": 0.03},
-     "rules": [{"operation": "all_reduce", "ranks": "2..4", "bytes": "..64KiB", "route": "shm"},
-               {"operation": "all_reduce", "bytes": "1MiB..", "route": "mpi:segmented:4MiB"}],
+     "rules": [{"operations": ["all_reduce"], "max_ranks": 4, "max_bytes": 65536, "route": "shm"},
+               {"operations": ["all_reduce"], "min_bytes": 1048576, "route": "mpi:segmented:4MiB"}],
      "default": "gloo",
-     "points": ["all_reduce 2 2 cpu float 65536 mpi:segmented:4MiB 0.000310"]}
+     "points": [[["all_reduce", 2, true, "cpu", "float", 65536], "mpi:segmented:4MiB", 0.00031]]}
 
 The first rule that holds a message decides, else ``default``, so every message has a route. A point
 is what was measured: the case, the route and its median seconds, of the slowest rank.
@@ -15,93 +15,154 @@ is what was measured: the case, the route and its median seconds, of the slowest
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hires.core.config.fields import build, changed_keys
 from hires.core.errors import ConfigError
+from hires.core.registry import offer
 from hires.core.store import reading
 from hires.core.store.files import write_atomically
 from hires.core.units import listed
-from hires.plan.routes import Route
-from hires.plan.table_rules import (
-    Case,
-    TuningRule,
-    parse_rule,
-    parse_table_route,
+from hires.plan.routes import (
+    BACKENDS,
+    CARRIES,
+    DTYPES,
+    OPERATIONS,
+    Route,
+    is_possible,
+    parse_route,
 )
 
-FORMAT = 1
-MOST_RULES, MOST_POINTS = 2000, 10_000
+FORMAT = 2
+DEFAULT = "default"
+"""In a route of a table: the backend ``comm.backend``."""
+DEVICES = ("cpu", "cuda")
+ONE_ROUTE = ("all_to_all", "gather", "scatter")
+"""Operations whose ranks may have a size each, which no rank has of all: one route for all."""
 MADE = ("machine", "date", "commit", "command", "noise")
 """Keys of ``made`` that a measured table has: where, when and how; the noise as a share of 1."""
 DISTURBED = "disturbed"
 """Key of ``made``: why the medians cannot be trusted, in words."""
-_KEYS = ("format", "made", "rules", "default", "points")
 _SHOWN = 5
+
+
+class Case(NamedTuple):
+    """The facts of a message by which a table chooses: they are the same on all its ranks."""
+
+    operation: str
+    ranks: int
+    same_node: bool
+    """Whether all of them are on one node."""
+    device: str
+    dtype_class: str
+    num_bytes: int
+    """Of a collective those that a rank contributes."""
 
 
 class Point(NamedTuple):
     """A measured case."""
 
     case: Case
-    route: Route
+    route: str
     seconds: float
 
-    def __str__(self) -> str:
-        """Returns the text that :func:`_point` reads."""
-        return " ".join(map(str, (*self.case, self.route, f"{self.seconds:.9g}")))
+
+@dataclass(frozen=True)
+class TuningRule:
+    """A box of cases, and their route. What is left out holds everything."""
+
+    route: str
+    operations: list[str] = field(default_factory=list)
+    min_ranks: int = 0
+    max_ranks: int | None = None
+    same_node: bool | None = None
+    devices: list[str] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    min_bytes: int = 0
+    max_bytes: int | None = None
+    note: str = ""
+
+    @functools.cached_property
+    def way(self) -> Route:
+        """The route that its text means."""
+        return parse_route(self.route, (*BACKENDS, DEFAULT))
+
+    def holds(self, case: Case) -> bool:
+        """Whether the rule decides for a case, if none before it does."""
+        return (
+            (not self.operations or case.operation in self.operations)
+            and self.min_ranks <= case.ranks <= (self.max_ranks or math.inf)
+            and self.same_node in (None, case.same_node)
+            and (not self.devices or case.device in self.devices)
+            and (not self.dtypes or case.dtype_class in self.dtypes)
+            and self.min_bytes <= case.num_bytes
+            and (self.max_bytes is None or case.num_bytes <= self.max_bytes)
+            and case.operation in CARRIES.get(self.way.algorithm, (case.operation,))
+            and is_possible(self.way)
+        )
+
+    def problems(self) -> Iterator[str]:
+        """Yields what is wrong with its names and bounds."""
+        for key, names, known in (
+            ("operation", self.operations, OPERATIONS),
+            ("device", self.devices, DEVICES),
+            ("dtype", self.dtypes, tuple(DTYPES)),
+        ):
+            strange = (one for one in names if one not in known)
+            yield from (f"unknown {key} {one!r}; {offer(one, known)}" for one in strange)
+        for key, least, most in (
+            ("ranks", self.min_ranks, self.max_ranks),
+            ("bytes", self.min_bytes, self.max_bytes),
+        ):
+            if most is not None and least > most:
+                yield f"min_{key}={least} is above max_{key}={most}, so that it holds nothing"
+        if self.min_bytes or self.max_bytes is not None:
+            uneven = (name for name in self.operations if name in ONE_ROUTE)
+            for name in uneven:
+                yield f"the ranks of {name} may have a size each; leave min_ and max_bytes out"
+        try:
+            able = CARRIES.get(self.way.algorithm, OPERATIONS)
+        except ConfigError as error:
+            yield str(error)
+            return
+        for name in (one for one in self.operations if one not in able):
+            yield f"{self.way.algorithm} does not carry out {name}, only {', '.join(able)}"
 
 
 @dataclass(frozen=True)
 class TuningTable:
     """Rules, what they fall back to, and the measurements that they come from."""
 
-    rules: Sequence[TuningRule]
-    default: Route
-    points: Sequence[Point] = ()
-    made: Mapping[str, Any] = field(default_factory=dict)
+    rules: list[TuningRule]
+    default: str
+    points: list[Point] = field(default_factory=list)
+    made: dict[str, Any] = field(default_factory=dict)
+    format: int = FORMAT
 
-    def route(
-        self,
-        operation: str,
-        ranks: int,
-        ranks_per_node: int,
-        device: str,
-        dtype_class: str,
-        num_bytes: int,
-        possible: Callable[[Route], bool] | None = None,
-    ) -> Route:
-        """Returns the route of a message, a function of facts that all its ranks share.
-
-        Rules whose route is not ``possible`` are passed over. ``num_bytes``: of a collective those
-        that a rank contributes.
-        """
-        case = Case(operation, ranks, ranks_per_node, device, dtype_class, num_bytes)
-        for rule in self.rules:
-            if rule.holds(case) and (possible is None or possible(rule.route)):
-                return rule.route
-        return self.default
-
-    @property
-    def routes(self) -> list[Route]:
-        """Returns all routes, each once, that of the default first."""
-        return [*dict.fromkeys([self.default, *(rule.route for rule in self.rules)])]
+    def route(self, case: Case) -> Route:
+        """Returns the route of a message, a function of facts that all its ranks share."""
+        return first_route(self.rules, case) or parse_route(self.default)
 
     @property
     def backends(self) -> list[str]:
         """Returns the backends of all routes, that of the default first."""
-        return [*dict.fromkeys(route.backend for route in self.routes)]
+        routes = (self.default, *(rule.route for rule in self.rules))
+        return [*dict.fromkeys(route.partition(":")[0] for route in routes)]
 
     @property
     def digest(self) -> str:
         """Returns a digest of the rules and the default."""
-        values = [rule._replace(note="").to_dict() for rule in self.rules], str(self.default)
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+        rules = [dataclasses.asdict(dataclasses.replace(rule, note="")) for rule in self.rules]
+        text = json.dumps([rules, self.default], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @staticmethod
     def read(path: str | Path, base: str = "gloo") -> TuningTable:
@@ -122,44 +183,40 @@ class TuningTable:
     @staticmethod
     def from_dict(values: Mapping[str, Any], base: str = "gloo") -> TuningTable:
         """Returns the table of plain values; ConfigError: all that is wrong, up to five."""
-        problems = [f"unknown key {key!r}" for key in values if key not in _KEYS]
         if values.get("format") != FORMAT:
-            problems.append(f"format {values.get('format')!r}; this hires reads {FORMAT}")
-        rules = _parsed(values.get("rules"), "rule", lambda one: parse_rule(one, base), problems)
-        points = _parsed(values.get("points", []), "point", _point, problems)
-        for kind, held, most in (("rules", rules, MOST_RULES), ("points", points, MOST_POINTS)):
-            if len(held) > most:
-                problems.append(f"{len(held)} {kind}, more than {most}; make it coarser")
-        default, made = Route(base), values.get("made", {})
-        try:
-            default = parse_table_route(values.get("default"), base)
-        except ConfigError as error:
-            problems.append(f'default: {error}; it has the messages of no rule, as "gloo"')
-        if not isinstance(made, Mapping):
-            problems.append(f"made {made!r:.40} holds no keys and values")
-        if problems:
+            raise ConfigError(f"format {values.get('format')!r}; this hires reads {FORMAT}")
+        table = build(TuningTable, dict(values))
+        if problems := [*table._problems()]:
             raise ConfigError(listed(problems, _SHOWN, "; "))
-        return TuningTable(rules, default, points, made)
+
+        def of_base(route: str) -> str:
+            return base + route.removeprefix(DEFAULT) if route.startswith(DEFAULT) else route
+
+        rules = [dataclasses.replace(rule, route=of_base(rule.route)) for rule in table.rules]
+        return dataclasses.replace(table, rules=rules, default=of_base(table.default))
+
+    def _problems(self) -> Iterator[str]:
+        rules = {f"rules[{number}]": rule for number, rule in enumerate(self.rules)}
+        rules["default"] = TuningRule(self.default)
+        for number, (case, route, seconds) in enumerate(self.points):
+            name, lists = f"points[{number}]", ([case.operation], [case.device], [case.dtype_class])
+            operations, devices, dtypes = lists
+            rules[name] = TuningRule(route, operations, devices=devices, dtypes=dtypes)
+            if not 0 < seconds < math.inf or min(case.ranks, case.num_bytes + 1) < 1:
+                yield f"{name}: seconds and counts are positive; measure it again"
+        for name, rule in rules.items():
+            yield from (f"{name}: {problem}" for problem in rule.problems())
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, as a file holds them."""
-        return {
-            "format": FORMAT,
-            "made": dict(self.made),
-            "rules": [rule.to_dict() for rule in self.rules],
-            "default": str(self.default),
-            "points": [str(point) for point in self.points],
-        }
+        rules = [dict(changed_keys(rule)) for rule in self.rules]
+        points = [[[*case], route, seconds] for case, route, seconds in self.points]
+        return {**vars(self), "rules": rules, "points": points}
 
     def write(self, path: str | Path) -> None:
-        """Writes a file of one line for each rule and point; ConfigError: it could not be read.
-
-        RunError: it cannot be written.
-        """
-        values = self.to_dict()
-        TuningTable.from_dict(values)
+        """Writes a file of one line for each rule and point; RunError: it cannot be written."""
         lines = []
-        for key, value in values.items():
+        for key, value in self.to_dict().items():
             if isinstance(value, list) and value:
                 inner = ",\n".join(f"  {json.dumps(one)}" for one in value)
                 lines.append(f" {json.dumps(key)}: [\n{inner}\n ]")
@@ -168,35 +225,6 @@ class TuningTable:
         write_atomically(path, "{\n" + ",\n".join(lines) + "\n}\n", option="another path")
 
 
-def _parsed(values: Any, kind: str, parse: Callable[[Any], Any], problems: list[str]) -> list[Any]:
-    if not isinstance(values, list):
-        problems.append(f"{kind}s {values!r:.40} are no list; write {kind}s: [...]")
-        return []
-    return [*_each(values, kind, parse, problems)]
-
-
-def _each(
-    values: list[Any], kind: str, parse: Callable[[Any], Any], problems: list[str]
-) -> Iterator[Any]:
-    for number, value in enumerate(values, start=1):
-        try:
-            yield parse(value)
-        except ConfigError as error:
-            problems.append(f"{kind} {number}: {error}")
-
-
-def _point(value: Any) -> Point:
-    try:
-        operation, ranks, near, device, dtype, num_bytes, route, text = str(value).split()
-        case = Case(operation, int(ranks), int(near), device, dtype, int(num_bytes))
-        seconds = float(text)
-    except ValueError:
-        raise ConfigError(
-            f"{value!r:.80} is no point; it has operation, ranks, ranks per node, device, dtype "
-            f"class, bytes, route and seconds"
-        ) from None
-    if not 0 < seconds < math.inf or min(case.ranks, case.ranks_per_node, case.num_bytes + 1) < 1:
-        raise ConfigError(f"{value!r:.80}: seconds and counts are positive; measure it again")
-    names = {"operation": operation, "device": device, "dtype": dtype, "route": str(route)}
-    parse_rule(names, route.partition(":")[0])
-    return Point(case, parse_table_route(route, "gloo"), seconds)
+def first_route(rules: Iterable[TuningRule], case: Case) -> Route | None:
+    """Returns the route of the first rule that holds a case; None: none does."""
+    return next((rule.way for rule in rules if rule.holds(case)), None)

@@ -105,7 +105,7 @@ def far_halos(stages: list[Stage]) -> list[Finding]:
             f"{target} also borrows from tile {source}; fewer tiles would send less"
             for op in stage.comm
             if op.kind == "halo"  # gathers, which read from all tiles, have a note of their own
-            for source, target, *_ in op.messages
+            for source, target, _ in op.messages
             if abs(source // cols - target // cols) > 1 or abs(source % cols - target % cols) > 1
         )
         findings += [Finding("warning", "parallel.tiles", text) for text in islice(far, 1)]

@@ -55,7 +55,7 @@ class Scales:
     """What a calibration found."""
 
     network: str
-    """Digest of the network that was calibrated (``hires.plan.passes.int8_scales``)."""
+    """Digest of the network that was calibrated (``hires.plan.passes.int8``)."""
     observer: str
     images: int
     values: Mapping[str, Affine]

@@ -20,10 +20,9 @@ from hires.engine.loader import image_dtype
 from hires.nets.build_network import build_model
 from hires.plan import traffic
 from hires.plan.event import Event, Part
-from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
-from hires.plan.traffic import Operation
+from hires.plan.traffic import Operation, backends_of_plan
 from tests.helpers.layouts import config_of
 from tests.helpers.traces import plan_of
 

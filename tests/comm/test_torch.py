@@ -27,11 +27,11 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.torch_scripts import SCRIPTS, run_scripts
 
 ROOT = Path(__file__).resolve().parents[2]
-OF_GLOO = {"operation": ["all_reduce", "all_gather", "send"], "route": "gloo"}
-IN_MEMORY = {"format": 1, "rules": [OF_GLOO], "default": "shm"}
-SMALL = {"operation": "all_reduce", "bytes": "..512", "route": "mpi"}
-OF_MPI = {"operation": ["broadcast", "all_to_all"], "route": "mpi"}
-BY_SIZE = {"format": 1, "rules": [SMALL, OF_MPI], "default": "gloo"}
+OF_GLOO = {"operations": ["all_reduce", "all_gather", "send"], "route": "gloo"}
+IN_MEMORY = {"format": 2, "rules": [OF_GLOO], "default": "shm"}
+SMALL = {"operations": ["all_reduce"], "max_bytes": 512, "route": "mpi"}
+OF_MPI = {"operations": ["broadcast", "all_to_all"], "route": "mpi"}
+BY_SIZE = {"format": 2, "rules": [SMALL, OF_MPI], "default": "gloo"}
 
 
 def failures(answers: list[dict[str, str]]) -> dict[str, list[str]]:

@@ -187,8 +187,8 @@ def test_ranks_that_exchange_texts_and_numbers_in_one_world_are_named_and_the_ot
 def different_begins(world: World, names: list[str], plan: str, route: str) -> str:
     """Returns the error of ranks of which one has other backends, another plan or another table."""
     mine = (names, plan, route) if world.rank == 1 else (["gloo"], "same", "gloo")
-    rules = [{"operation": "all_reduce", "route": mine[2]}]
-    table = TuningTable.from_dict({"format": 1, "made": {}, "rules": rules, "default": "gloo"})
+    rules = [{"operations": ["all_reduce"], "route": mine[2]}]
+    table = TuningTable.from_dict({"format": 2, "made": {}, "rules": rules, "default": "gloo"})
     return error_of(
         lambda: comm.init(mine[0], world=world, timeout_s=20, plan=mine[1], table=table)
     )
@@ -232,12 +232,12 @@ def test_nodes_with_different_plans_end_with_the_rank_that_differs(tmp_path: Pat
 
 
 TABLE = {
-    "format": 1,
+    "format": 2,
     "made": {},
     "rules": [
-        {"operation": "send", "ranks": 2, "ranks_per_node": 2, "route": "shm"},
-        {"operation": "all_gather", "route": "shm"},
-        {"operation": "all_reduce", "route": "shm:flat"},
+        {"operations": ["send"], "max_ranks": 2, "same_node": True, "route": "shm"},
+        {"operations": ["all_gather"], "route": "shm"},
+        {"operations": ["all_reduce"], "route": "shm:flat"},
     ],
     "default": "gloo",
 }

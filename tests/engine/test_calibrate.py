@@ -14,7 +14,7 @@ from hires.data.opening import open_data
 from hires.data.order import step_images
 from hires.engine.build import whole_model
 from hires.engine.calibration_values import decibels, fake_quantized
-from hires.plan.passes.int8_scales import kept_by_name, observed_values
+from hires.plan.passes.int8 import kept_by_name, observed_values
 from hires.quant.scales import read_scales
 from tests.helpers.evaluations import GEMS, calibration
 from tests.helpers.jobs import failing_folder, run_folders

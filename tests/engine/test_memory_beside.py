@@ -15,8 +15,8 @@ from tests.helpers.layouts import config_of, plan_of
 
 def planned(folder: Path, route: str, **parallel: Any) -> tuple[Any, Any]:
     """Returns a config and its plan, whose messages go through a whole backend."""
-    sends = [] if route.count(":") else [{"operation": "send", "route": route}]
-    table = {"format": 1, "rules": [*sends, {"operation": "all_reduce", "route": route}]}
+    sends = [] if route.count(":") else [{"operations": ["send"], "route": route}]
+    table = {"format": 2, "rules": [*sends, {"operations": ["all_reduce"], "route": route}]}
     path = folder / "table.json"
     path.write_text(json.dumps({**table, "default": "gloo"}))
     keys: dict[str, Any] = {"batch": 6, "parallel": parallel, "comm": {"table": str(path)}}

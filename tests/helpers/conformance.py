@@ -24,8 +24,7 @@ from hires import comm, torch_backend
 from hires.comm.backends import mpi_backend, rendezvous, rings, rounds
 from hires.core.ranks import mpi_library
 from hires.core.ranks.world import World
-from hires.plan.routes import OWN, parse_route
-from hires.plan.table_rules import CARRIES
+from hires.plan.routes import CARRIES, OWN, parse_route
 from tests.helpers import hard_tensors
 from tests.helpers.operations import CARRIED_ONLY, EVEN, FLOATS, TYPES, UNEVEN, Members, Op, values
 from tests.helpers.patience import PATIENCE_S

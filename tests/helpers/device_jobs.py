@@ -21,8 +21,8 @@ from hires.engine.verify import reference_step
 from hires.parallel import stage, window
 from hires.parallel.norms import NormTiles
 from hires.parallel.slot_pass import SlotPass
-from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
+from hires.plan.traffic import backends_of_plan
 from tests.helpers import simulated_device
 from tests.helpers.simulated_device import Simulated
 

@@ -26,8 +26,8 @@ from hires.engine.verify import verify_rank
 from hires.engine.weights_file import agreed_weights, open_weights
 from hires.parallel.gradients import StageGradients
 from hires.parallel.halo import Borrowed
-from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
+from hires.plan.traffic import backends_of_plan
 
 POOLED = True
 """The jobs leave a rank as it was, so that it serves others."""

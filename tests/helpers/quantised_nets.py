@@ -26,8 +26,8 @@ from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.operators.activations import unfused
 from hires.plan.operators.operator_facts import facts_of
-from hires.plan.passes.int8_scales import params_digest
-from hires.plan.passes.quantise import Quantiser, quantised
+from hires.plan.passes.int8 import params_digest, quantised
+from hires.plan.passes.int8_state import Quantiser
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Plan
 from hires.plan.rules import TILED

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hires.core.config.precision_config import LINEAR
-from hires.plan.passes.quantise import quantised
+from hires.plan.passes.int8 import quantised
 from tests.helpers.int8_cases import rows_by_definition
 from tests.helpers.linear_nets import mixer, transformer
 from tests.helpers.quantised_nets import QuantisedNet

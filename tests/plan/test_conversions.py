@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hires.plan.plan import Plan
+from hires.plan.plan import Box, Plan, Transfer
 from hires.plan.planner import make_plan
 from tests.helpers.small_plans import IMAGE, by_kind, config_of
 from tests.helpers.tiny_nets import Forward, traced
@@ -50,8 +50,9 @@ def test_node_without_a_rule_is_computed_whole_until_a_convolution_reads_it():
         ("last", "loss", False),
     ]
     # Each tile gets what the other holds, and of the gradient the same.
-    assert gather.messages == [[1, 0, 7, 13, 0, 10], [0, 1, 0, 7, 0, 10]]
-    assert crop.messages == [[0, 1, 7, 13, 0, 10], [1, 0, 0, 7, 0, 10]]
+    first, second = (Box(0, 2, rect) for rect in ((0, 7, 0, 10), (7, 13, 0, 10)))
+    assert gather.messages == [Transfer(1, 0, second), Transfer(0, 1, first)]
+    assert crop.messages == [Transfer(0, 1, second), Transfer(1, 0, first)]
     # One gather serves all readers, and the tiles stay.
     plan = planned(lambda n, x: (y := n.conv(x)).flip(2) + y.flip(3) + y, tiles=(2, 2), **CONV)
     assert [line for line in ways(plan) if "." in line] == ["conv.gather0 whole", "add.crop0 tiled"]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hires.plan.halos import companions
-from hires.plan.plan import CommOp, Stage
+from hires.plan.plan import Box, CommOp, Stage, Transfer
 from tests.helpers.tiny_nets import Forward, laid_out, tiled, traced
 
 
@@ -35,7 +35,10 @@ def test_branches_of_one_value_borrow_its_pixels_once_with_the_widest_margin():
     for first, second in ((3, 5), (5, 3)):
         [_, shared] = halos(forward, stem=conv(3), first=conv(first), second=conv(second))
         assert (shared.node, shared.readers, shared.back) == ("first", ["first", "second"], True)
-        assert shared.messages == [[1, 0, 6, 8, 0, 8], [0, 1, 4, 6, 0, 8]]
+        assert shared.messages == [
+            Transfer(1, 0, Box(0, 2, (6, 8, 0, 8))),
+            Transfer(0, 1, Box(0, 2, (4, 6, 0, 8))),
+        ]
 
 
 def test_reader_without_a_gradient_borrows_apart():
@@ -87,7 +90,8 @@ def test_chain_exchanges_once_for_every_so_many_layers():
     for fuse, exchanges in expected.items():
         found = halos_of(fused(chain, fuse, **CHAIN))
         # Tile 1 sends its first rows to tile 0.
-        rows = [next(m[3] - m[2] for m in op.messages if m[0] == 1) for op in found]
+        sent = [next(m.box.rect for m in op.messages if m.source == 1) for op in found]
+        rows = [rect[1] - rect[0] for rect in sent]
         assert list(zip([op.node for op in found], rows, strict=True)) == exchanges
     # Values between two exchanges are held as wide as the next layers need.
     assert fused(chain, 3, **CHAIN).extents == {

@@ -19,7 +19,6 @@ from hires.plan import traffic
 from hires.plan.event import ALONE, JOINT, POSTS, Event
 from hires.plan.groups import gradient_group, groups, tile_group
 from hires.plan.layout import held_by
-from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.program import events
@@ -28,6 +27,7 @@ from hires.plan.rules import TILED
 from hires.plan.schedule import started
 from hires.plan.simulation.costs import timed_program
 from hires.plan.simulation.simulate import simulate
+from hires.plan.traffic import backends_of_plan
 from tests.helpers.damage import prove
 from tests.helpers.random_plans import random_plan
 from tests.helpers.simulated import EqualCosts
@@ -99,17 +99,17 @@ def test_world_is_deadlock_free_and_its_messages_are_counted(name, monkeypatch):
 
 
 RULES = [
-    {"operation": "send", "ranks_per_node": "all", "bytes": "..1KiB", "route": "gloo"},
-    {"operation": "send", "bytes": "1KiB..", "route": "mpi"},
-    {"operation": "all_gather", "route": "mpi"},
-    {"operation": "all_reduce", "dtype": "float", "bytes": "512..", "route": "mpi:direct"},
+    {"operations": ["send"], "same_node": True, "max_bytes": 1024, "route": "gloo"},
+    {"operations": ["send"], "min_bytes": 1024, "route": "mpi"},
+    {"operations": ["all_gather"], "route": "mpi"},
+    {"operations": ["all_reduce"], "dtypes": ["float"], "min_bytes": 512, "route": "mpi:direct"},
 ]
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "single"])
 def test_layout_is_proved_where_backends_are_mixed(name, tmp_path):
     path = tmp_path / "table.json"
-    path.write_text(json.dumps({"format": 1, "rules": RULES, "default": "gloo"}))
+    path.write_text(json.dumps({"format": 2, "rules": RULES, "default": "gloo"}))
     config = config_of("train", BATCH, **LAYOUTS[name])
     config.comm.table, config.comm.backends = str(path), ["mpi"]
     config.launcher.name, config.launcher.hosts = "mpirun", ["a", "b"]
@@ -217,8 +217,7 @@ def test_every_rank_layer_and_pixel_has_one_owner(name):
                 held = Counter(
                     pixel
                     for box in held_by(plan.graph, stage, value)
-                    for row in range(box.r0, box.r1)
-                    for pixel in ((row, column) for column in range(box.c0, box.c1))
+                    for pixel in itertools.product(range(*box.rect[:2]), range(*box.rect[2:]))
                 )
                 rows, cols = plan.graph.shape(value)[2:]
                 assert len(held) == rows * cols

@@ -17,8 +17,8 @@ from hires.plan.groups import (
     num_tile_groups,
     tile_group,
 )
-from hires.plan.layout import Box, edge_of, held_by
-from hires.plan.plan import Edge, Plan, Stage
+from hires.plan.layout import edge_of, held_by
+from hires.plan.plan import Box, Plan, Stage, Transfer
 from hires.plan.planner import make_plan
 from hires.plan.program import halo_messages
 from hires.plan.rules import SHARDED, TILED, WHOLE
@@ -61,7 +61,9 @@ def test_halo_gradients_take_the_way_back_of_the_halo():
     plan = plan_of(tiles=[3, 1])
     op = next(op for op in plan.stages[0].comm if op.node == "conv3")
     for rank in range(3):
-        (sends, receives), back = (halo_messages(plan, rank, 0, op, way) for way in (False, True))
+        (sends, receives), back = (
+            halo_messages(plan, rank, 0, "F0", 1, op, way) for way in (False, True)
+        )
         there = [[(m.peer, m.rect) for m in side] for side in (receives, sends)]
         assert [[(m.peer, m.rect) for m in side] for side in back] == there
 
@@ -82,20 +84,20 @@ SIDES = (
 
 def cut(box: Box) -> tuple[slice, ...]:
     """Returns the slices of the whole value that a box stands for."""
-    return np.s_[box.n0 : box.n1, :, box.r0 : box.r1, box.c0 : box.c1]
+    r0, r1, c0, c1 = box.rect or (0, 7, 0, 5)
+    return np.s_[box.n0 : box.n1, :, r0:r1, c0:c1]
 
 
 def arrivals(
-    edge: Edge, messages: list[list[int]], side: int, senders: list[Box], count: int
+    messages: list[Transfer], side: int, senders: list[Box], count: int
 ) -> list[np.ndarray]:
     """How often each number comes to each rank of a side; senders must hold what they send."""
     came = [np.zeros(SHAPE) for _ in range(count)]
-    for message in messages:
-        box = Box(*message[2:]) if not edge.whole else Box(*message[2:4], 0, 7, 0, 5)
+    for *ends, box in messages:
         mask = np.zeros(SHAPE)
-        mask[cut(senders[message[1 - side]])] = 1
+        mask[cut(senders[ends[1 - side]])] = 1
         assert mask[cut(box)].all()
-        came[message[side]][cut(box)] += 1
+        came[ends[side]][cut(box)] += 1
     return came
 
 
@@ -108,8 +110,8 @@ def test_every_number_arrives_once_and_its_gradient_returns_once():
         )
         edge = edge_of(graph, "v", makes, reads, back=True)
         wanted, held = held_by(graph, reads, "v"), held_by(graph, makes, "v")
-        there = arrivals(edge, edge.messages, 1, held, len(wanted))
-        back = arrivals(edge, edge.back, 0, wanted, len(held))
+        there = arrivals(edge.messages, 1, held, len(wanted))
+        back = arrivals(edge.back, 0, wanted, len(held))
         for came, boxes in ((there, wanted), (back, held)):
             for count, box in zip(came, boxes, strict=True):
                 expected = np.zeros(SHAPE)

@@ -13,11 +13,11 @@ from hires.nets.trace import trace
 from hires.plan import gradient_sums, traffic
 from hires.plan.event import JOINT, POSTS, WORLD, Event
 from hires.plan.gradient_sums import TOGETHER
-from hires.plan.message_routes import backends_of_plan
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.program import events
 from hires.plan.proof.prove import judged
+from hires.plan.traffic import backends_of_plan
 from tests.helpers.custom_nets import Scaled
 from tests.helpers.small_plans import BATCH, LAYOUTS, by_kind, config_of, forked, plan_of
 
@@ -175,7 +175,7 @@ def table(tmp_path):
 
     def write(rules, default="default", **more):
         path = tmp_path / "table.json"
-        path.write_text(json.dumps({"format": 1, "rules": rules, "default": default, **more}))
+        path.write_text(json.dumps({"format": 2, "rules": rules, "default": default, **more}))
         return str(path)
 
     return write
@@ -198,7 +198,7 @@ def test_limits_of_a_table_are_findings(table):
     plan = routed_plan({"table": table([{"route": "gloo"}], "gloo", **busy)})
     [text] = [one.text for one in plan.findings if one.key == "comm.table"]
     assert text == "the tuning table was measured on a busy machine: 9 other programs"
-    plan = routed_plan({"table": table([{"operation": "send", "route": "mpi"}])})
+    plan = routed_plan({"table": table([{"operations": ["send"], "route": "mpi"}])})
     assert backends_of_plan(plan) == ["gloo"]
     [text] = [one.text for one in plan.findings if one.key == "comm.table"]
     assert "mpi of the tuning table cannot carry messages here" in text
@@ -212,15 +212,15 @@ def test_limits_of_a_table_are_findings(table):
 
 def test_damaged_routes_and_other_schemas_are_no_plan():
     values = routed_plan().to_dict()
-    values["routes"][0][-1] = "gloo:magic"
+    values["routes"][0]["route"] = "gloo:magic"
     with pytest.raises(PlanError, match="damaged"):
         Plan.from_dict(values)
-    with pytest.raises(PlanError, match=r"plan\.json has schema 99, this hires reads 2"):
+    with pytest.raises(PlanError, match=r"plan\.json has schema 99, this hires reads 3"):
         Plan.from_dict({**values, "schema": 99})
 
 
 def test_routes_within_a_node_and_between_nodes(table):
-    rules = [{"operation": "send", "ranks_per_node": "all", "route": "gloo:message"}]
+    rules = [{"operations": ["send"], "same_node": True, "route": "gloo:message"}]
     comm = {"table": table(rules, "mpi"), "backends": ["mpi"]}
     launcher = {"name": "mpirun", "hosts": ["a", "b"]}
     plan = routed_plan(comm, launcher, tiles=[4, 1], stages=1)
@@ -231,7 +231,7 @@ def test_routes_within_a_node_and_between_nodes(table):
 
 
 def test_every_replica_that_nodes_divide_otherwise_is_proved(table, monkeypatch):
-    rules = [{"operation": "send", "ranks_per_node": "all", "route": "gloo:message"}]
+    rules = [{"operations": ["send"], "same_node": True, "route": "gloo:message"}]
     comm = {"table": table(rules, "mpi"), "backends": ["mpi"]}
     launcher = {"name": "mpirun", "hosts": ["a", "b", "c"]}
     layout = {"tiles": [2, 2], "stages": 1, "replicas": 2}  # nodes of 3, 3 and 2 ranks

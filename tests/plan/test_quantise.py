@@ -19,7 +19,7 @@ from hires.parallel.reductions import REDUCTIONS
 from hires.plan.graph import Graph, Node
 from hires.plan.operators.activations import FUNCTIONS, clamp, function_of, unfused
 from hires.plan.passes.int8_arithmetic import inputs_that_count, sum_before, table_of
-from hires.plan.passes.quantise import RULES, Quantiser
+from hires.plan.passes.int8_state import Quantiser
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.quant.affine import Affine, affine_of
@@ -64,8 +64,8 @@ def quantiser(name: str, args: dict[str, Any], shape: list[int], size: int, *aff
     node = Node("y", f"{name}.default", args, shape, "float32")
     graph = Graph([node], "y", [1, 3, size, size], {})
     q = Quantiser(graph, dict(zip(("input", "y"), affines, strict=True)), {})
-    q.as_integers("input")
-    return q, RULES[node.kind](q, node)
+    q.integers("input")
+    return q, q.tried(node)
 
 
 @pytest.mark.parametrize(("side", "parts"), [(256, 1), (257, 2)])

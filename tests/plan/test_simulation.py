@@ -13,7 +13,7 @@ from hires.core.config.launcher_config import node_starts
 from hires.core.config.run_config import from_dict
 from hires.core.ranks.timeline import COLLECTIVE, GRADIENTS, HALO
 from hires.plan.event import Event
-from hires.plan.message_routes import near_pair
+from hires.plan.message_routes import is_on_one_node
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.point_times import MeasuredSeconds
@@ -100,7 +100,7 @@ def test_ranks_are_on_the_nodes_of_their_routes():
     network = Network(node_starts=node_starts(plan.world, 3))
     for one, other in itertools.combinations(range(plan.world), 2):
         is_near = network.node_of(one) == network.node_of(other)
-        assert is_near == (near_pair(plan, one, other) == 2)
+        assert is_near == is_on_one_node(plan, [one, other])
 
 
 def test_collectives_are_rounds_of_latency_and_bytes():
@@ -116,8 +116,8 @@ def test_collectives_are_rounds_of_latency_and_bytes():
     assert crowded.message_s(0, 1, 20, None) == (3 * 2.0, 3 * 1.0)
     assert crowded.gather_s([0, 1], 20) == 3 * NETWORK.gather_s([0, 1], 20)
     assert crowded.reduce_s([0, 1, 2], 20) == 3 * NETWORK.reduce_s([0, 1, 2], 20)
-    points = ["send 2 2 cpu bytes 8 gloo:message 0.001"]
-    table = TuningTable.from_dict({"format": 1, "rules": [], "default": "gloo", "points": points})
+    points = [[["send", 2, True, "cpu", "bytes", 8], "gloo:message", 0.001]]
+    table = TuningTable.from_dict({"format": 2, "rules": [], "default": "gloo", "points": points})
     network = MeasuredNetwork(measured=MeasuredSeconds(table))
     event = Event("send", 1, 0, (2,), "float32", route=parse_route("gloo:message"))
     assert network.message_s(0, 1, 8, event) == (0.0, 0.001)

@@ -137,10 +137,10 @@ def test_halo_messages_bring_what_is_needed_and_not_owned_from_its_owner(axes: A
         own = pixels(own_rect(size, grid, tile))
         needed = pixels(need_of(axes, own_rect([a.size_out for a in axes], grid, tile)))
         received: list[tuple[int, int]] = []
-        for source, target, *rect in messages:
+        for source, target, rect in messages:
             if target == tile:
                 assert source != tile
-                part = pixels((rect[0], rect[1], rect[2], rect[3]))
+                part = pixels(rect)
                 assert part
                 assert part <= pixels(own_rect(size, grid, source))
                 received += part
@@ -152,8 +152,8 @@ def test_halo_messages_bring_what_is_needed_and_not_owned_from_its_owner(axes: A
 @given(size=st.tuples(SIZES, SIZES), source_grid=GRIDS, target_grid=GRIDS)
 def test_regrid_moves_every_pixel_once_from_its_owner_to_its_owner(size, source_grid, target_grid):
     moved: list[tuple[int, int]] = []
-    for source, target, *rect in pieces_of_map(size, source_grid, own_rects(size, target_grid)):
-        part = pixels((rect[0], rect[1], rect[2], rect[3]))
+    for source, target, rect in pieces_of_map(size, source_grid, own_rects(size, target_grid)):
+        part = pixels(rect)
         assert part <= pixels(own_rect(size, source_grid, source))
         assert part <= pixels(own_rect(size, target_grid, target))
         moved += part

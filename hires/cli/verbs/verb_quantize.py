@@ -28,8 +28,7 @@ from hires.core.units import size
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
 from hires.plan.operators.operator_facts import facts_of
-from hires.plan.passes.int8_roundings import int8_operators
-from hires.plan.passes.int8_scales import kept_by_name
+from hires.plan.passes.int8 import int8_operators, kept_by_name
 from hires.quant.scales import (
     SUFFIX,
     Scales,

@@ -46,6 +46,8 @@ class StreamWait(NamedTuple):
     what: str
     ranks: tuple[int, ...]
     """Those that it needs; this one may be among them."""
+    operation: str = ""
+    """As ``all_reduce``; empty: no operation of a step."""
 
 
 class StreamWaits:
@@ -57,7 +59,7 @@ class StreamWaits:
         self._open: deque[StreamWait] = deque()
         self._free: list[Any] = []
 
-    def add(self, what: str, ranks: tuple[int, ...]) -> None:
+    def add(self, what: str, ranks: tuple[int, ...], operation: str = "") -> None:
         """Notes an operation that this thread's stream now waits for; CommError: the device failed.
 
         Errors of the device from an earlier operation are raised by :meth:`finish_oldest`.
@@ -69,7 +71,7 @@ class StreamWaits:
             event.record()
         except RuntimeError as error:
             raise CommError(f"{what} failed on the device: {error}") from error
-        self._open.append(StreamWait(event, what, ranks))
+        self._open.append(StreamWait(event, what, ranks, operation))
 
     def oldest(self) -> StreamWait | None:
         """Returns the first operation that may not have ended; None: all have."""

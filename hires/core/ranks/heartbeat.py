@@ -67,6 +67,8 @@ class Op(NamedTuple):
     """All members, if it is a collective."""
     number: int = -1
     """Of the call in one of :attr:`Activity.rings`; -1: it is none of these."""
+    operation: str = ""
+    """As ``recv`` or ``all_reduce``; empty: no operation of a step."""
 
 
 @dataclass
@@ -91,6 +93,8 @@ class RankStatus:
     """Its last communications, the latest at the end, with the seconds that they took."""
     calls: dict[str, Any] = field(default_factory=dict)
     """The fields of its ``RankCalls``, if it keeps its calls."""
+    operation: str = ""
+    """That it waits in, as ``recv`` or ``all_reduce``; empty: no operation of a step."""
 
 
 class Activity:
@@ -117,13 +121,14 @@ class Activity:
         tag: int = -1,
         ranks: tuple[int, ...] = (),
         number: int = -1,
+        operation: str = "",
     ) -> Op | None:
         """Notes that a communication begins; pass what comes back to :meth:`end`."""
         outer = self.now
         if outer is not None:  # a message of a collective
-            ranks = ranks or outer.ranks
+            ranks, operation = ranks or outer.ranks, outer.operation or operation
             number = outer.number if number < 0 else number
-        self.now = Op(what, time.perf_counter(), peer, tag, ranks, number)
+        self.now = Op(what, time.perf_counter(), peer, tag, ranks, number, operation)
         return outer
 
     def end(self, outer: Op | None) -> None:
@@ -162,7 +167,8 @@ class Activity:
             status.step, status.action = self.recorder.steps[-1].step, self.recorder.action
         now = self.now
         if now is not None:
-            status.what, status.peer, status.tag = now.what, now.peer, now.tag
+            status.what, status.operation = now.what, now.operation
+            status.peer, status.tag = now.peer, now.tag
             status.ranks, status.since_s = list(now.ranks), time.perf_counter() - now.begin_s
             if now.ranks and status.action and self.recorder is not None:
                 spans = reversed(self.recorder.steps[-1].spans)

@@ -102,7 +102,7 @@ def investigate(
     with contextlib.suppress(RunError):
         values, hang.world = records.read_plan(run_dir), records.read_world(run_dir)
         with contextlib.suppress(HiresError):  # another hires wrote it
-            hang.stall = stall(Plan.from_dict(values), answers, hang.world)
+            hang.stall = stall(Plan.from_dict(values), answers)
     with contextlib.suppress(RunError):
         write_atomically(folder / file_names.HANG, hang.page())
     return hang

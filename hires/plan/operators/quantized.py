@@ -1,4 +1,4 @@
-"""Registers the operators of quantised networks, which ``hires.plan.passes.quantise`` makes.
+"""Registers the operators of quantised networks, which ``hires.plan.passes.int8_state`` makes.
 
 Their values are unsigned 8-bit integers; scales and zero points are in their arguments, so what
 is planned is complete. What lies outside the image is the zero point. Operators that only choose

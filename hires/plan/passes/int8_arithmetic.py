@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from hires.plan.graph import Node
 from hires.plan.operators.activations import Activation, Function, function_of
-from hires.plan.passes.quantise import QuantisedValue, Quantiser
+from hires.plan.passes.int8_state import QuantisedValue
 from hires.quant.affine import LAST, Affine, affine_of
 
 ALL = {"low": 0, "high": LAST}
@@ -71,21 +70,6 @@ def table_of(activation: Activation, source: Affine, to: Affine) -> list[int]:
     """Returns the integer of an activation's value for each integer of its input."""
     function = function_of(activation)
     return [to.quantized(function(source.real(number))) for number in range(LAST + 1)]
-
-
-def made_by_table(
-    q: Quantiser, node: Node, activation: Activation, source: QuantisedValue, to: Affine
-) -> str:
-    """Appends the operators that compute an activation of integers."""
-    table = table_of(activation, source.affine, to)
-    return q.made(node, "q_table", {"input": source.ref, "table": table}, to)
-
-
-def own_numbers(q: Quantiser, node: Node) -> QuantisedValue | None:
-    """Returns the only input of a node, if it is quantised."""
-    if len(node.inputs) != 1 or next(iter(node.args.values())) != {"value": node.inputs[0]}:
-        return None
-    return q.as_integers(node.inputs[0]) if q.has_numbers(node.inputs[0]) else None
 
 
 def rescaled(source: Affine, to: Affine, add: float = 0.0) -> dict[str, float]:

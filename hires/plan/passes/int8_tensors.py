@@ -12,7 +12,7 @@ from typing import Any
 
 from hires.plan.graph import Graph, Node
 from hires.plan.operators.windows import pair
-from hires.plan.passes.quantise import QuantisedValue, Quantiser
+from hires.plan.passes.int8_state import QuantisedValue, Quantiser
 from hires.quant.affine import Affine
 
 

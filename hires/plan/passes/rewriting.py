@@ -25,7 +25,7 @@ from hires.plan.passes.fuse import (
     fuse_convolutions,
     fuse_norms,
 )
-from hires.plan.passes.int8_scales import quantised_by_config
+from hires.plan.passes.int8 import quantised_by_config
 from hires.plan.passes.int8_tensors import stored_params
 from hires.quant.scales import stored_scales
 

@@ -79,7 +79,7 @@ class _Steps:
                 continue
             self.proof.num_messages += 1
             target, receive = self.step.events[_other(post)]
-            if send[2:6] != receive[2:6] or send.route != receive.route:
+            if send.agreed != receive.agreed:
                 problems.append(
                     f"rank {source} sends {send.words} as {list(send.shape)} {send.dtype}"
                     f"{_by(send, receive)} where rank {target} expects {receive.words} as "

@@ -13,13 +13,13 @@ from typing import Any
 from hires.plan.event import Event
 from hires.plan.gradient_sums import sums_of
 from hires.plan.groups import groups
-from hires.plan.message_routes import backends_of_plan, replicas_apart
 from hires.plan.ownership import publications
 from hires.plan.plan import Finding, Plan
 from hires.plan.program import events
 from hires.plan.proof.explain import prove_each
 from hires.plan.proof.step_order import Proof, prove_merged
-from hires.plan.rank_kinds import translated_kinds
+from hires.plan.rank_kinds import replicas_apart, translated_kinds
+from hires.plan.traffic import backends_of_plan
 
 SHOWN = 8
 """Most problems that become findings."""

@@ -14,9 +14,6 @@ from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import events
 
-OF_ALL = ("a barrier", "the rendezvous", "an agreement")
-"""How the waits of all ranks together begin."""
-
 
 @dataclass(frozen=True)
 class Wait:
@@ -50,7 +47,7 @@ class Wait:
 
     @property
     def unmatched(self) -> str | None:
-        """What has one side only, and which; None if all have come, or nobody knows who has not."""
+        """What has one side only, and which; None if all have come, or who has not is unknown."""
         if not self.others:
             return None
         if self.message is None:
@@ -61,7 +58,7 @@ class Wait:
         size = "x".join(map(str, self.message.shape))
         fate = "has not begun to receive it" if sends else "has not sent it"
         if self.passed:
-            fate = "says that it is past it: it was lost on the way"
+            fate = "reports a later action, so the message was lost"
         return (
             f"{self.what}, {size} {self.message.dtype}, from rank {source} to rank {target}: "
             f"rank {there} {fate}"
@@ -86,9 +83,9 @@ class Stall:
         return list(dict.fromkeys(wait.unmatched for wait in waits if wait.unmatched is not None))
 
 
-def stall(plan: Plan, states: Mapping[int, RankStatus], world: int) -> Stall:
+def stall(plan: Plan, states: Mapping[int, RankStatus]) -> Stall:
     """Returns why nothing moves, from where each rank stands that answered."""
-    waits = [_wait(plan, states, status, world) for status in states.values() if status.what]
+    waits = [_wait(plan, states, status) for status in states.values() if status.what]
     waits.sort(key=lambda wait: -wait.since_s)
     by_rank = {wait.rank: wait for wait in waits}
     wanted = {other for wait in waits for other in wait.others}
@@ -103,7 +100,7 @@ def stall(plan: Plan, states: Mapping[int, RankStatus], world: int) -> Stall:
     return Stall(waits, culprits, [] if rank is None else path[path.index(rank) :])
 
 
-def _wait(plan: Plan, states: Mapping[int, RankStatus], here: RankStatus, world: int) -> Wait:
+def _wait(plan: Plan, states: Mapping[int, RankStatus], here: RankStatus) -> Wait:
     """Returns what a rank waits for, in the plan's words where the plan has it."""
     event = _event(plan, here)
     if event is not None and event.kind in POSTS:
@@ -113,22 +110,21 @@ def _wait(plan: Plan, states: Mapping[int, RankStatus], here: RankStatus, world:
     what = here.what if event is None else event.what
     if here.peer >= 0 and not here.ranks:
         return Wait(here.rank, what, [here.peer], here.since_s)
-    members = here.ranks or (range(world) if here.what.startswith(OF_ALL) else [])
-    others = [r for r in members if r != here.rank and not _together(here, states.get(r))]
+    others = [r for r in here.ranks if r != here.rank and not _together(here, states.get(r))]
     return Wait(here.rank, what, others, here.since_s)
 
 
 def _together(here: RankStatus, other: RankStatus | None) -> bool:
     if other is None or not other.what:
         return False
-    if here.ranks:
-        place = (here.step, here.action, here.nth, here.ranks)
-        return (other.step, other.action, other.nth, other.ranks) == place
-    return (other.what, other.step) == (here.what, here.step)
+    place = here.step, here.action, here.nth, here.operation, here.ranks
+    return (other.step, other.action, other.nth, other.operation, other.ranks) == place
 
 
 def _event(plan: Plan, here: RankStatus) -> Event | None:
     """Returns what a rank waits for as the plan has it, or None if it is outside the plan."""
+    if not here.operation:
+        return None
     if here.ranks:
         members = groups(plan)
         joint = [
@@ -142,9 +138,11 @@ def _event(plan: Plan, here: RankStatus) -> Event | None:
             return joint[0]._replace(what=joint[0].what.partition(",")[0]) if joint else None
         joint = [event for event in joint if event.kind == "collective"]
         return joint[here.nth] if 0 <= here.nth < len(joint) else None
-    kind = "recv" if here.what.startswith("a receive") else "send"
-    message = kind, here.peer, here.tag
-    posts = [event for event in events(plan, here.rank) if event[:3] == message]
+    posts = [
+        event
+        for event in events(plan, here.rank)
+        if (event.kind, event.peer, event.tag) == (here.operation, here.peer, here.tag)
+    ]
     # Halos of all microbatches have one tag: the action tells them apart.
     inside = [event for event in posts if event.part.action == here.action]
     return next(iter(inside or posts), None)

@@ -187,7 +187,7 @@ class _Reader:
         node = wait.node = kind, message
         self.step.events[node] = self.rank, event
         if is_merged:
-            facts = message, event[2:7], event.channel, event.route
+            facts = message, event.agreed, event.lane, event.channel
             self.program.posts[peer - self.rank][kind, event.lane].append(facts)
         end: Node = OTHER[kind], message
         if event.backend in STREAMED:

@@ -272,7 +272,8 @@ def _hidden_share(plan: Plan, slot: Slot, op: CommOp) -> float:
     if op.kind != "halo" or plan.halo_overlap == "off" or window is None or not window.strips:
         return 0.0
     own = area(extents_of(plan.graph, plan.stages[slot.stage], op.value)[slot.tile])
-    borrowed = sum(area((m[2], m[3], m[4], m[5])) for m in op.messages if m[1] == slot.tile)
+    rects = (one.box.rect for one in op.messages if one.target == slot.tile)
+    borrowed = sum(area(rect) for rect in rects if rect is not None)
     border = borrowed / own if own else 1.0
     if plan.halo_overlap == "auto" and border > BORDER_SHARE:
         return 0.0

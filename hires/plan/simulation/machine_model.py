@@ -22,13 +22,14 @@ from hires.plan.hardware import CUDA, device_of, gpus_of_node
 from hires.plan.plan import Plan
 from hires.plan.point_times import MeasuredSeconds
 from hires.plan.route_choice import table_of
+from hires.plan.routes import dtype_class
 from hires.plan.simulation.calibrated_device import CalibratedDevice
 from hires.plan.simulation.costs import Device, DeviceSpeed, Roofline
 from hires.plan.simulation.machine_calibration import COMMAND, Calibration
 from hires.plan.simulation.node_work import NodeWork
 from hires.plan.simulation.simulate import Link, Network, PassingTime, Simulation, simulate
-from hires.plan.table_rules import Case, dtype_class
 from hires.plan.traffic import Operation
+from hires.plan.tuning_table import Case
 
 LAUNCH_S = 10e-6
 """Of one operator of PyTorch in eager mode."""
@@ -284,8 +285,7 @@ class MeasuredNetwork(Network):
     ) -> float | None:
         if self.measured is None or event.route is None:
             return None
-        nodes = [self.node_of(rank) for rank in ranks]
-        near = max(map(nodes.count, set(nodes)))
+        same_node = self.node_of(min(ranks)) == self.node_of(max(ranks))
         kind = dtype_class(operation, event.dtype)
-        case = Case(operation, len(ranks), near, self.device, kind, num_bytes)
+        case = Case(operation, len(ranks), same_node, self.device, kind, num_bytes)
         return self.measured.seconds(case, event.route)

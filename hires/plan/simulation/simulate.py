@@ -198,7 +198,7 @@ class _Points:
     def add(self, rank: int, program: list[Item]) -> None:
         """Adds what a rank does."""
         counts: Counter[tuple[str, int, int]] = Counter()
-        sends: dict[tuple[int, int, int], list[Message]] = defaultdict(list)
+        sends: dict[tuple[int, int], list[Message]] = defaultdict(list)  # by peer and tag
         sums: dict[int, Meeting] = {}  # the last one of each group
         for at, item in enumerate(program):
             here, event = (rank, at), item.event
@@ -207,7 +207,7 @@ class _Points:
             needs += [(rank, at - 1)] if at else []
             if event is None:
                 continue
-            kind, peer, tag = event[:3]
+            kind, peer, tag = event.kind, event.peer, event.tag
             number = counts[kind, peer, tag]
             counts[kind, peer, tag] += 1
             ends = (rank, peer) if kind in ("send", "wait_send") else (peer, rank)
@@ -223,7 +223,7 @@ class _Points:
             if kind in POSTS:
                 self.behind[message].append(here)
                 if kind == "send":
-                    sends[message[:3]].append(message)
+                    sends[peer, tag].append(message)
             elif kind == "wait_recv":
                 needs.append(message)
             elif kind == "wait_issued":
@@ -236,7 +236,7 @@ class _Points:
                 sums[peer] = meeting
             else:
                 every = kind == "wait_sends"
-                needs += [*itertools.chain(*sends.values())] if every else sends[message[:3]]
+                needs += [*itertools.chain(*sends.values())] if every else sends[peer, tag]
 
     def times(self, network: Network, order: list[Message]) -> dict[Point, float]:
         """Returns when each point ends.

@@ -18,7 +18,7 @@ from hires.core.errors import ConfigError
 from hires.core.store import frozen, records
 from hires.core.store.ends import End
 from hires.core.store.network_weights import find_weights
-from hires.plan.passes.int8_scales import observed_values, params_digest
+from hires.plan.passes.int8 import observed_values, params_digest
 from hires.plan.plan import Plan
 from hires.quant.affine import affine_of
 from hires.quant.scales import Scales, calibration_key, read_scales, write_scales

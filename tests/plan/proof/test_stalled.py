@@ -23,12 +23,13 @@ def at(
         return RankStatus(rank, 4, action, since_s=since_s)
     verb = "a receive from" if event.kind == "recv" else "a send to"
     what = f"{verb} rank {event.peer}"
-    return RankStatus(rank, 4, action, what, event.peer, event.tag, since_s=since_s)
+    place = {"operation": event.kind, "peer": event.peer, "tag": event.tag}
+    return RankStatus(rank, 4, action, what, **place, since_s=since_s)
 
 
 def judged(*statuses: RankStatus, layout: str = "pp") -> Stall:
     plan = plan_of(**LAYOUTS[layout])
-    return stall(plan, {status.rank: status for status in statuses}, plan.world)
+    return stall(plan, {status.rank: status for status in statuses})
 
 
 def test_message_between_stages_is_named_with_its_shape():
@@ -41,14 +42,15 @@ def test_message_between_stages_is_named_with_its_shape():
         f"{wanted.what}, {shape} float32, from rank 0 to rank 1: rank 0 has not sent it"
     ]
     [text] = judged(at(0, action="F2"), at(1, wanted, "F1")).unmatched
-    assert "rank 0 says that it is past it: it was lost on the way" in text
+    assert "rank 0 reports a later action, so the message was lost" in text
 
 
 def test_collective_is_named_by_its_place_in_the_action():
     program = events(plan_of(**LAYOUTS["sp rows"]), 0)
     second = [e for e in program if e.kind == "collective" and "in F0" in e.what][1]
     waiting = [
-        RankStatus(rank, 4, "F0", "an all-gather", ranks=[0, 1, 2], nth=nth, since_s=9.0 - nth)
+        RankStatus(rank, 4, "F0", "x", ranks=[0, 1, 2], nth=nth, since_s=9.0 - nth, operation=name)
+        for name in ["all_gather"]
         for rank, nth in enumerate((1, 0, 1))
     ]
     found = judged(*waiting, layout="sp rows")
@@ -58,8 +60,8 @@ def test_collective_is_named_by_its_place_in_the_action():
 
 
 def test_rank_that_does_not_answer_is_to_blame_for_a_barrier():
-    barrier = "a barrier of all ranks"
-    found = judged(RankStatus(0, 3, "", barrier), RankStatus(2, 3, "", barrier))
+    barrier, ranks = "a barrier of all ranks", [0, 1, 2]
+    found = judged(*(RankStatus(rank, 3, "", barrier, ranks=ranks) for rank in (0, 2)))
     assert found.culprits == [1]
     assert found.unmatched == [f"{barrier}: rank 1 has not come to it"]
     assert found.waits[0].text == f"rank 0 waits for rank 1 to join {barrier}, since 0.0 s"

@@ -238,7 +238,7 @@ def test_every_backend_that_may_carry_a_plan_decides():
     schedule = [[plan.schedule[0][i] for i in (1, 0, 2, 3, 4, 5, 6, 7)], *plan.schedule[1:]]
     plan = replace(plan, schedule=schedule)
     assert judged(plan).findings == []
-    on_streams = [[*case, route.replace("shm", "nccl")] for *case, route in plan.routes]
+    on_streams = [replace(rule, route=rule.route.replace("shm", "nccl")) for rule in plan.routes]
     [first, *_] = judged(replace(plan, routes=on_streams)).findings
     assert isinstance(first, Finding)
     assert (first.severity, first.key) == ("error", "parallel")

@@ -43,27 +43,15 @@ class QuantisedValue(NamedTuple):
         return {"value": self.name}
 
 
-Rule = Callable[["Quantiser", Node], str]
-"""Appends what computes a node with integers, and returns nothing; or returns why it cannot."""
+class StaysFloat(Exception):  # noqa: N818 an answer, no failure
+    """Why a node is computed in float, in words."""
+
+
+Rule = Callable[["Quantiser", Node], None]
+"""Appends what computes a node with integers; StaysFloat: it cannot."""
 
 RULES: Registry[Rule] = Registry("int8 rule")
 """Operator -> its rule."""
-
-
-def quantised(
-    graph: Graph,
-    values: Mapping[str, Affine],
-    kept: Mapping[str, str],
-    linear: str = STATIC,
-) -> Graph:
-    """Returns a network that computes with integers what it can; a second time it changes nothing.
-
-    ``values`` hold the scale and zero point of values by name, ``kept`` the nodes that stay in
-    float with the reason, ``linear`` where linear layers have the scale of their input from.
-    """
-    if any(facts_of(node.kind).quantized for node in graph.nodes):
-        return graph
-    return Quantiser(graph, values, kept, linear).run()
 
 
 def is_linear(node: Node) -> bool:
@@ -90,20 +78,13 @@ class Quantiser:
         self.computed: set[str] = set()
         """Nodes of the network that are computed with integers."""
         self._reals: dict[str, str] = {INPUT: INPUT}
-        self._places = {node.name: index for index, node in enumerate(graph.nodes)}
         self._layer = ""
 
     def run(self) -> Graph:
         """Returns the network, with the reasons for what stays in float."""
         for node in self.graph.nodes:
             self._layer = node.layer
-            reason = self._why_float(node)
-            if not reason:
-                before = len(self.nodes), set(self.params)
-                reason = RULES[self._rule_name(node)](self, node)
-                if reason:
-                    self._forget(*before)
-            if reason:
+            if reason := self.tried(node):
                 self._append_float(node)
                 if reason != FOLLOWS and not self.only_moves(node):
                     self.kept.setdefault(node.name, reason)
@@ -116,19 +97,42 @@ class Quantiser:
         kept = {name: why for name, why in self.kept.items() if name in made}
         return dataclasses.replace(graph, kept=kept)
 
-    def as_integers(self, value: str) -> QuantisedValue | None:
-        """Returns a value as integers, quantised where it is float; None: it has no scale."""
+    def tried(self, node: Node) -> str:
+        """Computes a node with integers by its rule; returns why it cannot, else nothing."""
+        if reason := self._why_float(node):
+            return reason
+        num_nodes, params = len(self.nodes), set(self.params)
+        try:
+            RULES[self._rule_name(node)](self, node)
+        except StaysFloat as error:  # what its rule has appended is dropped
+            gone = {made.name for made in self.nodes[num_nodes:]}
+            del self.nodes[num_nodes:]
+            self.params = {name: fact for name, fact in self.params.items() if name in params}
+            self.numbers = {v: one for v, one in self.numbers.items() if one.name not in gone}
+            self._reals = {value: name for value, name in self._reals.items() if name not in gone}
+            return str(error)
+        return ""
+
+    def integers(self, value: str, why: str = "its input has no scale") -> QuantisedValue:
+        """Returns a value as integers, quantised where it is float; StaysFloat: it has no scale."""
         if value not in self.numbers and value in self.values and value in self._reals:
             affine = self.values[value]
             shape, name = self.graph.shape(value), f"{value}.quantized"
             args = {"input": {"value": self._reals[value]}, **_scale_args(affine)}
             self.add(name, "quantize", args, shape)
             self.numbers[value] = QuantisedValue(name, affine)
-        return self.numbers.get(value)
+        if value not in self.numbers:
+            raise StaysFloat(why)
+        return self.numbers[value]
 
-    def has_numbers(self, value: str) -> bool:
-        """Whether a value is quantised already."""
-        return value in self.numbers
+    def only_input(self, node: Node) -> QuantisedValue:
+        """Returns the only input of a node; StaysFloat: it is not quantised."""
+        first = next(iter(node.args.values()))
+        if len(node.inputs) != 1 or first != {"value": node.inputs[0]}:
+            raise StaysFloat(FOLLOWS)
+        if node.inputs[0] not in self.numbers:
+            raise StaysFloat(FOLLOWS)
+        return self.numbers[node.inputs[0]]
 
     def real(self, value: str) -> str:
         """Returns the name of a value as real numbers."""
@@ -149,10 +153,6 @@ class Quantiser:
         facts = facts_of(node.kind)
         return facts.moves or facts.view or node.name not in self.graph.of_images
 
-    def scale_of(self, node: Node, like: Affine | None = None) -> Affine | None:
-        """Returns the scale of a node's value: the given one, or else another's."""
-        return self.values.get(node.name, like)
-
     def add(
         self,
         name: str,
@@ -168,21 +168,18 @@ class Quantiser:
         """
         if any(not abs(args.get(key, 0.0)) <= FACTOR_LIMIT for key in _FACTORS):
             raise ConfigError(self._unfit(name, args))
-        made = Node(name, f"{kind}.default", args, shape, dtype, self._layer, flops)
-        self.nodes.append(made)
+        op = kind if "." in kind else f"{kind}.default"
+        self.nodes.append(Node(name, op, args, shape, dtype, self._layer, flops))
         return {"value": name}
 
-    def made(self, node: Node, kind: str, args: dict[str, Any], affine: Affine) -> str:
-        """Appends the operator that computes a node's value as integers, under its name."""
-        self.add(node.name, kind, args, node.shape, flops=node.flops)
-        self.numbers[node.name] = QuantisedValue(node.name, affine)
-        return ""
-
-    def made_real(self, node: Node, kind: str, args: dict[str, Any]) -> str:
-        """Appends the operator that computes a node's value as real numbers, under its name."""
-        self.add(node.name, kind, args, node.shape, "float32", node.flops)
-        self._reals[node.name] = node.name
-        return ""
+    def emit(self, node: Node, kind: str, args: dict[str, Any], affine: Affine | None) -> None:
+        """Appends the operator that computes a node's value; without ``affine`` as real numbers."""
+        dtype = "float32" if affine is None else UINT8
+        self.add(node.name, kind, args, node.shape, dtype, node.flops)
+        if affine is None:
+            self._reals[node.name] = node.name
+        else:
+            self.numbers[node.name] = QuantisedValue(node.name, affine)
 
     def param(self, name: str, shape: list[int], dtype: str, recipe: dict[str, Any]) -> Any:
         """Adds a tensor that ranks compute; returns it as an argument."""
@@ -225,14 +222,6 @@ class Quantiser:
         names = {value: self.real(value) for value in node.inputs}
         self.nodes.append(renamed(node, names))
         self._reals[node.name] = node.name
-
-    def _forget(self, num_nodes: int, params: set[str]) -> None:
-        # What a rule appended before it found that it cannot go on.
-        gone = {node.name for node in self.nodes[num_nodes:]}
-        del self.nodes[num_nodes:]
-        self.params = {name: fact for name, fact in self.params.items() if name in params}
-        self.numbers = {v: one for v, one in self.numbers.items() if one.name not in gone}
-        self._reals = {value: name for value, name in self._reals.items() if name not in gone}
 
     def _finish_output(self) -> None:
         # The network returns real numbers, under the name of its output.
