@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.conformance import Spec, conform, mistake
+from tests.helpers.conformance import Spec, conform
+from tests.helpers.mistakes import mistake
 from tests.helpers.mpi_ranks import run_mpi
 from tests.helpers.ranks import run_ranks
 

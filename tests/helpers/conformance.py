@@ -21,13 +21,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires import comm, torch_backend
-from hires.comm.backends import mpi_backend, rendezvous, rings, rounds
+from hires.comm.backends import mpi_backend, rings, rounds
 from hires.core.ranks import mpi_library
 from hires.core.ranks.world import World
 from hires.plan.routes import CARRIES, OWN, parse_route
 from tests.helpers import hard_tensors
-from tests.helpers.operations import CARRIED_ONLY, EVEN, FLOATS, TYPES, UNEVEN, Members, Op, values
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.operations import CARRIED_ONLY, EVEN, FLOATS, TYPES, UNEVEN, Members, values
 
 
 @dataclass(frozen=True)
@@ -341,65 +340,3 @@ PARTS: dict[str, Callable[[Lib], list[str]]] = {
     one.__name__: one for one in (reductions, operations, messages, kinds, overlaps)
 }
 """What is wrong with a part of what a backend must do."""
-
-
-# ---- errors of one rank
-
-
-def _sum(backend: str | None = None, numel: int = 4, dtype: torch.dtype = torch.float32) -> None:
-    comm.all_reduce(torch.ones(numel, dtype=dtype), backend=backend)
-
-
-def _message(wrong: bool, **changed: int) -> None:
-    facts = {"numel": 4, "tag": 3} | (changed if wrong else {})
-    tensor, tag = torch.ones(facts["numel"]), facts["tag"]
-    if comm.get_rank() == 1:
-        comm.recv(tensor, 0, tag=tag)
-    elif comm.get_rank() == 0:
-        comm.send(tensor, 1, tag=tag)
-
-
-def _two_orders(wrong: bool, backends: Sequence[str]) -> None:
-    for name in backends[:: -1 if wrong else 1]:
-        _sum(name)
-
-
-MISTAKES: dict[str, Callable[[bool, Any], None]] = {
-    "size": lambda wrong, _: _sum(numel=5 if wrong else 4),
-    "large size": lambda wrong, _: _sum(numel=4000 if wrong else 4),
-    "type": lambda wrong, _: _sum(dtype=torch.int32 if wrong else torch.float32),
-    "operation": lambda wrong, _: comm.all_reduce(torch.ones(4), Op.MAX if wrong else Op.SUM),
-    "refused": lambda wrong, _: _sum(dtype=torch.uint16 if wrong else torch.float32),
-    "root": lambda wrong, _: comm.broadcast(torch.ones(4), int(wrong)),
-    "message size": lambda wrong, _: _message(wrong, numel=2),
-    "tag": lambda wrong, _: _message(wrong, tag=4),
-    "order": _two_orders,
-}
-"""What rank 1 does otherwise than the others."""
-
-
-def mistake(world: World, spec: Spec, name: str) -> list[str]:
-    """Returns what a rank gets of a call with a mistake of rank 1, two later ones, and the end."""
-    place = rendezvous.WorldMeeting(world)
-    if "mpi" not in spec.backends:
-        place.part("start", PATIENCE_S)  # the limit is that of the calls
-    lib, answers = Lib(world, spec, place), list[str]()
-
-    def answer(call: Callable[[], Any]) -> None:
-        try:
-            call()
-            answers.append("done")
-        except comm.CommError as error:
-            answers.append(str(error))
-
-    answer(lambda: MISTAKES[name](world.rank == 1, spec.backends))
-    for _ in range(2):
-        total = torch.ones(3)
-        answer(lambda total=total: comm.all_reduce(total))
-        if answers[-1] == "done" and total.tolist() != [world.size] * 3:
-            answers[-1] = f"wrong {total}"
-    try:
-        lib.leave()
-    except comm.CommError as error:
-        answers.append(str(error))
-    return answers

@@ -128,23 +128,33 @@ def run_tiles(
 
 
 def check_tiles(
-    net: nn.Module, shape: tuple[int, ...], *grids: tuple[int, int], **keys: Any
+    net: nn.Module, shape: tuple[int, ...], *grids: tuple[int, int], ties: bool = False, **keys: Any
 ) -> Graph:
-    """Compares tiles with torch: value, gradients and buffers, in float64."""
-    torch.manual_seed(keys.get("seed", 0))
+    """Compares tiles with torch: value, gradients and buffers, in float64.
+
+    With ``ties`` also for an image of many equal pixels.
+    """
+    torch.manual_seed(0)
     training, net = keys.get("training", True), _Learns(net)
     net = copy.deepcopy(net).double().train(training)
     graph = trace(net, list(shape), training, torch.float64)
     x = torch.randn(shape, dtype=torch.float64)
-    x = x.relu() if keys.get("ties") else x
+    for pixels in (x, x.relu()) if ties else (x,):
+        _compare(net, graph, pixels, grids, keys.get("joint", False))
+    return graph
+
+
+def _compare(
+    net: nn.Module, graph: Graph, x: Tensor, grids: tuple[tuple[int, int], ...], joint: bool
+) -> None:
     whole = copy.deepcopy(net)
     image = x.clone().requires_grad_()
-    with Draws(0, 0, 0, shape[0]):
+    with Draws(0, 0, 0, len(x)):
         expected = whole(image)
     slope = torch.randn_like(expected)
     expected.backward(slope)
     for grid in grids:
-        value, grad, tiled = run_tiles(net, graph, grid, x, slope, keys.get("joint", False))
+        value, grad, tiled = run_tiles(net, graph, grid, x, slope, joint)
         _close(value, expected.detach(), f"value in {grid}")
         assert image.grad is not None
         _close(grad, image.grad, f"gradient in {grid}")
@@ -156,7 +166,6 @@ def check_tiles(
         buffers = (one for one in whole.named_buffers() if "num_batches_tracked" not in one[0])
         for name, buffer in buffers:
             _close(dict(tiled.named_buffers())[name].double(), buffer.double(), f"{name} in {grid}")
-    return graph
 
 
 class _Learns(nn.Module):

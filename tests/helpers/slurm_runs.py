@@ -9,7 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,30 @@ class Runs:
         jobs = [json.loads(path.read_text())["job"] for path in self.folder.rglob("a*/job.json")]
         if jobs or self.jobs:
             ask("scancel", "--quiet", *jobs, *self.jobs, **self.variables)
+
+
+SCENARIOS: list[Callable[[Runs], None]] = []
+
+
+def scenario(function: Callable[[Runs], None]) -> Callable[[Runs], None]:
+    """Adds a function to those that run at once, the first ones first."""
+    SCENARIOS.append(function)
+    return function
+
+
+@contextlib.contextmanager
+def at_once(folders: dict[Callable[[Runs], None], Path]) -> Iterator[dict[str, Future[None]]]:
+    """Starts scenarios, each in a folder and a thread; yields their ends and leaves no job."""
+
+    def run(function: Callable[[Runs], None], folder: Path) -> None:
+        with contextlib.closing(Runs(folder)) as runs:
+            function(runs)
+
+    pool = ThreadPoolExecutor(8)
+    yield {one.__name__: pool.submit(run, one, folder) for one, folder in folders.items()}
+    pool.shutdown(cancel_futures=True)
+    # A run is over a moment before its batch script is.
+    until(lambda: not ask("squeue", "--noheader"), "an empty queue", pause_s=0.2)
 
 
 def kill_daemon(name: str) -> None:

@@ -14,27 +14,30 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from hires.core.ranks import network
-from tests.helpers.launches import alive
 from tests.helpers.patience import until
+from tests.helpers.slurm_accounts import (
+    second_cluster_whose_accounts_alone_know_an_end_leaves_nothing,
+)
 from tests.helpers.slurm_runs import (
     LONG,
-    REPOSITORY,
+    SCENARIOS,
     TWO,
     Run,
     Runs,
     ask,
+    at_once,
     kill_daemon,
     killed,
     partition,
+    scenario,
     start_daemon,
 )
 
@@ -42,7 +45,6 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 OPENMPI = "launcher.mpi=openmpi"
 SAVING = ["checkpoint.every=3", LONG]
 DOCTOR = ("doctor", "launcher=slurm", "--nodes", "2", "--timeout", "60", "--json")
-FORGETFUL = "#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n"
 ODD = "it's $(touch oops) `touch oops`; touch oops #\"&"
 STARTERS: dict[str, list[str]] = {
     "srun": [],
@@ -50,32 +52,15 @@ STARTERS: dict[str, list[str]] = {
     "mpiexec.hydra": ["launcher.mpi=mpich"],
     "srun --mpi=pmi2": ["launcher.srun_mpi=pmi2"],
 }
-SCENARIOS: list[Callable[[Runs], None]] = []
-
-
-def scenario(function: Callable[[Runs], None]) -> Callable[[Runs], None]:
-    """Adds a function to those that run at once, the first ones first."""
-    SCENARIOS.append(function)
-    return function
 
 
 @pytest.fixture(scope="module")
 def ends(request, tmp_path_factory) -> Iterator[dict[str, Future[None]]]:
     """Starts the scenarios of this session, and leaves no job behind."""
-
-    def run(function: Callable[[Runs], None], runs: Runs) -> None:
-        with contextlib.closing(runs):
-            function(runs)
-
-    chosen = [
-        one for one in SCENARIOS if any(one.__name__ in i.name for i in request.session.items)
-    ]
-    every = {one: Runs(tmp_path_factory.mktemp("runs")) for one in chosen}
-    pool = ThreadPoolExecutor(8)
-    yield {one.__name__: pool.submit(run, one, runs) for one, runs in every.items()}
-    pool.shutdown(cancel_futures=True)
-    # A run is over a moment before its batch script is.
-    until(lambda: not ask("squeue", "--noheader"), "an empty queue", pause_s=0.2)
+    names = " ".join(item.name for item in request.session.items)
+    functions = [one for one in SCENARIOS if one.__name__ in names]
+    with at_once({one: tmp_path_factory.mktemp("runs") for one in functions}) as started:
+        yield started
 
 
 @scenario
@@ -365,53 +350,7 @@ def points_follow_the_run_whose_weights_they_begin_with(runs: Runs) -> None:
         assert trained.name in (run.path / "config.yaml").read_text()
 
 
-@scenario
-def second_cluster_whose_accounts_alone_know_an_end_leaves_nothing(runs: Runs) -> None:
-    # Sockets need a short path, and munge folders that others cannot write to.
-    folder = Path(tempfile.gettempdir()) / f"hires-slurm-accounts-{os.getpid()}"
-
-    def cluster(*words: str) -> subprocess.CompletedProcess[str]:
-        command = ["bash", str(REPOSITORY / "scripts" / "slurm_cluster.sh"), *words, str(folder)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
-
-    runs.variables["SLURM_CONF"] = f"{folder}/slurm.conf"
-    try:
-        started = cluster("start", "--accounting")
-        if "could not install" in started.stderr:
-            pytest.skip(f"needs MariaDB and slurmdbd: {started.stderr.splitlines()[-1]}")
-        assert started.stdout == f"export SLURM_CONF={folder}/slurm.conf\n", started.stderr
-        pids = [int(path.read_text()) for path in folder.glob("*.pid")]
-        _ends_that_only_the_accounts_know(runs)
-    finally:
-        stopped = cluster("stop")
-        runs.jobs.clear()
-        shutil.rmtree(runs.folder / "results", ignore_errors=True)
-    assert (stopped.returncode, folder.exists()) == (0, False), stopped.stderr
-    until(lambda: not alive(pids), "the end of all daemons")
-
-
-def _ends_that_only_the_accounts_know(runs: Runs) -> None:
-    def state(job: str) -> str:
-        return ask("sacct", "-nXP", f"--jobs={job}", "--format=State", **runs.variables)
-
-    run = runs.submit("launcher.account=hires")
-    ask("scontrol", "create", "PartitionName=later", "Nodes=ALL", "State=DOWN", **runs.variables)
-    other = runs.submit("seed=1", "launcher.account=hires", "launcher.partition=later")
-    ask("scancel", other.job(), **runs.variables)
-    _, err = runs.hires("run", *TWO, "seed=2", "launcher.account=nope", code=2)
-    assert "change launcher.account" in err
-    assert run.end() == ("done", None)
-    until(lambda: state(run.job()) == "COMPLETED", "sacct", pause_s=0.5)
-    until(lambda: "CANCELLED" in state(other.job()), "sacct", pause_s=0.5)
-    forgetful = runs.folder / "forgetful"
-    forgetful.mkdir()
-    for command in ("squeue", "scontrol"):
-        (forgetful / command).write_text(FORGETFUL)
-        (forgetful / command).chmod(0o755)
-    runs.variables["PATH"] = f"{forgetful}:{os.environ['PATH']}"
-    found = {state["state"]: state["cause"] for state in runs.states("default")}
-    assert found["cancelled"] == f"job {other.job()} ended with CANCELLED, and left no exit.json"
-    assert "done" in found
+scenario(second_cluster_whose_accounts_alone_know_an_end_leaves_nothing)
 
 
 @pytest.mark.parametrize("name", [one.__name__ for one in SCENARIOS])

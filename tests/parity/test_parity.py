@@ -60,5 +60,5 @@ def test_table_has_every_network_loss_and_schedule():
     nets |= {row.net for row in ROWS.values() if row.cpu_only}
     assert nets >= {row.net for row in ROWS.values() if "target" in row.keys.get("model", {})}
     assert {row.keys["model"]["target"] for row in ROWS.values() if row.cpu_only} == {
-        "tests.helpers.custom_nets:Panorama"
+        "tests.helpers.mixing_nets:Panorama"
     }
