@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires import comm, torch_backend
-from hires.comm.backends import mpi_backend, rings, rounds
+from hires.comm.backends import mpi_backend, rendezvous, rings, rounds
 from hires.core.ranks import mpi_library
 from hires.core.ranks.world import World
 from hires.plan.routes import CARRIES, OWN, parse_route

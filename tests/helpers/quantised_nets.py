@@ -137,11 +137,15 @@ class QuantisedNet:
             whole[:, :, r0:r1, c0:c1] = part
         return whole
 
-    def write(self, path: Path) -> None:
-        """Writes the scales as a calibration would."""
+    def scales(self) -> Scales:
+        """Returns what a calibration would find."""
         ranges = {name: (one.real(0), one.real(LAST)) for name, one in self.affines.items()}
         facts = params_digest(self.float_graph), "min_max", len(self.x)
-        write_scales(path, Scales(*facts, self.affines, ranges))
+        return Scales(*facts, self.affines, ranges)
+
+    def write(self, path: Path) -> None:
+        """Writes the scales as a calibration would."""
+        write_scales(path, self.scales())
 
     def layer_errors(self) -> dict[str, float]:
         """Returns by how many steps each value differs from a layer in float64, at most.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from hires.core.config.run_config import from_dict, to_dict
 from hires.nets.build_network import build_model, materialise
-from hires.quant.scales import read_scales, write_scales
+from hires.quant.scales import Scales, write_scales
 from tests.helpers.jobs import verify_each
 from tests.helpers.layouts import Given
 from tests.helpers.parity_rows import Row, by_world, groups, rows
@@ -40,25 +43,31 @@ def test_outputs_have_them_on_a_device_that_is_no_cpu(tmp_path: Path):
 
 
 def quantised(row: Row, folder: Path, **more: str) -> Given:
-    """Returns a row as ranks take it; with ``linear=dynamic`` linear inputs have no scales."""
+    """Returns a row as ranks take it, with the scales of its network."""
+    file = folder / f"{row.name}.json"
     config = row.config(**INT8, **more)
-    size, file = (config.height, config.width), folder / f"{row.name}.json"
-    net = build_model(config.model, config.seed, size)
-    materialise(net, [*net.state_dict()], config.seed)
-    linear = config.quant.linear
-    made = QuantisedNet(net, torch.rand(2, 3, *size), linear=linear)
-    made.write(file)
-    if linear == "dynamic":
-        scales = read_scales(file)
-        inputs = {
-            n.inputs[0] for n in made.float_graph.nodes if n.kind in ("linear", "fused_linear")
-        }
-        values = {n: one for n, one in scales.values.items() if n not in inputs}
-        assert len(values) < len(scales.values)
-        ranges = {n: scales.ranges[n] for n in values}
-        write_scales(file, dataclasses.replace(scales, values=values, ranges=ranges))
+    whole = to_dict(config) | {"parallel": {}, "device": "cpu"}
+    write_scales(file, scales_of(json.dumps(whole)))
     layout = row.given(folder, **INT8, **more, quant={"scales": str(file)})
     kinds = {node["op"].partition(".")[0] for node in layout[2]["graph"]["nodes"]}
-    assert ("q_dynamic_linear" in kinds) == (linear == "dynamic")
+    assert ("q_dynamic_linear" in kinds) == (config.quant.linear == "dynamic")
     assert any(kind.startswith("q_") for kind in kinds)
     return layout
+
+
+@functools.cache
+def scales_of(values: str) -> Scales:
+    """Returns the scales of a config's network; with ``linear=dynamic`` linear inputs have none."""
+    config = from_dict(json.loads(values))
+    size, linear = (config.height, config.width), config.quant.linear
+    net = build_model(config.model, config.seed, size)
+    materialise(net, [*net.state_dict()], config.seed)
+    made = QuantisedNet(net, torch.rand(2, 3, *size), linear=linear)
+    scales = made.scales()
+    if linear != "dynamic":
+        return scales
+    inputs = {n.inputs[0] for n in made.float_graph.nodes if n.kind in ("linear", "fused_linear")}
+    kept = {n: one for n, one in scales.values.items() if n not in inputs}
+    assert len(kept) < len(scales.values)
+    ranges = {n: scales.ranges[n] for n in kept}
+    return dataclasses.replace(scales, values=kept, ranges=ranges)

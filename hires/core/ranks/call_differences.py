@@ -62,12 +62,13 @@ def explanation(
 def first_difference(records: Mapping[int, RankCalls]) -> str:
     """Returns the first place at which two ranks made different calls; empty: none is seen."""
     found: list[tuple[bool, int, str]] = []
-    for channel in dict.fromkeys(name for record in records.values() for name in record.channels):
-        calls = {
-            rank: {call.number: call for call in record.kept if call.channel == channel}
-            for rank, record in records.items()
-            if channel in record.channels
-        }
+    by_channel: dict[str, dict[int, dict[int, KeptCall]]] = {}
+    for rank, record in records.items():
+        for channel in record.channels:
+            by_channel.setdefault(channel, {})[rank] = {}
+        for call in record.kept:
+            by_channel[call.channel][rank][call.number] = call
+    for channel, calls in by_channel.items():
         difference = _difference(calls)
         if difference is not None:
             waits = any(
