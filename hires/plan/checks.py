@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hires.core.config.data_config import OME_TIFF
-from hires.core.config.parallel_config import SCHEDULES, ParallelConfig
+from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import ONE_PASS
 from hires.core.evaluation_summary import num_classes
 from hires.core.losses import CLASSES
 from hires.core.precisions import CPU_FLAGS, INT8
+from hires.core.schedules import SCHEDULES
 from hires.core.store.provenance import cpu_flags
 from hires.core.units import listed
 from hires.plan.graph import Graph, describe
@@ -67,7 +68,7 @@ def check_together(config: RunConfig) -> Iterator[Finding]:
     Each key alone makes sense (:mod:`hires.core.config.parallel_config`).
     """
     parallel = config.parallel
-    directions = SCHEDULES[parallel.schedule]
+    directions = SCHEDULES[parallel.schedule].directions
     # Another number of stages than was given needs other layers per stage.
     freed = " with parallel.balance=null" if parallel.balance is not None else ""
     if parallel.directions > 1 and parallel.num_ranks == parallel.replicas:
@@ -89,7 +90,7 @@ def check_together(config: RunConfig) -> Iterator[Finding]:
         )
         yield Finding("error", "parallel.pairs", text)
     if parallel.directions != directions:
-        fit = [name for name, count in SCHEDULES.items() if count == parallel.directions]
+        fit = [name for name in SCHEDULES if SCHEDULES[name].directions == parallel.directions]
         text = (
             f"parallel.schedule={parallel.schedule} is for {directions} direction"
             f"{'s' if directions > 1 else ''}; with parallel.directions={parallel.directions} use "

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from hires.plan.graph import Graph, Node
@@ -142,14 +143,12 @@ def cheapest_cuts(total: list[int], costs: list[int], num_ranks: list[int]) -> l
     def work(stage: int, first: int, last: int) -> float:
         return (total[last] - total[first]) / num_ranks[stage]
 
-    limit = best_cut(len(costs), len(num_ranks), work, largest=True)[1] * SLACK
+    limit = cut_of_least_largest(len(costs), len(num_ranks), work)[1] * SLACK
 
-    def crossed(stage: int, first: int, last: int) -> float | None:
-        if total[last] - total[first] > limit * num_ranks[stage]:
-            return None
-        return costs[first] if first else 0
+    def is_too_long(stage: int, first: int, last: int) -> bool:
+        return total[last] - total[first] > limit * num_ranks[stage]
 
-    return best_cut(len(costs), len(num_ranks), crossed)[0][:-1]
+    return _cut_of_least_sum(len(costs), len(num_ranks), [0, *costs[1:]], is_too_long)[:-1]
 
 
 MAX_CANDIDATES = 160
@@ -245,47 +244,81 @@ def _candidates(graph: Graph, stage: Stage, crossing: dict[int, int]) -> list[in
 def _fewest_kept(inner: list[int], kept: list[int], limit: int) -> list[int]:
     """Returns the cuts, as indices of places, that keep least with no segment above a limit."""
 
-    def cost_of(_: int, first: int, last: int) -> float | None:
-        too_large = inner[last] - inner[first] > limit and first < last - 1
-        return None if too_large else kept[first]
+    def is_too_long(_: int, first: int, last: int) -> bool:
+        return inner[last] - inner[first] > limit and first < last - 1
 
-    return best_cut(len(inner) - 1, None, cost_of)[0]
+    return _cut_of_least_sum(len(inner) - 1, None, kept, is_too_long)
 
 
-def best_cut(
+Row = dict[int, tuple[float, int]]
+"""Places so far -> the least cost, and the first place of the last part."""
+
+
+def cut_of_least_largest(
+    end: int, count: int, cost_of: Callable[[int, int, int], float]
+) -> tuple[list[int], float]:
+    """Returns the cut of a line whose most expensive part is the cheapest, and what that costs.
+
+    A dynamic program over (parts so far, places so far). The cut is the first place of every part,
+    then ``end``; every part has a place at the least. ``cost_of``: (part, first place, place after
+    its last) -> what it costs, which grows with its length.
+    """
+    rows: list[Row] = [{0: (0.0, 0)}]
+    for part in range(count):
+        row: Row = {}
+        begun: list[tuple[float, int]] = []  # ascending: costs so far, and places of the part
+        for last in range(1, end + 1):
+            so_far, _ = rows[-1].get(last - 1, (math.inf, 0))
+            while begun and begun[-1][0] > so_far:
+                begun.pop()
+            begun += [(so_far, last - 1)] if so_far < math.inf else []
+            low, high = 0, len(begun)  # from low on the parts before cost as much as this one
+            while low < high:
+                middle = (low + high) // 2
+                if begun[middle][0] >= cost_of(part, begun[middle][1], last):
+                    high = middle
+                else:
+                    low = middle + 1
+            near = begun[max(0, low - 1) : low + 1][::-1]
+            costs = [(max(before, cost_of(part, first, last)), first) for before, first in near]
+            if costs:
+                row[last] = min(costs, key=lambda one: one[0])
+        rows.append(row)
+    return _cut_of(rows[1:], end), rows[-1][end][0]
+
+
+def _cut_of_least_sum(
     end: int,
     count: int | None,
-    cost_of: Callable[[int, int, int], float | None],
-    largest: bool = False,
-) -> tuple[list[int], float]:
-    """Returns the first place of every part of a line and its end, and the cost, the least one.
+    costs: Sequence[float],
+    is_too_long: Callable[[int, int, int], bool],
+) -> list[int]:
+    """Returns the cut of a line of the least sum of ``costs``, one for each first place of a part.
 
-    A dynamic program over (parts so far, places so far). Every part has a place at the least.
-
-    Args:
-        end: places of the line.
-        count: parts, at most as many as there are places; None: any number.
-        cost_of: (part, first place, place after its last) -> what it costs; None: it is too long,
-            and so are longer ones with that end.
-        largest: whether the largest cost of a part counts, which grows with its length, in place of
-            the sum.
+    None: any number of parts. ``is_too_long``: (part, first place, place after its last) -> whether
+    it is, and longer ones with that end, too.
     """
-    rows: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]  # place -> cost, first of its part
+    rows: list[Row] = [{0: (0.0, 0)}]
     for part in range(1 if count is None else count):
-        before = rows[-1]
-        rows.append(before if count is None else {})
+        row: Row = rows[-1] if count is None else {}
+        begun: deque[tuple[float, int]] = deque()  # ascending, as above
         for last in range(1, end + 1):
-            best = math.inf, 0
-            for first in range(last - 1, -1, -1):
-                cost = cost_of(part, first, last)
-                if cost is None or (largest and cost >= best[0]):
-                    break
-                if first in before:
-                    so_far = before[first][0]
-                    best = min(best, (max(so_far, cost) if largest else so_far + cost, first))
-            if best[0] < math.inf:
-                rows[-1][last] = best
-    cut, least = [end], rows[-1][end][0]
-    while cut[-1] > 0:
-        cut.append((rows[-1] if count is None else rows.pop())[cut[-1]][1])
-    return cut[::-1], least
+            if last - 1 in rows[-1]:
+                so_far = rows[-1][last - 1][0] + costs[last - 1]
+                while begun and begun[-1][0] > so_far:
+                    begun.pop()
+                begun.append((so_far, last - 1))
+            while begun and is_too_long(part, begun[0][1], last):
+                begun.popleft()
+            if begun:
+                row[last] = begun[0]
+        rows.append(row)
+    return _cut_of(rows[1:] if count is not None else rows[:1] * end, end)
+
+
+def _cut_of(rows: Sequence[Row], end: int) -> list[int]:
+    cut = [end]
+    for row in reversed(rows):
+        if cut[-1] > 0:
+            cut.append(row[cut[-1]][1])
+    return cut[::-1]

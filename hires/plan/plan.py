@@ -15,9 +15,9 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from hires.core.config.fields import build
 from hires.core.errors import ConfigError, PlanError
+from hires.core.schedules import Pipeline, timeline
 from hires.plan.factors import map_shape, unpack
 from hires.plan.graph import Graph, Node, Rect, plain
-from hires.plan.schedule import Pipeline, timeline
 from hires.plan.tuning_table import TuningRule
 
 SCHEMA = 3

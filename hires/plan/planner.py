@@ -9,6 +9,7 @@ from dataclasses import replace
 from hires.core.config.run_config import RunConfig
 from hires.core.losses import LOSSES
 from hires.core.precisions import PRECISIONS
+from hires.core.schedules import SCHEDULES, forward_only
 from hires.plan import checks, regions
 from hires.plan.channels import carriers
 from hires.plan.conversions import convert
@@ -24,7 +25,6 @@ from hires.plan.plan import CommOp, Finding, Plan, Stage
 from hires.plan.proof.prove import judged
 from hires.plan.route_choice import check_table, facts_of_table, usable_rules
 from hires.plan.rules import WHOLE
-from hires.plan.schedule import SCHEDULES, forward_only
 from hires.plan.traffic import totals
 from hires.plan.undivided import far_halos, gather_prices, no_rules, vanishing
 
@@ -44,8 +44,8 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
         stages = _stages(config, graph)
         if possible:
             plan = replace(plan, stages=stages)
-            make = SCHEDULES[parallel.schedule] if plan.training else forward_only
-            plan = replace(plan, schedule=make(plan.pipeline))
+            order = SCHEDULES[parallel.schedule].order if plan.training else forward_only
+            plan = replace(plan, schedule=order(plan.pipeline))
             findings += checks.check_directions(plan)
         made = convert(graph, stages, parallel.gather == "auto")
         graph, stages = made.graph, made.stages

@@ -20,11 +20,11 @@ from typing import Any
 from hires.core.errors import ConfigError
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import BACKWARD, FORWARD, Span, StepSpans, complete_steps, length_s
+from hires.core.schedules import started
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
 from hires.plan.plan import Plan
 from hires.plan.program import edge_messages
-from hires.plan.schedule import started
 
 Event = dict[str, Any]
 COMPUTATION, MESSAGES = 0, 1

@@ -12,8 +12,8 @@ import pytest
 
 from hires.core.config.fields import names_of
 from hires.core.config.model_config import ModelConfig
-from hires.core.config.parallel_config import SCHEDULES
 from hires.core.losses import LOSSES
+from hires.core.schedules import SCHEDULES
 from tests.helpers.jobs import verify, verify_each
 from tests.helpers.parity_rows import Row, by_world, groups, on_devices, require_exact, rows
 from tests.helpers.pool import POOL, SIMULATED

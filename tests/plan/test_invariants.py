@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from hires.core.schedules import started
 from hires.plan import traffic
 from hires.plan.event import ALONE, JOINT, POSTS, Event
 from hires.plan.groups import gradient_group, groups, tile_group
@@ -24,7 +25,6 @@ from hires.plan.planner import make_plan
 from hires.plan.program import events
 from hires.plan.proof.explain import prove_each
 from hires.plan.rules import TILED
-from hires.plan.schedule import started
 from hires.plan.simulation.costs import timed_program
 from hires.plan.simulation.simulate import simulate
 from hires.plan.traffic import backends_of_plan

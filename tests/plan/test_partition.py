@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.plan.graph import INPUT
-from hires.plan.partition import SLACK, best_cut, layer_starts, partition
+from hires.plan.partition import SLACK, cut_of_least_largest, layer_starts, partition
 from tests.helpers.graphs import chain, graph_of, node
 
 IMAGE = [1, 4, 8, 8]
@@ -80,7 +80,7 @@ def test_no_other_cut_has_a_cheaper_slowest_stage(num_stages):
         return max(cost_of(stage, *bound) for stage, bound in enumerate(bounds))
 
     of_layers = lambda stage, first, last: cost_of(stage, ends[first], ends[last])  # noqa: E731
-    cut, cost = best_cut(7, num_stages, of_layers, largest=True)
+    cut, cost = cut_of_least_largest(7, num_stages, of_layers)
     inner = itertools.combinations(range(1, 7), num_stages - 1)
     assert cost == pytest.approx(min(slowest_of([0, *one, 7]) for one in inner))
     assert slowest_of(cut) == pytest.approx(cost)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hires.plan.schedule import SCHEDULES, Pipeline, forward_only, timeline
+from hires.core.schedules import SCHEDULES, Pipeline, forward_only, timeline
 
 ONE_WAY = ["gpipe", "1f1b"]
 BOTH_WAYS = ["gems", "gems_1f1b"]
@@ -63,7 +63,7 @@ DRAWN: dict[str, tuple[str, tuple[int, ...], list[str]]] = {
 @pytest.mark.parametrize("case", DRAWN)
 def test_timeline(case):
     name, sizes, lines = DRAWN[case]
-    assert timeline(pipeline(*sizes), SCHEDULES[name](pipeline(*sizes))) == lines
+    assert timeline(pipeline(*sizes), SCHEDULES[name].order(pipeline(*sizes))) == lines
 
 
 def test_timelines_of_inference_and_of_schedules_that_never_end():
@@ -76,7 +76,7 @@ def test_timelines_of_inference_and_of_schedules_that_never_end():
 
 def check_complete(made: Pipeline, name: str) -> None:
     """Checks that every pass of every slot runs once, and that all of them can run."""
-    schedule = SCHEDULES[name](made)
+    schedule = SCHEDULES[name].order(made)
     for rank, actions in enumerate(schedule):
         held = [task.action for task in made.tasks() if rank in made.ranks_of(task)]
         assert sorted(actions) == sorted(held)
@@ -97,10 +97,12 @@ def test_every_pass_runs_once_and_in_order(name, num_stages, num_microbatches):
     one_way = pipeline(num_stages, num_microbatches)
     check_complete(one_way, name)
     # The bubble is what the papers say, when every pass takes the same time.
-    cells = [cell for line in timeline(one_way, SCHEDULES[name](one_way)) for cell in line.split()]
+    cells = [
+        cell for line in timeline(one_way, SCHEDULES[name].order(one_way)) for cell in line.split()
+    ]
     idle = (num_stages - 1) / (num_stages - 1 + num_microbatches)
     assert cells.count(".") / len(cells) == pytest.approx(idle)
-    for rank, actions in enumerate(SCHEDULES["1f1b"](one_way)):
+    for rank, actions in enumerate(SCHEDULES["1f1b"].order(one_way)):
         assert in_flight(one_way, rank, actions)[0] <= num_stages - rank
 
 
@@ -132,9 +134,9 @@ def in_flight(made: Pipeline, rank: int, actions: list[str]) -> dict[int, int]:
 @given(num_stages=st.integers(2, 6), num_microbatches=st.integers(1, 4), pairs=st.integers(1, 3))
 def test_gems_hold_few_microbatches(num_stages, num_microbatches, pairs):
     made = pipeline(num_stages, num_microbatches, 2 * pairs, 2)
-    for rank, actions in enumerate(SCHEDULES["gems"](made)):
+    for rank, actions in enumerate(SCHEDULES["gems"].order(made)):
         assert max(in_flight(made, rank, actions).values()) <= num_microbatches
-    for rank, actions in enumerate(SCHEDULES["gems_1f1b"](made)):
+    for rank, actions in enumerate(SCHEDULES["gems_1f1b"].order(made)):
         most = in_flight(made, rank, actions)
         assert most[0] <= num_stages - rank
         assert most[1] <= rank + 1

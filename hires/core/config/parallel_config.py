@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.config.fields import Section, value
+from hires.core.schedules import SCHEDULES
 
-SCHEDULES = {"gpipe": 1, "1f1b": 1, "gems": 2, "gems_1f1b": 2}
-"""Value of ``parallel.schedule`` -> the directions of a pipeline that it is for."""
-OVERLAPPING = ("gems_1f1b",)
-"""Schedules that run both directions at once: the layout is a mirrored pipeline, ``pp+gems``."""
 OBJECTIVES = ("images_per_s", "memory", "image")
 """By which ``parallel=auto`` chooses."""
 AUTO = "auto"
@@ -100,8 +97,8 @@ class ParallelConfig(Section, key="parallel", choices=_layouts(), choice_keys=la
     pairs: int = value(1, 1)
     """Model passes per step of each direction; the batch is spread over all of them."""
     schedule: str = value("gpipe", choices=SCHEDULES)
-    """Order of the passes of a pipeline: ``gpipe`` or ``1f1b``; in two directions ``gems`` (least
-    memory) or ``gems_1f1b`` (shortest step)."""
+    """Order of the passes of a pipeline. For one direction: ``gpipe`` and ``1f1b``; for two:
+    ``gems`` (least memory) and ``gems_1f1b`` (shortest step)."""
     balance: list[int] | None = value(low=1)
     """Layers per stage, one number a stage; unset: balanced by estimated FLOPs."""
     gather: str = value("auto", choices=("auto", "never"))
@@ -154,7 +151,7 @@ class ParallelConfig(Section, key="parallel", choices=_layouts(), choice_keys=la
         """Its name in ``WORDS``, as ``sp+pp``; one with other words stays."""
         given = self.name.split("+")
         mirrored = self.directions > 1
-        piped = self.schedule in OVERLAPPING if mirrored else self.microbatches > 1
+        piped = SCHEDULES[self.schedule].overlaps if mirrored else self.microbatches > 1
         holds = {
             "sp": any(grid != [1, 1] for grid in self.grids),
             "lp": self.stages > 1 and not piped and (not mirrored or "lp" in given),

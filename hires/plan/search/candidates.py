@@ -16,12 +16,12 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hires.core.config.parallel_config import SCHEDULES
 from hires.core.config.run_config import RunConfig
+from hires.core.schedules import SCHEDULES
 
 MOST_GRIDS = 6
 """Grids of one number of tiles that are listed, the most square ones first."""
@@ -34,39 +34,34 @@ SMOOTH = (2, 3, 5)
 the user gave their grid or no layout would be left."""
 MANY = 64
 
-KEYS = {
-    "replicas": "parallel.replicas",
-    "stages": "parallel.stages",
-    "grid": "parallel.tiles",
-    "spatial_stages": "parallel.spatial_stages",
-    "local_dp": "parallel.local_dp",
-    "directions": "parallel.directions",
-    "microbatches": "parallel.microbatches",
-    "pairs": "parallel.pairs",
-    "schedule": "parallel.schedule",
-    "balance": "parallel.balance",
-    "fuse": "parallel.halo.fuse",
-    "checkpoint": "memory.checkpoint",
-    "shards_optimizer": "optimizer.shard",
-}
-"""Field of a layout -> the key that a search decides."""
-DECIDED = frozenset(KEYS.values())
-
 Given = Mapping[str, Any]
 """Keys that the user gave, with their values: layouts with other values are not looked at."""
 NOTHING_GIVEN: Given = {}
+
+Values = Callable[[RunConfig, "LayoutShape"], Sequence[Any]]
+"""(config, shape) -> values of a key that may be worth a look, the usual one first."""
+
+
+def _dimension(key: str, default: Any = dataclasses.MISSING, **values: Values) -> Any:
+    """Returns a field of a layout, and what a search needs of the key that it stands for.
+
+    To add a dimension: a field of :class:`Candidate`, and its values. ``estimated``: those that are
+    looked at where a layout needs too much memory, and whose cost the estimate knows; ``planned``:
+    those with which good layouts are planned again, as the estimate says nothing of their cost.
+    """
+    return dataclasses.field(default=default, metadata={"key": key, **values})
 
 
 @dataclass(frozen=True)
 class LayoutShape:
     """Which ranks a layout has, whatever they do in which order."""
 
-    replicas: int
-    stages: int
-    spatial_stages: int
-    grid: tuple[int, int]
-    local_dp: int
-    directions: int
+    replicas: int = _dimension("parallel.replicas")
+    stages: int = _dimension("parallel.stages")
+    spatial_stages: int = _dimension("parallel.spatial_stages")
+    grid: tuple[int, int] = _dimension("parallel.tiles")
+    local_dp: int = _dimension("parallel.local_dp")
+    directions: int = _dimension("parallel.directions")
 
     @property
     def tiles(self) -> int:
@@ -80,18 +75,31 @@ class LayoutShape:
         return [self.tiles] * self.spatial_stages + [self.local_dp] * behind
 
 
+def _recomputed(config: RunConfig, shape: LayoutShape) -> Sequence[str]:
+    return ("none", "block", "stage") if config.task.name == "train" else ("none",)
+
+
+def _divided_updates(config: RunConfig, shape: LayoutShape) -> Sequence[bool]:
+    copies = shape.replicas > 1 or shape.directions > 1 or max(shape.ranks_of_stages) > 1
+    return (False, True) if config.task.name == "train" and copies else (False,)
+
+
+def _fused(config: RunConfig, shape: LayoutShape) -> Sequence[int]:
+    return FUSED if shape.spatial_stages else FUSED[:1]
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One layout."""
 
     shape: LayoutShape
-    microbatches: int = 1
-    pairs: int = 1
-    schedule: str = "gpipe"
-    checkpoint: str = "none"
-    shards_optimizer: bool = False
-    fuse: int = 1
-    balance: tuple[int, ...] | None = None
+    microbatches: int = _dimension("parallel.microbatches", 1)
+    pairs: int = _dimension("parallel.pairs", 1)
+    schedule: str = _dimension("parallel.schedule", "gpipe")
+    balance: tuple[int, ...] | None = _dimension("parallel.balance", None)
+    fuse: int = _dimension("parallel.halo.fuse", 1, planned=_fused)
+    checkpoint: str = _dimension("memory.checkpoint", "none", estimated=_recomputed)
+    shards_optimizer: bool = _dimension("optimizer.shard", False, estimated=_divided_updates)
 
     @property
     def pieces(self) -> int:
@@ -126,6 +134,15 @@ class Candidate:
         return changed
 
 
+_SHAPE = {one.name: one.metadata["key"] for one in dataclasses.fields(LayoutShape)}
+_ORDER = {one.name: one.metadata["key"] for one in dataclasses.fields(Candidate)[1:]}
+KEYS = _SHAPE | _ORDER
+"""Field of a layout -> the key that a search decides."""
+DECIDED = frozenset(KEYS.values())
+_LISTED = ("microbatches", "pairs", "schedule")
+"""Fields whose values :func:`orders` lists."""
+
+
 def candidate_of(keys: Mapping[str, Any]) -> Candidate:
     """Returns the layout with some :attr:`Candidate.keys`; KeyError: one is missing."""
     own = {name: keys[key] for name, key in KEYS.items()}
@@ -151,14 +168,11 @@ def shapes(
     grid = given.get("parallel.tiles")
     for any_tiles in (False, True) if grid is None else (True,):
         every = _every_shape(config, ranks, layers, grid, any_tiles)
-        listed = (shape for shape in every if _allows(given, Candidate(shape), *_OF_SHAPES))
+        listed = (shape for shape in every if _allows(given, Candidate(shape), *_SHAPE))
         first = next(listed, None)
         if first is not None:
             yield from (first, *listed)
             return
-
-
-_OF_SHAPES = tuple(KEYS)[:6]
 
 
 def _allows(given: Given, candidate: Candidate, *fields: str) -> bool:
@@ -195,7 +209,7 @@ def orders(
 
     What the user gave of the rest of a layout is in each.
     """
-    rest = {name: given[KEYS[name]] for name in _REST if KEYS[name] in given}
+    rest = {n: given[key] for n, key in _ORDER.items() if n not in _LISTED and key in given}
     if (balance := rest.get("balance")) is not None:
         if len(balance) != shape.stages:
             return
@@ -216,15 +230,13 @@ def orders(
             usual = "1f1b" if shape.stages == 1 else None
             if microbatches * pairs == 1 or config.task.name != "train":
                 usual = "gpipe"
-            for name, directions in SCHEDULES.items():
+            for name in SCHEDULES:
+                directions = SCHEDULES[name].directions
                 only = None if directions > 1 else given.get("parallel.schedule", usual)
                 one = Candidate(shape, microbatches, pairs, name, **rest)
                 is_listed = directions == shape.directions and only in (None, name)
-                if is_listed and _allows(given, one, "microbatches", "pairs", "schedule"):
+                if is_listed and _allows(given, one, *_LISTED):
                     yield one
-
-
-_REST = ("balance", "fuse", "checkpoint", "shards_optimizer")
 
 
 def variants(
@@ -232,13 +244,21 @@ def variants(
 ) -> Iterator[Candidate]:
     """Yields a layout, and what else it can do with its ranks: recompute, divide the optimiser."""
     yield candidate
-    training, shape = config.task.name == "train", candidate.shape
-    kinds = ("none", "block", "stage") if training else ("none",)
-    copies = shape.replicas > 1 or shape.directions > 1 or max(shape.ranks_of_stages) > 1
-    shards = (False, True) if training and copies else (False,)
-    for kind, shard in itertools.product(kinds, shards):
-        one = dataclasses.replace(candidate, checkpoint=kind, shards_optimizer=shard)
-        if one != candidate and _allows(given, one, "checkpoint", "shards_optimizer"):
+    yield from _others(config, candidate, given, "estimated")
+
+
+def trials(config: RunConfig, candidate: Candidate, given: Given) -> Iterator[Candidate]:
+    """Yields a layout with other values of what only a plan tells the cost of, as fused halos."""
+    yield from _others(config, candidate, given, "planned")
+
+
+def _others(config: RunConfig, candidate: Candidate, given: Given, how: str) -> Iterator[Candidate]:
+    fields = [one for one in dataclasses.fields(Candidate) if how in one.metadata]
+    names = [one.name for one in fields]
+    values_of = [one.metadata[how](config, candidate.shape) for one in fields]
+    for values in itertools.product(*values_of):
+        one = dataclasses.replace(candidate, **dict(zip(names, values, strict=True)))
+        if one != candidate and _allows(given, one, *names):
             yield one
 
 

@@ -35,13 +35,13 @@ from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.route_choice import resolve
 from hires.plan.search.candidates import (
-    FUSED,
     NOTHING_GIVEN,
     Candidate,
     Given,
     LayoutShape,
     orders,
     shapes,
+    trials,
     variants,
 )
 from hires.plan.search.choice import Choice, NoRoomError, Option
@@ -254,7 +254,7 @@ class Chooser:
                     planned += self._trial(estimator, one, choice)
             tried[candidate.shape] += len(planned) > before
         left = self.effort * FUSED_WORK
-        for one in self._fused([option for option, _ in planned]):
+        for one in self._tried_again([option for option, _ in planned]):
             if self._trial_work(one) <= left:
                 left -= self._trial_work(one)
                 choice.considered += 1
@@ -299,17 +299,15 @@ class Chooser:
         for cut in dict.fromkeys(cut for cut in cuts if cut is not None):
             yield dataclasses.replace(candidate, balance=cut)
 
-    def _fused(self, options: Sequence[Option]) -> Iterator[Candidate]:
-        """Yields the best layout of each shape in tiles with fused halos, if it is a good one."""
+    def _tried_again(self, options: Sequence[Option]) -> Iterator[Candidate]:
+        """Yields the best layout of each shape with fused halos and the like, if it is good."""
         best: dict[LayoutShape, Candidate] = {}
         ranked = sorted(options, key=self._cost)
         for option in ranked:
-            shape = option.candidate.shape
-            if shape.spatial_stages and self._cost(option) <= FUSED_WITHIN * self._cost(ranked[0]):
-                best.setdefault(shape, option.candidate)
-        for candidate, fuse in itertools.product(best.values(), FUSED[1:]):
-            if self.given.get("parallel.halo.fuse", fuse) == fuse != candidate.fuse:
-                yield dataclasses.replace(candidate, fuse=fuse)
+            if self._cost(option) <= FUSED_WITHIN * self._cost(ranked[0]):
+                best.setdefault(option.candidate.shape, option.candidate)
+        for candidate in best.values():
+            yield from trials(self.config, candidate, self.given)
 
 
 def _best_of_each_first(fitting: Sequence[Candidate]) -> list[Candidate]:

@@ -20,18 +20,18 @@ from typing import NamedTuple
 
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import PRECISIONS
+from hires.core.schedules import SCHEDULES, Pipeline, Task, forward_only
 from hires.plan.event import BYTES
 from hires.plan.graph import Graph, Node
 from hires.plan.partition import (
     SLACK,
-    best_cut,
     crossing,
+    cut_of_least_largest,
     layer_starts,
     partition,
     starts_between_ties,
 )
-from hires.plan.schedule import SCHEDULES, Pipeline, Task, forward_only
-from hires.plan.search.candidates import Candidate, LayoutShape
+from hires.plan.search.candidates import Candidate
 from hires.plan.search.stage_table import (
     NodeFacts,
     RankShare,
@@ -156,22 +156,18 @@ class Estimator:
         if shape.stages < 2 or len(starts) < shape.stages:
             return None
         tables = [self.table(share) for share in self.shares(candidate)]
-        ends = [*starts, len(self.graph.nodes)]
+        ends, in_flight = [*starts, len(self.graph.nodes)], self._in_flight(candidate)
 
         def cost_of(stage: int, first: int, last: int) -> float:
             """Returns what a stage of some nodes takes."""
             if by == "seconds":
                 return sum(_passes(tables[stage], first, last, "none"))
             kept = tables[stage].of(tables[stage].kept_bytes, first, last)
-            # In GPipe all microbatches are in flight, in the others as many as stages follow.
-            ahead = candidate.microbatches * candidate.pairs
-            if candidate.schedule != "gpipe":
-                ahead = min(ahead, shape.stages - stage)
             copies = 2 + self.config.optimizer.num_states if self.training else 1
-            return ahead * kept + copies * WEIGHT_BYTES * self._params(first, last)
+            return in_flight[stage] * kept + copies * WEIGHT_BYTES * self._params(first, last)
 
         own = lambda stage, a, b: cost_of(stage, ends[a], ends[b])  # noqa: E731
-        cut, slowest = best_cut(len(starts), shape.stages, own, largest=True)
+        cut, slowest = cut_of_least_largest(len(starts), shape.stages, own)
         by_flops = max(
             cost_of(stage, first, last)
             for stage, (first, last) in enumerate(itertools.pairwise(self.bounds(candidate)))
@@ -196,7 +192,7 @@ class Estimator:
             _passes(table, first, last, candidate.checkpoint)
             for table, (first, last) in zip(tables, stages, strict=True)
         ]
-        pipeline, ranks = _pipeline(shape, candidate, self.training), sum(shape.ranks_of_stages)
+        pipeline, ranks = _pipeline(candidate, self.training), sum(shape.ranks_of_stages)
         program = self._program(candidate, pipeline)
         step_s, busy_s = self._walk(program, pipeline, passes, bounds, shares, ranks)
         node = min((*self.network.node_starts[:1], ranks * shape.replicas))
@@ -214,9 +210,19 @@ class Estimator:
         key = (tuple(shape.ranks_of_stages), shape.directions, candidate.microbatches,
                candidate.pairs, candidate.schedule)  # fmt: skip
         if key not in self._programs:
-            make = SCHEDULES[candidate.schedule] if self.training else forward_only
-            self._programs[key] = pipeline.tasks_of(make(pipeline))
+            order = SCHEDULES[candidate.schedule].order if self.training else forward_only
+            self._programs[key] = pipeline.tasks_of(order(pipeline))
         return self._programs[key]
+
+    def _in_flight(self, candidate: Candidate) -> list[int]:
+        """Returns how many microbatches of each stage a rank has in flight at the most."""
+        most = [0] * candidate.shape.stages
+        for actions in self._program(candidate, _pipeline(candidate, self.training)):
+            counts = [0] * len(most)
+            for stage, _, back in actions:
+                counts[stage] += -1 if back else 1
+                most[stage] = max(most[stage], counts[stage])
+        return most
 
     def _walk(
         self,
@@ -375,11 +381,12 @@ def _passes(table: StageTable, first: int, last: int, checkpoint: str) -> tuple[
     return forward, back + (0.0 if checkpoint == "none" else forward)
 
 
-def _pipeline(shape: LayoutShape, candidate: Candidate, training: bool) -> Pipeline:
+def _pipeline(candidate: Candidate, training: bool) -> Pipeline:
     """Returns the replica that a schedule is made for.
 
     In one direction all ranks of a stage do the same, so one of each is enough.
     """
+    shape = candidate.shape
     counts = shape.ranks_of_stages if shape.directions > 1 else [1] * shape.stages
     ends = [0, *itertools.accumulate(counts)]
     down = tuple(tuple(range(a, b)) for a, b in itertools.pairwise(ends))

@@ -10,12 +10,12 @@ import pytest
 
 from hires.core.config.run_config import from_dict
 from hires.core.errors import PlanError
+from hires.core.schedules import Pipeline, one_forward_one_backward
 from hires.core.units import MIB
 from hires.plan.checks import check_numbers
 from hires.plan.memory import RankMemory, Room
 from hires.plan.partition import crossing
 from hires.plan.planner import make_plan
-from hires.plan.schedule import Pipeline, one_forward_one_backward
 from hires.plan.search.advice import offered
 from hires.plan.search.candidates import (
     Candidate,

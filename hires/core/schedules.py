@@ -1,8 +1,8 @@
 """Orders the passes of each rank: GPipe, 1F1B, GEMS, GEMS with 1F1B.
 
 A schedule is data: for every rank of a replica the list of its actions. To add one: a function
-under ``@named``, and a word on it at the key ``parallel.schedule``. Each rank holds one stage of a
-direction: an action names no stage.
+under ``@schedule``, from which the config, the search and the plan know it. Each rank holds one
+stage of a direction: an action names no stage.
 """
 
 from __future__ import annotations
@@ -105,11 +105,34 @@ class Pipeline:
                     yield Task(stage, microbatch, True)
 
 
-SCHEDULES: Registry[Callable[[Pipeline], Schedule]] = Registry("parallel.schedule")
-"""Value of ``parallel.schedule`` -> its function; :data:`DIRECTIONS` has the same names."""
+Order = Callable[[Pipeline], Schedule]
 
 
-@SCHEDULES.register("gpipe")
+@dataclass(frozen=True)
+class NamedSchedule:
+    """A value of ``parallel.schedule``."""
+
+    order: Order
+    directions: int
+    """Of the pipelines that it is for."""
+    overlaps: bool
+    """Whether it runs both directions at once: the layout is a mirrored pipeline, ``pp+gems``."""
+
+
+SCHEDULES: Registry[NamedSchedule] = Registry("parallel.schedule")
+
+
+def schedule(name: str, directions: int = 1, overlaps: bool = False) -> Callable[[Order], Order]:
+    """Returns a decorator that makes a function a value of ``parallel.schedule``."""
+
+    def named(order: Order) -> Order:
+        SCHEDULES.register(name)(NamedSchedule(order, directions, overlaps))
+        return order
+
+    return named
+
+
+@schedule("gpipe")
 def gpipe(pipeline: Pipeline) -> Schedule:
     """All forward passes, then all backward passes.
 
@@ -121,7 +144,7 @@ def gpipe(pipeline: Pipeline) -> Schedule:
     return [list(actions) for _ in range(pipeline.num_ranks)]
 
 
-@SCHEDULES.register("1f1b")
+@schedule("1f1b")
 def one_forward_one_backward(pipeline: Pipeline) -> Schedule:
     """As few microbatches in flight as keep the last stage busy.
 
@@ -142,7 +165,7 @@ def one_forward_one_backward(pipeline: Pipeline) -> Schedule:
     return schedule
 
 
-@SCHEDULES.register("gems")
+@schedule("gems", directions=2)
 def gems(pipeline: Pipeline) -> Schedule:
     """One model pass after the other, alternately down and up, in the memory of one.
 
@@ -169,7 +192,7 @@ def gems(pipeline: Pipeline) -> Schedule:
     return _arranged(pipeline, may_start, rank_first)
 
 
-@SCHEDULES.register("gems_1f1b")
+@schedule("gems_1f1b", directions=2, overlaps=True)
 def gems_both_ways(pipeline: Pipeline) -> Schedule:
     """Both directions at once, each with as few microbatches in flight as 1F1B: bubbles filled.
 
