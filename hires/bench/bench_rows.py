@@ -14,15 +14,18 @@ import json
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import ModuleType
 from typing import Any
 
+from torch import Tensor
+
+from hires.bench.race import Runner
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
-from hires.core.errors import ConfigError, HiresError
+from hires.core.errors import HiresError
 from hires.core.precisions import INT8
-from hires.core.registry import offer
+from hires.core.registry import Registry
+from hires.engine.device import RankDevice
 from hires.engine.verify_bounds import in_float64
 from hires.nets.trace import trace_config
 from hires.plan.graph import Graph
@@ -42,7 +45,7 @@ class BenchRow:
     name: str
     config: RunConfig
     plan: Plan | None = None  # of PLANNED peers: what is executed, and where it is cut
-    peer: str = "hires"  # what builds it: a module peers/peer_NAME.py
+    peer: str = "hires"  # what builds it, see PEERS
     what: str = ""
     ranks: int = 1
     threads: int = 1  # of each rank
@@ -63,13 +66,12 @@ class BenchRow:
         """Why it cannot run here; empty if it can."""
         if self.config.device != "cpu" and self.threads > 1:
             return f"threads are those of the CPU, and this is device={self.config.device}"
-        lacks = getattr(peer(self.peer), "lacks", None)
-        return lacks(self) if lacks else ""
+        return peer(self.peer).lacks(self)
 
     @property
     def converted(self) -> bool:
         """Whether its library reads a file of the network, made for images of one size."""
-        return getattr(peer(self.peer), "CONVERTED", False)
+        return peer(self.peer).converted
 
     def plain(self) -> dict[str, Any]:
         """Returns the row as plain values."""
@@ -87,14 +89,52 @@ class BenchRow:
         return BenchRow(**fields)
 
 
-def peer(name: str) -> ModuleType:
-    """Returns the module of a peer; ConfigError: there is none of this name."""
+class PeerSteps(Runner):
+    """A row on one rank, built in one way: hires, or a library beside it."""
+
+    converted = False
+    """Whether the library reads a file of the network: it is compared as it is timed."""
+    values: Sequence[Tensor] = ()
+    """Loss (1), or outputs (images, ...), of each microbatch of the step."""
+    first = 0
+    """Number of this rank's first microbatch among those of all replicas."""
+
+    def __init__(self, row: BenchRow, rank: int, device: RankDevice) -> None:
+        self.row, self.device, self.threads = row, device, row.threads
+
+    @staticmethod
+    def lacks(row: BenchRow) -> str:
+        """Returns why it cannot run a row; empty: it can."""
+        return ""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns what this rank has of a step: ``loss/0`` or ``output/0``, ``gradients/NAME``."""
+        kind = "loss" if self.row.training else "output"
+        named = {f"{kind}/{number}": v for number, v in enumerate(self.values, self.first)}
+        gradients = {f"gradients/{name}": p.grad for name, p in self.parameters.items()}
+        return named | {name: grad for name, grad in gradients.items() if grad is not None}
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """Returns the part of a tensor of one process that this rank has."""
+        return whole
+
+    def after_step(self) -> None:
+        """Frees values and gradients."""
+        self.values = ()
+        super().after_step()
+
+
+PEERS: Registry[type[PeerSteps]] = Registry("peer")
+"""``peer`` of a row -> what builds it; every module of ``hires.bench.peers`` registers its own."""
+
+
+def peer(name: str) -> type[PeerSteps]:
+    """Returns a peer; ConfigError: there is none of this name."""
     from hires.bench import peers
 
-    names = [entry.name.removeprefix("peer_") for entry in pkgutil.iter_modules(peers.__path__)]
-    if name not in names:
-        raise ConfigError(f"unknown peer {name!r} of a row; {offer(name, names)}")
-    return importlib.import_module(f"{peers.__name__}.peer_{name}")
+    for entry in pkgutil.iter_modules(peers.__path__, f"{peers.__name__}."):
+        importlib.import_module(entry.name)
+    return PEERS[name]
 
 
 def row_of(values: Mapping[str, Any]) -> BenchRow:

@@ -12,19 +12,22 @@ import dataclasses
 import logging
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hires.bench.bench_main import BenchTable, Result
 from hires.bench.bench_rows import BenchRow
+from hires.bench.bench_tables import BenchTable, Result
 from hires.bench.calibration_chains import (
     CHAINS,
     MOST_TILES,
     own_networks,
+    pace_row,
     usual_networks,
 )
 from hires.bench.calibration_times import typical
 from hires.bench.start_ranks import run_ranks
+from hires.core.config.fields import build
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
 from hires.core.store import provenance
@@ -97,13 +100,11 @@ def _measured(
     share_s = seconds / max(1, sum(len(rows) for rows, _, _ in jobs))
     for rows, ranks, busy in jobs:
         log.info("measuring operators of %d networks, %d ranks", len(rows), ranks)
-        words = [row.plain() for row in rows], len(rows) * share_s, busy, left_s()
+        plain = [row.plain() for row in (pace_row(), *rows)]
+        words = plain, len(rows) * share_s, busy, left_s()
         measured += run_ranks(f"{JOBS}:time_networks", ranks, left_s(), *words)
     for one in measured:
-        for sample in one["samples"]:  # JSON has no tuples
-            values = (tuple(v) if isinstance(v, list) else v for v in sample[0])
-            sample[0] = NodeWork._make(values)
-        one["samples"] = [Sample(*sample) for sample in one["samples"]]
+        one["samples"] = [build(Sample, sample) for sample in one["samples"]]
     return measured
 
 
@@ -156,15 +157,15 @@ def _amount(work: NodeWork) -> float:
 def tables(result: Result) -> list[BenchTable]:
     """Returns the speed of operators by class, and the links."""
     calibration = calibration_from(result["calibration"])
-    headings = [f"{phase}{end}" for end in ("", ", busy") for phase in PHASES]
-    by_class: dict[tuple[str, str], dict[str, list[float]]] = {}
+    phases = [f"{phase}{end}" for end in ("", ", busy") for phase in PHASES]
+    rates: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for work, ranks, seconds in calibration.samples:
-        rates = by_class.setdefault((work.family, work.dtype), {name: [] for name in headings})
-        rates[work.phase + ", busy" * (ranks > 1)].append(_amount(work) / seconds / 1e9)
+        phase = work.phase + ", busy" * (ranks > 1)
+        rates[work.family, work.dtype][phase].append(_amount(work) / seconds / 1e9)
     rows = []
-    for (family, dtype), rates in sorted(by_class.items()):
+    for (family, dtype), found in sorted(rates.items()):
         unit = "GFLOP/s" if family in ARITHMETIC else "GB/s"
-        speeds = {h: f"{statistics.median(r):.3g}" if r else "-" for h, r in rates.items()}
+        speeds = {n: f"{statistics.median(found[n]):.3g}" if n in found else "-" for n in phases}
         rows.append({"operators": family, "type": dtype, "unit": unit, **speeds})
     links, gigas = calibration.links, [calibration.bytes_per_s, calibration.busy_bytes_per_s]
     gigas += [links.bytes_per_s, links.reduce_bytes_per_s]
@@ -176,8 +177,3 @@ def tables(result: Result) -> list[BenchTable]:
         f"Kept: {result['kept']}, after {result['seconds']:.0f} s."
     )
     return [BenchTable("Operators on this machine", rows, note)]
-
-
-def facts(result: Result) -> list[str]:
-    """Returns what stands above the table."""
-    return []

@@ -154,6 +154,6 @@ def chain_config(chain: dict[str, Any], dtype: str, task: str) -> RunConfig:
     return from_dict({**values, "model": model})
 
 
-def pace_config() -> RunConfig:
+def pace_row() -> BenchRow:
     """Returns the network whose steps show how fast the machine is; each rank runs them alone."""
-    return chain_config(CHAINS[PACE], "fp32", "train")
+    return BenchRow("pace", chain_config(CHAINS[PACE], "fp32", "train"))

@@ -24,11 +24,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires.bench.bench_rows import BenchRow
-from hires.bench.calibration_chains import pace_config
-from hires.bench.peers import peer_hires, peer_module
 from hires.bench.peers.peer_hires import HiresSteps
+from hires.bench.peers.peer_torch import ModuleSteps
+from hires.bench.race import Runner, race
 from hires.bench.start_ranks import join_world
-from hires.comm import all_gather_stacked, all_reduce_coalesced, barrier, irecv, isend, make_groups
+from hires.comm import all_gather_stacked, all_reduce_coalesced, irecv, isend, make_groups
 from hires.comm.backends import rendezvous
 from hires.core.ranks import memory_files, timeline
 from hires.core.ranks.timeline import HostClock, MarkedSpan
@@ -47,9 +47,8 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 6  # timed steps of a network besides the first
 COPIED, SMALL, LARGE, GRADIENTS = 1 << 24, 256, 1 << 20, 1 << 22
 """Elements of a copy that is larger than caches, of a message whose time is latency, of one whose
 time is bandwidth, and of a sum of the gradients of a small network."""
-ROUNDS, WARMUP, IN_A_ROW = 60, 10, 10
-"""Of each measurement of a link; four times as many for a mean, which one disturbance spoils. In a
-step an exchange takes as long as in the mean of several in a row."""
+ROUNDS, WARMUP, IN_A_ROW = 100, 10, 10
+"""Of the links. In a step an exchange takes as long as in the mean of several in a row."""
 PASSES = (timeline.FORWARD, timeline.BACKWARD)
 Key = tuple[str, bool]  # a node's name, and whether it is its backward pass
 log = logging.getLogger(__name__)
@@ -80,9 +79,7 @@ class NodeTimes:
         self.steps.before_step()
         self._marks.clear()
         module.watch(self._see)
-        begin_s = time.thread_time()
-        self.steps.step()
-        self.step_s.append(time.thread_time() - begin_s)
+        self.step_s.append(_thread_s(self.steps.step))
         module.watch(None)
         spans = self.recorder.steps[-1].spans
         updates = (s.end - s.begin for s in spans if s.kind == timeline.OPTIMISER)
@@ -131,29 +128,31 @@ def typical(seconds: list[float]) -> float:
 
 
 def time_networks(
-    world: World, networks: list[dict[str, Any]], budget_s: float, busy: int, timeout_s: float
+    world: World,
+    networks: list[dict[str, Any]],
+    budget_s: float,
+    busy: int,
+    timeout_s: float,
 ) -> Iterator[list[dict[str, Any]]]:
     """Yields what a rank takes for each network while ``busy`` ranks of the machine compute.
 
-    The networks take turns, each step between others that show the machine's pace at that moment.
+    The networks take turns, each step between those of the first, which shows the machine's pace.
     All ranks take equally many steps; those of plans of one rank compute the same, each by itself.
     """
-    rows = [BenchRow.of_plain(network) for network in networks]
+    pace_row, *rows = [BenchRow.of_plain(network) for network in networks]
     plans = [row.plan for row in rows if row.plan is not None]
     names = dict.fromkeys(name for plan in plans for name in backends_of_plan(plan))
     rendezvous.torch_world(world, timeout_s)  # in which all wait for each other
     if plans[0].world == 1:
         world = replace(world, rank=0, size=1, local_rank=0, local_size=1)
     join_world(world, timeout_s, [*{GLOO: None, **names}])
-    steps = [peer_hires.build(row, world.rank, RankDevice()) for row in rows]
-    pace = peer_module.build(BenchRow("pace", pace_config()), 0, RankDevice())
+    steps = [HiresSteps(row, world.rank, RankDevice()) for row in rows]
+    pace_steps = ModuleSteps(pace_row, 0, RankDevice())
 
     def pace_s() -> float:
         dist.barrier()
-        begin_s = time.thread_time()
-        pace.step()
-        step_s = time.thread_time() - begin_s
-        pace.after_step()
+        step_s = _thread_s(pace_steps.step)
+        pace_steps.after_step()
         return step_s
 
     round_s = 0.0
@@ -189,11 +188,8 @@ def _parts_of(times: NodeTimes, plan: Plan, rank: int, busy: int) -> dict[str, A
                 equal[work].append(medians[step.node.name, step.back])
     passes_s, update_s = typical(times.passes_s), typical(times.update_s)
     params = sum(one.params for one in plan.stages) if plan.training else 0
-    source, target, copies_s = torch.ones(COPIED), torch.empty(COPIED), list[float]()
-    for _ in range(3):
-        begin_s = time.thread_time()
-        target.copy_(source)
-        copies_s.append(time.thread_time() - begin_s)
+    source, target = torch.ones(COPIED), torch.empty(COPIED)
+    copy_s = min(_thread_s(lambda: target.copy_(source)) for _ in range(3))
     besides_s = typical(times.step_s) - sum(medians.values()) - passes_s - update_s
     return {
         "ranks": busy,
@@ -203,8 +199,27 @@ def _parts_of(times: NodeTimes, plan: Plan, rank: int, busy: int) -> dict[str, A
         "besides_s": max(0.0, besides_s),
         "update_s": update_s,
         "update_bytes": (UPDATE_TOUCHES + 2 * plan.optimizer_states) * params * BYTES["float32"],
-        "bytes_per_s": 2 * 4 * COPIED / min(copies_s),
+        "bytes_per_s": 2 * 4 * COPIED / copy_s,
     }
+
+
+def _thread_s(run: Callable[[], object]) -> float:
+    # The seconds in which this thread computes in a call.
+    begin_s = time.thread_time()
+    run()
+    return time.thread_time() - begin_s
+
+
+class LinkCalls(Runner):
+    """Messages between two ranks, as steps send them."""
+
+    def __init__(self, call: Callable[[], object], in_a_row: int = 1) -> None:
+        self.call, self.in_a_row = call, in_a_row
+
+    def step(self) -> None:
+        """Makes the calls."""
+        for _ in range(self.in_a_row):
+            self.call()
 
 
 def time_links(world: World, timeout_s: float) -> Iterator[list[float]]:
@@ -219,31 +234,18 @@ def time_links(world: World, timeout_s: float) -> Iterator[list[float]]:
         received.wait()
         sent.wait()
 
-    def gather() -> None:  # as much as a normalisation of many channels needs
-        all_gather_stacked(torch.zeros(SMALL), group)
-
-    def add_up() -> None:
-        all_reduce_coalesced([gradients], group, backend=backends[-1])
-
-    small_s = typical(_seconds(lambda: exchange(SMALL), ROUNDS))
-    large_s = typical(_seconds(lambda: exchange(LARGE), ROUNDS))
-    sum_s = typical(_seconds(add_up, ROUNDS // 4))
-    latency_s, gather_s = (
-        statistics.median(_seconds(run, 4 * ROUNDS, IN_A_ROW))
-        for run in (lambda: exchange(SMALL), gather)
-    )
+    runners = {
+        "small": LinkCalls(lambda: exchange(SMALL)),
+        "large": LinkCalls(lambda: exchange(LARGE)),
+        "sum": LinkCalls(lambda: all_reduce_coalesced([gradients], group, backend=backends[-1])),
+        "latency": LinkCalls(lambda: exchange(SMALL), IN_A_ROW),
+        # As much as a normalisation of many channels needs.
+        "gather": LinkCalls(lambda: all_gather_stacked(torch.zeros(SMALL), group), IN_A_ROW),
+    }
+    *_, samples = race(runners, ROUNDS, WARMUP, group)
+    small_s, large_s, sum_s = (typical(samples[n].rounds_s) for n in ("small", "large", "sum"))
+    each = (statistics.median(samples[name].rounds_s) for name in ("latency", "gather"))
+    latency_s, gather_s = (seconds / IN_A_ROW for seconds in each)
     bytes_per_s = 4 * (LARGE - SMALL) / max(large_s - small_s, 1e-9)
     # Two ranks send each other half of the sum, and then the other half.
     yield [latency_s, bytes_per_s, gather_s, 4 * GRADIENTS / max(sum_s - 2 * small_s, 1e-9)]
-
-
-def _seconds(run: Callable[[], object], rounds: int, in_a_row: int = 1) -> list[float]:
-    # The seconds of calls that both ranks begin together.
-    seconds = []
-    for _ in range(WARMUP + rounds):
-        barrier()
-        begin_s = time.perf_counter()
-        for _ in range(in_a_row):
-            run()
-        seconds.append((time.perf_counter() - begin_s) / in_a_row)
-    return seconds[WARMUP:]

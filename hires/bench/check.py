@@ -12,7 +12,6 @@ alike; it prints from C, so the file descriptor itself is redirected.
 from __future__ import annotations
 
 import collections
-import contextlib
 import ctypes
 import logging
 import math
@@ -20,15 +19,14 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hires.bench.bench_rows import BenchRow, in_float32, peer
-from hires.bench.race import Runner
+from hires.bench.bench_rows import BenchRow, PeerSteps, in_float32, peer
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import INT8
 from hires.engine.device import RankDevice, to_host
@@ -52,6 +50,7 @@ _EXECUTED = re.compile(
     re.MULTILINE,
 )
 Reference = dict[str, Tensor]  # what one process computes, by `kind/name`
+Part = tuple[float, float]  # the error of what a rank has of a tensor, and its share of the whole
 log = logging.getLogger(__name__)
 
 
@@ -62,42 +61,39 @@ class FirstStepCheck:
         self.rank, self.device = rank, device
         self._references: dict[tuple[Any, ...], Reference] = {}
 
-    def __call__(self, row: BenchRow, runner: Runner | None) -> dict[str, Any] | None:
+    def __call__(self, row: BenchRow, runner: PeerSteps | None) -> dict[str, Any] | None:
         """Returns the errors of a row and whether it is right, on rank 0; None: not compared.
 
         All ranks call it together. Errors are infinite where nothing came, or NaN.
         """
         if not row.checked:
             return None
-        value = exact = verdict = None
-        errors: dict[str, float] = {}
-        if runner is not None:
-            value = _first_step(runner)[0]
-            if row.small is not None:
-                twin = peer(row.small.peer).build(row.small, self.rank, self.device)
-                exact, gradients = _first_step(twin)
-                twin.close()
-                expected = self._small_reference(row.small)
-                largest = largest_values(expected)
-                errors = {n: tensor_error(g, expected[n], n, largest) for n, g in gradients.items()}
-        answers: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(answers, (value, exact, errors))
+        kind, lower = "loss/" if row.training else "output/", row.config.precision.name in LOWER
+        values: list[Reference] = [{}]
         if self.rank == 0:
-            values, small_values, small_errors = zip(*answers, strict=True)
-            lower, small_error = row.config.precision.name in LOWER, 0.0
-            whole = value_of(self._reference(in_float32(row.config)))
-            error = value_error(values, whole, mean_square=lower)
-            ok = error <= (LOWER_TOLERANCE if lower else VALUE_TOLERANCE)
+            whole = self._reference(in_float32(row.config))
+            values = [{name: whole[name] for name in whole if name.startswith(kind)}]
+        dist.broadcast_object_list(values)
+        timed, exact, small = dict[str, Part](), dict[str, Part](), Reference()
+        if runner is not None:
+            timed = parts_of(runner, values[0], mean_square=lower)
             if row.small is not None:
                 small = self._small_reference(row.small)
-                wanted = [name for name in small if name.startswith("gradients/")]
-                small_error = value_error(small_values, value_of(small))
-                small_error = max(small_error, gradient_error(small_errors, wanted))
-                ok = ok and small_error <= small_limit(row.small)
-            verdict = {"value": error, "exact": small_error, "ok": ok}
-            log.info("%s: %s", row.name, verdict)
-        dist.barrier()
-        return verdict
+                twin = peer(row.small.peer)(row.small, self.rank, self.device)
+                exact = parts_of(twin, small)
+                twin.close()
+        answers: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(answers, (timed, exact))
+        if self.rank != 0:
+            return None
+        errors = [worst([parts[0] for parts in answers], values[0]), 0.0]
+        ok = errors[0] <= (LOWER_TOLERANCE if lower else VALUE_TOLERANCE)
+        if row.small is not None:
+            wanted = [name for name in small if name.startswith((kind, "gradients/"))]
+            errors[1] = worst([parts[1] for parts in answers], wanted)
+            ok = ok and errors[1] <= small_limit(row.small)
+        log.info("%s: errors %.0e %.0e", row.name, *errors)
+        return {"value": errors[0], "exact": errors[1], "ok": ok}
 
     def _small_reference(self, row: BenchRow) -> Reference:
         return self._reference(row.config, row if row.config.precision.name == INT8 else None)
@@ -114,14 +110,42 @@ class FirstStepCheck:
         return self._references[key]
 
 
-def _first_step(runner: Runner) -> tuple[Tensor | None, dict[str, Tensor]]:
-    # Runs one step; returns what this rank holds then, on the host, with its gradients.
+def parts_of(
+    runner: PeerSteps, reference: Reference, *, mean_square: bool = False
+) -> dict[str, Part]:
+    """Runs a step; returns the error of each tensor that this rank has, and its share of it.
+
+    The error is that of the worst element over the largest expected value, or of the root of the
+    mean square (``mean_square``) over that of the expected values.
+    """
     runner.before_step()
-    value = runner.step()
-    grads = {f"gradients/{name}": p.grad for name, p in runner.parameters.items()}
-    gradients = {name: to_host(grad).clone() for name, grad in grads.items() if grad is not None}
+    runner.step()
+    parts, largest = dict[str, Part](), largest_values(reference)
+    for name, tensor in runner.tensors().items():
+        if (whole := reference.get(name)) is not None:
+            part, right = to_host(tensor), runner.part(name, whole)
+            if mean_square and part.shape == right.shape:
+                error = _root_mean_square(part.double() - right) / _root_mean_square(whole.double())
+                error = error if math.isfinite(error) else math.inf
+            else:
+                error = tensor_error(part, right, name, largest)
+            parts[name] = error, right.numel() / max(1, whole.numel())
     runner.after_step()
-    return None if value is None else to_host(value), gradients
+    return parts
+
+
+def worst(ranks: Sequence[Mapping[str, Part]], wanted: Iterable[str]) -> float:
+    """Returns the largest error of all that is wanted; infinite: the ranks have not all of it."""
+    errors = [0.0]
+    for name in wanted:
+        parts = [rank[name] for rank in ranks if name in rank]
+        errors += [error for error, _ in parts]
+        errors += [math.inf] * (sum(share for _, share in parts) < 1 - 1e-9)
+    return max(errors)
+
+
+def _root_mean_square(tensor: Tensor) -> float:
+    return float(tensor.square().mean().sqrt())
 
 
 def small_limit(row: BenchRow) -> float:
@@ -132,67 +156,6 @@ def small_limit(row: BenchRow) -> float:
     if row.config.precision.name != INT8:
         return EXACT_TOLERANCE
     return max(float_sums(row.plan).bounds.by_kind.values()) if row.plan else MOST
-
-
-def value_of(reference: Reference) -> Tensor:
-    """Returns the mean loss (1) of all microbatches, or all outputs."""
-    losses = [tensor for name, tensor in reference.items() if name.startswith("loss/")]
-    if losses:
-        return torch.stack([loss.double().reshape(()) for loss in losses]).mean().view(1)
-    return torch.cat([t for name, t in reference.items() if name.startswith("output/")])
-
-
-def gradient_error(ranks: Sequence[Mapping[str, float]], wanted: Sequence[str]) -> float:
-    """Returns the largest error of all gradients that are wanted; infinite: no rank has one."""
-    errors = [0.0]
-    for name in wanted:
-        errors += [rank[name] for rank in ranks if name in rank] or [math.inf]
-    return max(errors)
-
-
-def value_error(
-    values: Sequence[Tensor | None], expected: Tensor, *, mean_square: bool = False
-) -> float:
-    """Returns the largest error of loss or outputs over the largest expected value.
-
-    ``values`` are those of the ranks: losses of replicas, parts of the batch, tiles, or copies of
-    one of these. ``mean_square``: of the roots of the mean squares instead.
-    """
-    parts = [value.double() for value in values if value is not None]
-    expected = expected.double()
-
-    def size(tensor: Tensor) -> float:
-        return float(tensor.square().mean().sqrt() if mean_square else tensor.abs().max())
-
-    error = max((size(part - right) for part, right in _pairs(parts, expected)), default=math.inf)
-    # NaN compares with nothing, not even in max().
-    finite = all(part.isfinite().all() for part in parts)
-    return error / (size(expected) or 1) if finite else math.inf
-
-
-def _pairs(parts: list[Tensor], expected: Tensor) -> list[tuple[Tensor, Tensor]]:
-    # Tensors and what each should be; none: the parts of all ranks are not the whole.
-    if parts and expected.dim() == 1:  # losses: the mean of the replicas counts
-        return [(torch.cat(parts).mean().view(1), expected)]
-    for replicas in range(1, len(parts) + 1):
-        each, batches = len(parts) // replicas, expected.chunk(replicas)
-        if len(parts) % replicas == 0 and len(batches) == replicas:
-            pairs = [_joined(parts[n * each :][:each], batch) for n, batch in enumerate(batches)]
-            if all(pairs):
-                return [pair for group in pairs for pair in group]
-    return []
-
-
-def _joined(parts: list[Tensor], expected: Tensor) -> list[tuple[Tensor, Tensor]]:
-    # Copies of a tensor, or its tiles put together, with it; none: they are neither.
-    if all(part.shape == expected.shape for part in parts):
-        return [(part, expected) for part in parts]
-    for cols in range(1, len(parts) + 1) if expected.dim() == 4 else ():
-        with contextlib.suppress(RuntimeError):  # tiles of other heights beside each other
-            rows = [torch.cat(parts[n : n + cols], 3) for n in range(0, len(parts), cols)]
-            if (grid := torch.cat(rows, 2)).shape == expected.shape:
-                return [(grid, expected)]
-    return []
 
 
 def onednn_kernels(step: Callable[[], object]) -> dict[str, int]:

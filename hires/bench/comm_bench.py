@@ -4,142 +4,89 @@
     table                   hires.comm as a tuning table chooses
     raw:gloo, raw:mpi4py    the libraries without hires
 
-The cells of a sweep are measured one after another on started ranks; the slowest rank is the
-sample, and every result is checked.
+The cells of a sweep are measured one after another on started ranks, whose libraries take turns;
+every element of a result is checked before the first turn and after the last.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
-import os
-import shutil
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import torch.distributed as dist
 
 from hires import comm
-from hires.bench.bench_main import BenchTable, Result
+from hires.bench.bench_main import result_of
+from hires.bench.bench_tables import Result, Row
 from hires.bench.messages import (
     BARRIER,
     BENCHED,
     BenchBuffers,
     BenchCell,
-    Block,
-    RaceWorld,
-    Row,
+    Call,
+    MessageCalls,
     bind,
-    noise_of,
-    race_cell,
-    timed,
+    messages_in,
 )
 from hires.bench.peers.mpi4py_calls import RawMpi
-from hires.bench.start_ranks import TORCHRUN, join_world, stream_ranks
+from hires.bench.race import Samples, noise_of, race, spread
+from hires.bench.start_ranks import join_world, stream_ranks
 from hires.comm.backends import rendezvous
 from hires.comm.backends.backend import BACKENDS
 from hires.comm.backends.mpi_backend import MpiBackend
 from hires.core.config.mpi_dialects import DIALECTS
-from hires.core.errors import ConfigError
-from hires.core.ranks import mpi_starter
+from hires.core.errors import ConfigError, HiresError
 from hires.core.ranks.world import World
-from hires.core.registry import offer
-from hires.core.units import parse_size, size
+from hires.core.units import size
 from hires.engine.device import open_device
 from hires.plan.routes import CARRIES, DIRECT, OWN, Route, is_possible, parse_route
 from hires.plan.tuning_table import TuningTable
 
 TABLE = "table"
 BASELINES = RAW_GLOO, RAW_MPI4PY = ("raw:gloo", "raw:mpi4py")
-DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8")
 SEGMENTS = ("1MiB", "4MiB", "16MiB")
 MOST_DIRECT_BYTES = 2**20
 """Largest size of which each rank sends to each other one: more is never faster."""
-WAIT_S = 120.0
+WAIT_S, WARMUP = 120.0, 3
 log = logging.getLogger(__name__)
 
 
-def options_of(task: Mapping[str, Any]) -> SimpleNamespace:
-    """Returns the options of a task, lists as tuples; ConfigError: one makes no sense.
-
-    ``routes`` that were not asked for are all that this machine has, backends first.
-    """
-    options = SimpleNamespace(**{**task, "start": starter_of(task["start"])})
-    ranks, options.routes = words_of(task["ranks"]), words_of(task["routes"])
-    if not all(word.isdecimal() and int(word) > 1 for word in ranks):
-        raise ConfigError(f"--ranks {task['ranks']}: write numbers above 1, as 2,4")
-    for route in (route for route in options.routes if route not in (*BASELINES, TABLE)):
-        parse_route(route)
-    options.routes = options.routes or routes_here(task["device"], has_mpi(options.start))
-    options.ranks, options.hosts = sorted({*map(int, ranks)}), words_of(task["hosts"])
-    options.operations = words_of(task["only"], "--only", BENCHED)
-    options.sizes = sizes_of(task["sizes"])
-    options.dtypes = words_of(task["dtypes"], "--dtypes", DTYPES)
-    return options
+def measure(task: Mapping[str, Any]) -> Iterator[Result]:
+    """Yields all rows by operation, type and number of ranks, after each cell."""
+    table = TuningTable.read(task["table"]) if task["table"] else None
+    routes = task["routes"] or routes_here(task)
+    if TABLE in routes and table is None:
+        raise ConfigError("--routes table needs --table FILE, as `hires tune comm` writes it")
+    baselines = () if task["routes"] else BASELINES[: 1 + has_mpi(task)]
+    ways = [*dict.fromkeys((*routes, *baselines, *([TABLE] if table else [])))]
+    cells = cells_of(task["only"], task["sizes"], task["dtypes"])
+    for groups in sweep(task, cells, ways, table):
+        idle = [row for rows in groups.values() for row in rows if "not_run" in row]
+        each = [f"{row['name']} in {row['operation']}: {row['not_run']}" for row in idle]
+        lacks = [f"not measured: {text}" for text in dict.fromkeys(each)]
+        start = f"ranks started by {task['start']}"
+        yield result_of(groups, [start, *noise_facts(groups), *lacks])
 
 
-def has_mpi(start: str) -> bool:
+def has_mpi(task: Mapping[str, Any]) -> bool:
     """Whether the ranks that a starter starts are those of an MPI."""
-    return bool(DIALECTS[start].libraries) or start == "srun"
+    return bool(DIALECTS[task["start"]].libraries) or task["start"] == "srun"
 
 
-def words_of(text: str, option: str = "", choices: Iterable[str] = ()) -> tuple[str, ...]:
-    """Returns the words of a list with commas; ConfigError: one is no choice of the option."""
-    words = tuple(dict.fromkeys(filter(None, text.split(","))))
-    for word in words if option else ():
-        if word not in choices:
-            raise ConfigError(f"{option}: unknown {word!r}; {offer(word, choices)}")
-    return words
-
-
-def sizes_of(text: str) -> tuple[int, ...]:
-    """Returns sizes in bytes: ``4,64KiB``, all powers of two of ``4..64MiB``, or of four: ``x4``.
-
-    >>> sizes_of("16,1KiB..64KiBx8")
-    (16, 1024, 8192, 65536)
-    """
-    sizes: set[int] = set()
-    for part in text.split(","):
-        ends, _, step = part.partition("x")
-        bounds = [parse_size(end) or 0 for end in ends.split("..")]
-        factor = int(step or 2) if (step or "2").isdecimal() else 0
-        at, last = bounds[0], bounds[-1]
-        if not 0 < at <= last or len(bounds) > 2 or factor < 2 or (step and len(bounds) < 2):
-            raise ConfigError(f"--sizes {part} is no size; write 64KiB, 4..64MiB or 4..64MiBx4")
-        while at <= last:
-            sizes.add(at)
-            at *= factor
-    return tuple(sorted(sizes))
-
-
-def starter_of(text: str) -> str:
-    """Returns what starts the ranks: ``auto`` is an MPI if there is one, else torchrun.
-
-    Without an MPI of its own a job of Slurm takes srun, which starts nothing outside of a job.
-    """
-    if text != "auto":
-        if text not in DIALECTS:
-            raise ConfigError(f"--start {text} is unknown; choose auto or {', '.join(DIALECTS)}")
-        return text
-    if importlib.util.find_spec("mpi4py") is None:
-        return TORCHRUN
-    in_slurm = "SLURM_JOB_ID" in os.environ and shutil.which("srun") is not None
-    return mpi_starter.mpi_here() or ("srun" if in_slurm else TORCHRUN)
-
-
-def routes_here(device: str, mpi: bool) -> tuple[str, ...]:
+def routes_here(task: Mapping[str, Any]) -> list[str]:
     """Returns the routes that a machine may have, the backends themselves first."""
-    own = "shm" if device == "cpu" else "nccl"
-    backends = [name for name in ("gloo", *["mpi"] * mpi, own) if name in BACKENDS]
+    own = "shm" if task["device"] == "cpu" else "nccl"
+    backends = [name for name in ("gloo", *["mpi"] * has_mpi(task), own) if name in BACKENDS]
     routes = [*backends]
     for name in (name for name in backends if name != "shm"):
         routes += [f"{name}:direct"] * is_possible(Route(name, DIRECT))
         routes += [f"{name}:segmented:{segment}" for segment in SEGMENTS]
-    return tuple(routes)
+    return routes
 
 
 def applies_to(way: str, operation: str, num_bytes: int) -> bool:
@@ -166,41 +113,46 @@ def cells_of(
     ]
 
 
-def sweep(options: SimpleNamespace, cells: Sequence[BenchCell], *job: Any) -> Iterator[list[Row]]:
-    """Yields all rows after each cell; a ``job`` has the ways, and a tuning table if any."""
-    rows: list[Row] = []
-    for ranks in options.ranks:
-        words = cells, options.rounds, options.seconds, options.device, *job
-        where = {"start": options.start, "hosts": options.hosts}
-        measured = stream_ranks(f"{__name__}:run_cells", ranks, options.timeout, *words, **where)
-        for number, row in enumerate(measured):
-            rows.append(row)
-            yield rows  # a cell that is shown has been kept
-            log.info("%d ranks, %d of %d: %s", ranks, number + 1, len(cells), describe(row))
+def sweep(
+    task: Mapping[str, Any],
+    cells: Sequence[BenchCell],
+    ways: Sequence[str],
+    table: TuningTable | None = None,
+) -> Iterator[dict[str, list[Row]]]:
+    """Yields all rows by operation, type and number of ranks, after each cell."""
+    groups = {title: [*rows] for title, rows in task.get("before", {}).items()}
+    if groups:
+        yield groups
+    plain = table.to_dict() if table is not None else None
+    for ranks in task["ranks"]:
+        known = [row for rows in groups.values() for row in rows if row["ranks"] == ranks]
+        done = {tuple(row[name] for name in BenchCell._fields) for row in known}
+        if not (left := [cell for cell in cells if cell not in done]):
+            continue
+        job = left, task["rounds"], task["seconds"], task["device"], ways, plain
+        where = {"start": task["start"], "hosts": task["hosts"]}
+        measured = stream_ranks(f"{__name__}:run_cells", ranks, task["timeout"], *job, **where)
+        for number, (cell, rows) in enumerate(zip(left, measured, strict=True)):
+            groups.setdefault(f"{cell[0]}, {cell[2]}, {ranks} ranks", []).extend(rows)
+            yield groups  # a cell that is shown has been kept
+            right = [row for row in rows if row["ok"] and "step_s" in row]
+            best = min(right, key=lambda row: float(row["step_s"]["median"]), default=None)
+            fastest = f"{best['name']} {best['step_s']['median'] * 1e6:.1f} us" if best else "-"
+            what = f"{cell[0]} {size(cell[1])}, fastest {fastest}"
+            log.info("%d ranks, %d of %d: %s", ranks, number + 1, len(left), what)
 
 
-def describe(row: Row) -> str:
-    """Returns a row in a line: the operation, the size and the fastest way."""
-    right = right_ways(row)
-    best = min(right, key=right.__getitem__, default="-")
-    best_us = f" {right[best] * 1e6:.1f} us" if right else ""
-    return f"{row['operation']} {size(row['bytes'])}, fastest {best}{best_us}"
+def noise_facts(groups: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Returns the line on the noise of rows that stands above their tables."""
+    typical, worst = (100 * noise_share(groups, share) for share in (0.5, 0.9))
+    text = f"noise: the medians of rounds differ by {typical:.1f} %, in a tenth of the cells by"
+    return [f"{text} {worst:.1f} % or more"]
 
 
-def right_ways(row: Row) -> dict[str, float]:
-    """Returns the medians of the ways whose results were right."""
-    ways = row["ways"].items()
-    return {name: way["p50_s"] for name, way in ways if way.get("p50_s") and not way["wrong"]}
-
-
-def wrong_rows(rows: Sequence[Row]) -> list[str]:
-    """Returns each way and cell whose result was wrong, in words."""
-    return [
-        f"{name}: {describe(row).partition(',')[0]}, {row['ranks']} ranks"
-        for row in rows
-        for name, way in row["ways"].items()
-        if way.get("wrong")
-    ]
+def noise_share(groups: Mapping[str, Sequence[Row]], share: float = 0.5) -> float:
+    """Returns the noise that a share of all rows does not exceed."""
+    noises = [row["noise"] for rows in groups.values() for row in rows if "noise" in row]
+    return float(np.quantile(noises or [0.0], share))
 
 
 def run_cells(
@@ -211,125 +163,85 @@ def run_cells(
     device: str,
     ways: Sequence[str],
     plain_table: dict[str, Any] | None = None,
-) -> Iterator[Row]:
-    """Yields the row of each cell, on a rank, which joins with all backends that the ways need."""
+) -> Iterator[list[Row]]:
+    """Yields the rows of each cell, on a rank, which joins with all backends that the ways need."""
     table = TuningTable.from_dict(plain_table) if plain_table else None
     routes = [parse_route(way).backend for way in ways if way not in (*BASELINES, TABLE)]
     routes += table.backends if table is not None else []
     routes += ["gloo"] * (RAW_GLOO in ways) + ["mpi"] * (RAW_MPI4PY in ways)
     order = ("gloo", "mpi", "nccl", "shm", "null")  # the first one is for agreements
     backends = [name for name in order if name in routes] or ["gloo"]
-    place = open_device(device, world.local_rank)
     join_world(world, WAIT_S, backends, device, table=table)
     if RAW_GLOO in ways:
         # torch renames its collectives in one version after the other; both names work.
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         rendezvous.torch_world(world, WAIT_S)
-    largest = functools.partial(comm.all_reduce, op=dist.ReduceOp.MAX, backend=backends[0])
     # The quickest that there is, so that ranks leave it close together.
     quickest = next((b for b in ("shm", "mpi", "gloo") if b in backends), backends[0])
-
-    def fence() -> None:
-        place.synchronize()
-        comm.barrier(backend=quickest)
-
-    name, done = str(place.torch), place.synchronize
-    race_world = RaceWorld(world.rank, world.size, fence, largest, name, done)
-    bound = {way: _bound(way, race_world) for way in ways}
-    near = {"ranks_per_node": world.local_size, "device": place.torch.type}
+    fence = functools.partial(comm.barrier, backend=quickest)
+    place = open_device(device, world.local_rank)
+    everyone = comm.make_groups([[*range(world.size)]])[0]
+    binders = {way: _binder(way) for way in ways}
     for cell in (BenchCell(*values) for values in cells):
-        here = {w: bound[w] for w in ways if applies_to(w, cell.operation, cell.num_bytes)}
-        yield {**race_cell(cell, here, race_world, rounds, seconds), **near}
+        buffers = BenchBuffers(cell, world.rank, world.size, str(place.torch))
+        facts = {"bytes": buffers.num_bytes, "ranks": world.size, "device": place.torch.type}
+        facts |= {**cell._asdict(), "ranks_per_node": world.local_size}
+        rows: dict[str, Row] = {}
+        runners: dict[str, MessageCalls] = {}
+        for way in (way for way in ways if applies_to(way, cell.operation, cell.num_bytes)):
+            runner, missing = None, ""
+            try:
+                runner = binders[way](buffers, place, fence)
+                wrong = runner.num_wrong()
+            except (HiresError, RuntimeError, ValueError, TypeError, KeyError) as error:
+                missing = " ".join(str(error).split())[:200] or type(error).__name__
+            missing = next(filter(None, comm.gather_texts(missing)), "")
+            rows[way] = {**facts, "name": way, "ok": True}
+            if missing:
+                rows[way]["not_run"] = missing
+            elif runner is not None:
+                runners[way], rows[way]["ok"] = runner, comm.max_all(wrong) == 0
+        yield [*_raced(rows, runners, rounds, seconds, everyone)]
     comm.barrier()
     comm.shutdown()
 
 
-def _bound(way: str, world: RaceWorld) -> Callable[[BenchBuffers], Block]:
-    # What binds a way to the buffers of a cell.
-    if way != RAW_MPI4PY:
-        library: Any = dist if way == RAW_GLOO else comm
-        if way not in (*BASELINES, TABLE):
-            route = parse_route(way)
-            names = {*BENCHED, "send", "recv", "isend", "irecv"}
-            calls = {n: getattr(comm, n) for n in names if hasattr(comm, n)}
-            bound = {n: functools.partial(call, backend=route) for n, call in calls.items()}
-            library = SimpleNamespace(**bound)
-        return lambda buffers: timed(bind(library, buffers), world)
-    lock = cast(MpiBackend, comm.default_world().backends["mpi"]).calls
-    with lock:
-        raw = RawMpi()
-    own = world._replace(fence=raw.world.Barrier)
-
-    def bind_raw(buffers: BenchBuffers) -> Block:
-        block = timed(raw.bind(buffers), own)
-
-        # The thread of hires.comm must not call MPI meanwhile; so the fence is MPI's own, too.
-        def run(times: int) -> list[float]:
-            with lock:
-                return block(times)
-
-        return run
-
-    return bind_raw
+def _raced(
+    rows: dict[str, Row],
+    runners: Mapping[str, MessageCalls],
+    rounds: int,
+    seconds: float,
+    everyone: comm.Group,
+) -> Iterator[Row]:
+    # The rows of a cell with what the libraries that have the operation take, by turns.
+    samples: Mapping[str, Samples] = {}
+    if runners:
+        *_, samples = race(runners, rounds, WARMUP, everyone, seconds / rounds)
+    for way, row in rows.items():
+        if way in samples:
+            messages = messages_in(row["operation"], row["bytes"])
+            calls_s = [call_s / messages for turn_s in samples[way].turns_s for call_s in turn_s]
+            took, operation = spread(calls_s), BENCHED[row["operation"]]
+            rates = operation.bandwidths(row["bytes"], row["ranks"], took["median"])
+            row |= {"step_s": took, "noise": noise_of(samples[way].rounds_s), "bytes_per_s": rates}
+            row["ok"] &= comm.max_all(runners[way].num_wrong()) == 0
+            row["wrong"] = "" if row["ok"] else "elements of the result"
+        yield row
 
 
-def measure(task: Mapping[str, Any]) -> Iterator[Result]:
-    """Yields all rows after each cell."""
-    options = options_of(task)
-    table = TuningTable.read(task["table"]) if task["table"] else None
-    if TABLE in options.routes and table is None:
-        raise ConfigError("--routes table needs --table FILE, as `hires tune comm` writes it")
-    baselines = () if task["routes"] else BASELINES[: 1 + has_mpi(options.start)]
-    ways = dict.fromkeys((*options.routes, *baselines, *([TABLE] if table else [])))
-    cells = cells_of(options.operations, options.sizes, options.dtypes)
-    plain = table.to_dict() if table is not None else None
-    for rows in sweep(options, cells, [*ways], plain):
-        wrong = wrong_rows(rows)
-        yield {"ok": not wrong, "start": options.start, "wrong": wrong, "rows": rows}
+def _binder(way: str) -> Callable[..., MessageCalls]:
+    # What binds a way to the buffers of a cell: hires.comm, or a library beside it.
+    if way == RAW_MPI4PY:
+        return RawMpi(cast(MpiBackend, comm.default_world().backends["mpi"]).calls).bound
+    library: Any = dist if way == RAW_GLOO else comm
+    if way not in (*BASELINES, TABLE):
+        names = {*BENCHED, "send", "recv", "isend", "irecv"}
+        calls = {name: getattr(comm, name) for name in names if hasattr(comm, name)}
+        route = parse_route(way)
+        bound = {n: functools.partial(call, backend=route) for n, call in calls.items()}
+        library = SimpleNamespace(**bound)
 
+    def bound_to(buffers: BenchBuffers, place: Any, fence: Call) -> MessageCalls:
+        return MessageCalls(bind(library, buffers), buffers, place, fence)
 
-def noise_facts(rows: Sequence[Row]) -> list[str]:
-    """Returns the line on the noise of rows that stands above their tables."""
-    typical, worst = (100 * noise_of(rows, share) for share in (0.5, 0.9))
-    text = f"noise: the medians of rounds differ by {typical:.1f} %, in a tenth of the cells by"
-    return [f"{text} {worst:.1f} % or more"]
-
-
-def facts(result: Result) -> list[str]:
-    """Returns what stands above the tables."""
-    ways = [(*item, row["operation"]) for row in result["rows"] for item in row["ways"].items()]
-    lacks = dict.fromkeys(f"{n} in {op}: {w['missing']}" for n, w, op in ways if "missing" in w)
-    lines = [f"not measured: {text}" for text in lacks]
-    results = f"WRONG: {'; '.join(result['wrong'])}" if result["wrong"] else "all right"
-    noise = noise_facts(result["rows"])
-    return [f"ranks started by {result['start']}", *noise, f"results: {results}", *lines]
-
-
-def tables(result: Result) -> list[BenchTable]:
-    """Returns a table for each operation, type and number of ranks."""
-    groups: dict[str, list[Row]] = defaultdict(list)
-    for row in result["rows"]:
-        groups[f"{row['operation']}, {row['dtype']}, {row['ranks']} ranks, us"].append(row)
-    tables = []
-    for title, rows in groups.items():
-        ways = [*dict.fromkeys(way for row in rows for way in row["ways"])]
-        ways.sort(key=lambda way: ":" in way and way not in BASELINES)  # narrow screens cut the end
-        tables.append(BenchTable(title, [_cells(row, ways) for row in rows]))
-    return tables
-
-
-def _cells(row: Row, ways: Sequence[str]) -> dict[str, str]:
-    # The size, the fastest way with its bandwidths, and the median of every way.
-    right, values = right_ways(row), ["-"] * 4
-    best = min(right, key=right.__getitem__, default="-")
-    if right:
-        way, operation = row["ways"][best], BENCHED[row["operation"]]
-        rates = operation.bandwidths(row["bytes"], row["ranks"], right[best])
-        rates_text = [f"{rate / 1e9:.3f}" for rate in rates]
-        values = [f"{way['p99_s'] * 1e6:.1f}", *rates_text, str(way["count"])]
-    cells = {"size": "-" if row["operation"] == BARRIER else size(row["bytes"]), "fastest": best}
-    cells |= dict(zip(("p99", "alg GB/s", "bus GB/s", "n"), values, strict=True))
-    for name in ways:
-        wrong = row["ways"].get(name, {}).get("wrong")
-        cells[name] = f"{right[name] * 1e6:.1f}" if name in right else "WRONG" if wrong else "-"
-    return cells
+    return bound_to

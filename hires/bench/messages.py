@@ -1,10 +1,8 @@
-"""Defines and times the messages of ``hires bench comm``: buffers, calls, results, bandwidths.
+"""Defines the messages of ``hires bench comm``: buffers, calls, right results, bandwidths.
 
 A call is made through any library with the names of ``torch.distributed``, so that hires.comm and
-torch run the same lines. The values are small whole numbers, whose sums are exact in every type.
-Of every operation and size each library runs a block of calls in every round, in turns. A call is
-timed alone, behind a fence that all ranks leave together; the slowest rank is the sample. The first
-and the last round check every element of the result.
+torch run the same lines. The values are small whole numbers, whose sums are exact in every type, so
+every element of a result can be checked.
 
 Source:
     Bandwidths: NVIDIA nccl-tests, doc/PERFORMANCE.md. Point to point: OSU micro-benchmarks,
@@ -14,33 +12,31 @@ Source:
 from __future__ import annotations
 
 import functools
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from hires.bench.race import turns
-from hires.core.errors import HiresError
+from hires.bench.race import Runner
+from hires.engine.device import RankDevice
 
 ROOT = 0
 WINDOW, WINDOW_BYTES = 64, 2**26
 """Messages under way at once in the tests of bandwidth, as in osu_bw; fewer if they were larger."""
-LEAST_CALLS, MOST_CALLS = 2, 400  # of a block
 _PERIOD, _POISON, _TAG = 7, 99, 11
 
 Call = Callable[[], object]
-Block = Callable[[int], list[float]]  # runs so many calls and returns the seconds of each
-Row = dict[str, Any]  # what was measured of a cell on some ranks, as plain values
+Right = Callable[[list[Tensor], int], Tensor | None]
+"""What the inputs of all ranks become on a rank; None: it gets nothing."""
 
 
 class BenchOperation(NamedTuple):
     """An operation as it is measured; a size is of the tensor that a rank contributes."""
 
     table: str  # its name in a tuning table
+    right: Right = lambda inputs, rank: None
     passes: int = 0  # how often nccl-tests says that the parts of other ranks pass the bus
     of_all: bool = False  # whether it divides the time by the bytes of all ranks, or directions
     parts: bool = False  # whether the size is that of one part for each rank
@@ -52,24 +48,46 @@ class BenchOperation(NamedTuple):
         return algorithm, algorithm * (self.passes * (ranks - 1) / ranks if self.passes else 1)
 
 
+def _sum(inputs: list[Tensor]) -> Tensor:
+    return torch.stack(inputs).sum(0, dtype=inputs[0].dtype)
+
+
+def _part(tensor: Tensor, rank: int, ranks: int) -> Tensor:
+    return tensor.view(ranks, -1)[rank]
+
+
+def _of_partner(inputs: list[Tensor], rank: int) -> Tensor | None:
+    # The first and the last rank exchange messages.
+    return {0: inputs[-1], len(inputs) - 1: inputs[0]}.get(rank)
+
+
 MESSAGES = LATENCY, BANDWIDTH, BIDIRECTIONAL = "latency", "bandwidth", "bidirectional"
 BARRIER = "barrier"
-REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_tensor")
 BENCHED = {
-    LATENCY: BenchOperation("send"),
-    BANDWIDTH: BenchOperation("send"),
-    BIDIRECTIONAL: BenchOperation("send", of_all=True),
-    "all_reduce": BenchOperation("all_reduce", 2),
-    "reduce": BenchOperation("reduce"),
-    "broadcast": BenchOperation("broadcast"),
-    "all_gather_into_tensor": BenchOperation("all_gather", 1, of_all=True),
-    "reduce_scatter_tensor": BenchOperation("reduce_scatter", 1, parts=True),
-    "all_to_all_single": BenchOperation("all_to_all", 1, parts=True),
-    "gather": BenchOperation("gather", 1, of_all=True),
-    "scatter": BenchOperation("scatter"),
+    LATENCY: BenchOperation("send", _of_partner),
+    BANDWIDTH: BenchOperation("send", lambda x, rank: x[ROOT] if rank == len(x) - 1 else None),
+    BIDIRECTIONAL: BenchOperation("send", _of_partner, of_all=True),
+    "all_reduce": BenchOperation("all_reduce", lambda x, _: _sum(x), 2),
+    "reduce": BenchOperation("reduce", lambda x, rank: None if rank else _sum(x)),
+    "broadcast": BenchOperation("broadcast", lambda x, _: x[ROOT]),
+    "all_gather_into_tensor": BenchOperation(
+        "all_gather", lambda x, _: torch.cat(x), 1, of_all=True
+    ),
+    "reduce_scatter_tensor": BenchOperation(
+        "reduce_scatter", lambda x, rank: _part(_sum(x), rank, len(x)), 1, parts=True
+    ),
+    "all_to_all_single": BenchOperation(
+        "all_to_all", lambda x, me: torch.cat([_part(t, me, len(x)) for t in x]), 1, parts=True
+    ),
+    "gather": BenchOperation(
+        "gather", lambda x, rank: None if rank else torch.cat(x), 1, of_all=True
+    ),
+    "scatter": BenchOperation("scatter", lambda x, rank: _part(x[ROOT], rank, len(x))),
     BARRIER: BenchOperation(BARRIER),
 }
 """Name of the function, or of a test of messages; in a scatter the size is what a rank gets."""
+IN_PLACE = ("all_reduce", "reduce", "broadcast", BARRIER)
+SUMS_IN_PLACE = IN_PLACE[:2]
 
 
 class BenchCell(NamedTuple):
@@ -80,58 +98,34 @@ class BenchCell(NamedTuple):
     dtype: str = "float32"
 
 
-class RaceWorld(NamedTuple):
-    """What ranks agree by: the library beside which nothing is measured."""
-
-    rank: int
-    ranks: int
-    fence: Callable[[], object]  # all ranks leave it together; the device has done all before it
-    largest: Callable[[Tensor], object]  # makes a tensor the element-wise largest of all ranks
-    device: str = "cpu"
-    synchronize: Callable[[], object] = lambda: None
-
-    def most(self, value: float) -> float:
-        """Returns the largest value of all ranks."""
-        tensor = torch.tensor([value], dtype=torch.float64)
-        self.largest(tensor)
-        return tensor.item()
-
-
 class BenchBuffers:
     """The tensors of one rank for one cell."""
 
     def __init__(self, cell: BenchCell, rank: int, ranks: int, device: str = "cpu") -> None:
         self.operation, self.rank, self.ranks = cell.operation, rank, ranks
-        self.peer = {0: ranks - 1, ranks - 1: 0}.get(rank, -1)
-        """The other rank of messages, which the first and last exchange; -1: none."""
-        dtype, root, name = getattr(torch, cell.dtype), rank == ROOT, cell.operation
+        self.partner = {0: ranks - 1, ranks - 1: 0}.get(rank, -1)
+        """The other rank of messages; -1: none."""
+        dtype, parts = getattr(torch, cell.dtype), BENCHED[cell.operation].parts
         number = max(1, cell.num_bytes // dtype.itemsize)
-        if BENCHED[name].parts:
-            number = max(1, number // ranks) * ranks
-        self.input = torch.zeros(number, dtype=dtype, device=device)
-        sizes = {
-            "all_gather_into_tensor": ranks * number,
-            "gather": ranks * number if root else 0,
-            "reduce_scatter_tensor": number // ranks,
-            **dict.fromkeys(("all_to_all_single", "scatter", *MESSAGES), number),
-        }
-        self.output = self.input.new_zeros(sizes[name]) if name in sizes else self.input
-        if name == "scatter" and root:
-            self.input = self.input.new_zeros(ranks * number)
-        most = number * (ranks if name == "scatter" else 1)
-        values = torch.arange(most + _PERIOD, dtype=torch.int32).remainder_(_PERIOD)
-        self._values = values.to(device=device, dtype=dtype)
+        number = max(1, number // ranks) * ranks if parts else number
         self.num_bytes = number * dtype.itemsize
         """What the tensors hold: the size, rounded to whole elements for each rank."""
+        self._number = number * (ranks if cell.operation == "scatter" else 1)
+        values = torch.arange(self._number + _PERIOD, dtype=torch.int32).remainder_(_PERIOD)
+        self._values = values.to(device=device, dtype=dtype)
+        self.input, right = self._pattern(rank).clone(), self.expected()
+        self.output = self.input
+        if self.operation not in IN_PLACE:
+            self.output = self.input.new_zeros(0 if right is None else right.numel())
 
     def fill(self) -> None:
         """Writes the values of this rank, and poison where the result will be."""
         self.output.fill_(_POISON)
-        self.input.copy_(self._pattern(self.rank, self.input.numel()))
+        self.input.copy_(self._pattern(self.rank))
 
     def zero_inputs(self) -> None:
         """Writes zeros where sums are in place, which keep them however often they are repeated."""
-        if self.operation in REDUCTIONS:
+        if self.operation in SUMS_IN_PLACE:
             self.input.zero_()
 
     def num_wrong(self) -> int:
@@ -143,27 +137,49 @@ class BenchBuffers:
         """Returns a tensor's parts of equal size, one for each rank."""
         return [*tensor.view(self.ranks, -1).unbind(0)]
 
-    def _pattern(self, rank: int, number: int) -> Tensor:
-        return self._values[3 * rank % _PERIOD :][:number]
+    def _pattern(self, rank: int) -> Tensor:
+        return self._values[3 * rank % _PERIOD :][: self._number]
 
     def expected(self) -> Tensor | None:
         """Returns the right result; None: this rank gets none."""
-        name, number, root = self.operation, self.input.numel(), self.rank == ROOT
-        if name in MESSAGES:
-            silent = self.peer < 0 or (name == BANDWIDTH and root)
-            return None if silent else self._pattern(self.peer, number)
-        if name == BARRIER or (name in ("reduce", "gather") and not root):
-            return None
-        if name == "scatter":
-            whole = self._pattern(ROOT, self.output.numel() * self.ranks)
-            return self.split(whole)[self.rank]
-        inputs = [self._pattern(rank, number) for rank in range(self.ranks)]
-        if name in REDUCTIONS:
-            total = torch.stack(inputs).sum(0, dtype=self.input.dtype)
-            return self.split(total)[self.rank] if "scatter" in name else total
-        if name == "all_to_all_single":
-            inputs = [self.split(one)[self.rank] for one in inputs]
-        return inputs[ROOT] if name == "broadcast" else torch.cat(inputs)
+        inputs = [self._pattern(rank) for rank in range(self.ranks)]
+        return BENCHED[self.operation].right(inputs, self.rank)
+
+
+class MessageCalls(Runner):
+    """The calls of one library in one cell; it holds a lock during each turn."""
+
+    def __init__(
+        self, call: Call, buffers: BenchBuffers, device: RankDevice, fence: Call, lock: Any = None
+    ) -> None:
+        self.call, self.buffers, self.device, self._fence = call, buffers, device, fence
+        self._lock = lock or threading.Lock()
+
+    def fence(self) -> object:
+        """Waits for all ranks."""
+        return self._fence()
+
+    def before_step(self) -> None:
+        """Takes the lock, and makes repeated sums keep their values."""
+        self._lock.acquire()
+        self.buffers.zero_inputs()
+
+    def step(self) -> None:
+        """Makes the call."""
+        self.call()
+
+    def after_step(self) -> None:
+        """Releases the lock."""
+        self._lock.release()
+
+    def num_wrong(self) -> int:
+        """Makes a call with the values of all ranks; returns how many elements came out wrong."""
+        with self._lock:
+            self.buffers.fill()
+            self.device.synchronize()
+            self.call()
+            self.device.synchronize()
+        return self.buffers.num_wrong()
 
 
 def window(num_bytes: int) -> int:
@@ -183,20 +199,20 @@ def bind(library: Any, buffers: BenchBuffers) -> Call:
     return functools.partial(getattr(library, buffers.operation), *arguments(buffers))
 
 
-def arguments(buffers: BenchBuffers) -> tuple[Any, ...]:
+def arguments(buffers: BenchBuffers) -> Sequence[Any]:
     """Returns the arguments of a collective."""
     input, output, name = buffers.input, buffers.output, buffers.operation
     root = buffers.rank == ROOT
-    if name in ("gather", "scatter"):
-        one, all_parts = (input, output) if name == "gather" else (output, input)
-        return one, buffers.split(all_parts) if root else None, ROOT
-    if name in ("reduce", "broadcast"):
-        return input, ROOT
-    return {"all_reduce": (input,), BARRIER: ()}.get(name, (output, input))
+    if name == "gather":
+        return input, buffers.split(output) if root else None, ROOT
+    if name == "scatter":
+        return output, buffers.split(input) if root else None, ROOT
+    places = {"all_reduce": (input,), BARRIER: ()}
+    return places.get(name, (input, ROOT) if name in IN_PLACE else (output, input))
 
 
 def _messages(library: Any, buffers: BenchBuffers) -> Call:
-    input, output, peer = buffers.input, buffers.output, buffers.peer
+    input, output, peer = buffers.input, buffers.output, buffers.partner
     first, count, answer = buffers.rank == ROOT, window(buffers.num_bytes), input.new_zeros(1)
 
     def ping_pong() -> None:  # of blocking calls, as osu_latency has
@@ -217,89 +233,3 @@ def _messages(library: Any, buffers: BenchBuffers) -> Call:
     if peer < 0:  # ranks between the first and the last only take part in the fence
         return lambda: None
     return ping_pong if buffers.operation == LATENCY else windows
-
-
-def timed(call: Call, world: RaceWorld) -> Block:
-    """Returns the block of a call."""
-    clock, fence, synchronize = time.perf_counter, world.fence, world.synchronize
-
-    def block(times: int) -> list[float]:
-        seconds = []
-        for _ in range(times):
-            fence()
-            begin_s = clock()
-            call()
-            synchronize()
-            seconds.append(clock() - begin_s)
-        return seconds
-
-    return block
-
-
-def race_cell(
-    cell: BenchCell,
-    libraries: Mapping[str, Callable[[BenchBuffers], Block]],
-    world: RaceWorld,
-    rounds: int,
-    seconds: float,
-) -> Row:
-    """Returns the row of a cell as plain values, the same on all ranks.
-
-    ``libraries`` bind the buffers to a block. ``seconds``: of each library, all rounds together.
-    One that lacks the operation on a rank has its reason as ``missing``.
-    """
-    buffers = BenchBuffers(cell, world.rank, world.ranks, world.device)
-    messages = messages_in(cell.operation, buffers.num_bytes)
-    blocks: dict[str, Block] = {}
-    results: dict[str, Row] = {}
-    for name, bound in libraries.items():
-        missing = ""
-        buffers.fill()
-        try:
-            block = bound(buffers)
-            block(1)
-        except (HiresError, RuntimeError, ValueError, TypeError, KeyError) as error:
-            missing = " ".join(str(error).split())[:200] or type(error).__name__
-        if world.most(bool(missing)):
-            results[name] = {"missing": missing or "another rank lacks it"}
-        else:
-            results[name], blocks[name] = {"wrong": 0}, block
-    counts = {}
-    for name, block in blocks.items():  # from the quickest of three calls that warm up
-        buffers.zero_inputs()
-        fitting = seconds / rounds / max(world.most(min(block(3))), 1e-7)
-        counts[name] = int(min(MOST_CALLS, max(LEAST_CALLS, fitting)))
-    samples: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in blocks}
-    for index, order in enumerate(turns(blocks, rounds)):
-        for name in order:
-            buffers.zero_inputs()
-            calls_s = torch.tensor(blocks[name](counts[name]), dtype=torch.float64)
-            world.largest(calls_s)
-            samples[name].append(calls_s.numpy() / messages)
-            if index in (0, rounds - 1):
-                buffers.fill()
-                blocks[name](1)
-                results[name]["wrong"] += int(world.most(buffers.num_wrong()))
-    for name, blocks_s in samples.items():
-        p50, p99 = np.quantile(np.concatenate(blocks_s), (0.5, 0.99)).tolist()
-        medians = [float(np.median(block_s)) for block_s in blocks_s]
-        results[name] |= {
-            "p50_s": p50,
-            "p99_s": p99,
-            "count": rounds * counts[name],
-            "rounds_s": medians,
-        }
-    return {**cell._asdict(), "bytes": buffers.num_bytes, "ranks": world.ranks, "ways": results}
-
-
-def noise_of(rows: Sequence[Row], share: float = 0.5) -> float:
-    """Returns the noise that a share of all libraries in all cells does not exceed.
-
-    It is how far the medians of rounds lie apart, relative to the middle one: 1.48 times the median
-    distance, which is the standard deviation of normal noise.
-    """
-    noises = [0.0]
-    for way in (way for row in rows for way in row["ways"].values() if "rounds_s" in way):
-        middle = statistics.median(way["rounds_s"])
-        noises.append(1.4826 * statistics.median(abs(s - middle) for s in way["rounds_s"]) / middle)
-    return float(np.quantile(noises[1:] or noises, share))

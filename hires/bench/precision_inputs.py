@@ -1,16 +1,10 @@
-"""Makes what rows of inference share: weights with fitting statistics, scales of int8, ONNX files.
-
-ONNX Runtime and OpenVINO hold every value of the network at once while they calibrate, and were
-killed on a machine of 23 GiB by one image of 1024x1024 pixels. Ranges are single numbers, so those
-of images of at most 512x512 pixels serve a network of the same weights for any batch and size.
-"""
+"""Makes what rows of inference share: weights with fitting statistics, and scales of int8."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import util
 from pathlib import Path
 
 import torch
@@ -18,17 +12,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hires.bench.bench_rows import BenchRow, in_float32
-from hires.bench.peers.peer_module import plain_module, whole_batch
+from hires.bench.peers.peer_torch import plain_module, whole_batch
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import LateError, RunError
 from hires.core.precisions import INT8
 from hires.core.python_command import module_command
 from hires.core.store import file_names
-from hires.engine.network_files import write_onnx
 
 STATISTICS_PIXELS = 2**22
 """Of images whose statistics are computed at once, unless a batch has more: 4 of 1024x1024."""
-CALIBRATED_PIXELS = 512  # rows and columns that the libraries calibrate on, at most
 REPLACED = ("weights", "results", "quant.images", "quant.calibration")
 """Keys of a calibration that :func:`with_inputs` sets."""
 
@@ -100,31 +92,3 @@ def hires_output(words: Sequence[str], timeout_s: float) -> str:
         last = " | ".join(done.stderr.strip().splitlines()[-3:])
         raise RunError(f"{what} failed with code {done.returncode}: {last}")
     return done.stdout
-
-
-def missing_packages(*names: str) -> str:
-    """Returns what is not installed, and how to install it; nothing: all are here."""
-    missing = ", ".join(name for name in names if util.find_spec(name) is None)
-    return f"{missing} not installed: pip install 'hires[peers]'" if missing else ""
-
-
-def network_file(row: BenchRow, sample: Tensor | None = None) -> tuple[Path, Tensor]:
-    """Returns the network of a row in fp32 for its images, or for one sample; and the images."""
-    config, name = in_float32(row.config), "network.onnx"
-    if sample is not None:
-        config, name = replace(config, image=[*sample.shape[2:]], batch=1), "sample.onnx"
-    images = whole_batch(config)[0].contiguous() if sample is None else sample
-    path = Path(row.settings["folder"]) / name
-    if not path.exists():
-        with torch.no_grad():
-            write_onnx(plain_module(config, trick=False).eval(), images, path)
-    return path, images
-
-
-def calibration_samples(row: BenchRow) -> list[Tensor]:
-    """Returns the images to calibrate on one by one (1, C, h, w), of large ones the middle."""
-    images = calibration_images(in_float32(row.config), row.settings["statistics"])
-    for dim in (2, 3):
-        kept = min(images.shape[dim], CALIBRATED_PIXELS)
-        images = images.narrow(dim, (images.shape[dim] - kept) // 2, kept)
-    return [image[None] for image in images.contiguous()]

@@ -1,14 +1,15 @@
-"""Times steps, the one stopwatch: warm-up, barrier, the slowest rank is the sample.
+"""Times steps and messages, the one stopwatch: warm-up, barrier, the slowest rank is the sample.
 
 Rows take turns, in another order every round, so that whatever else happens on the machine hits
-all of them alike. A ratio is taken round by round, never between numbers of different runs.
+all of them alike. A turn is one step, or as many calls as fit into its time, each timed alone. A
+ratio is taken round by round, never between numbers of different runs.
 """
 
 from __future__ import annotations
 
 import gc
-import logging
 import random
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from hires.comm import Group, all_gather_stacked, barrier
 from hires.engine.device import RankDevice
 
-log = logging.getLogger(__name__)
+MOST_CALLS = 400  # of a turn
 
 
 class Runner:
@@ -31,8 +32,12 @@ class Runner:
     device = RankDevice()  # a step ends when it has done all that it was given
     parameters: Mapping[str, nn.Parameter] = {}  # those that this rank holds, by name
 
+    def fence(self) -> object:
+        """Waits for all ranks, before each step."""
+        return barrier()
+
     def before_step(self) -> None:
-        """Sets the number of threads and the kind of kernels."""
+        """Sets the number of threads and the kind of kernels, before each turn."""
         torch.set_num_threads(self.threads)
         torch.backends.cudnn.deterministic = self.deterministic
 
@@ -41,7 +46,7 @@ class Runner:
         raise NotImplementedError
 
     def after_step(self) -> None:
-        """Frees the gradients, so that all rows fit into memory together."""
+        """Frees the gradients after each turn, so that all rows fit into memory together."""
         for parameter in self.parameters.values():
             parameter.grad = None
         torch.set_num_threads(1)
@@ -51,21 +56,36 @@ class Runner:
 
 
 class Samples(NamedTuple):
-    """All counted steps of one row: seconds of the slowest rank, and of all ranks' processors."""
+    """All counted turns of a row: seconds of the slowest rank, and of all ranks' processors."""
 
-    step_s: list[float]
+    turns_s: list[list[float]]
+    """Of each turn, those of its calls."""
     cpu_s: list[float]
+
+    @property
+    def rounds_s(self) -> list[float]:
+        """The median of each turn."""
+        return [statistics.median(calls_s) for calls_s in self.turns_s]
 
 
 def spread(samples: Sequence[float]) -> dict[str, float]:
-    """Returns median, p10, p90 and count."""
-    low, middle, high = np.quantile(samples, (0.1, 0.5, 0.9)).tolist()
-    return {"median": middle, "p10": low, "p90": high, "count": len(samples)}
+    """Returns median, p10, p90, p99 and count."""
+    low, middle, high, last = np.quantile(samples, (0.1, 0.5, 0.9, 0.99)).tolist()
+    return {"median": middle, "p10": low, "p90": high, "p99": last, "count": len(samples)}
 
 
 def ratios(over: Sequence[float], under: Sequence[float], factor: float = 1.0) -> dict[str, float]:
     """Returns the spread of ``factor`` times the ratios of two rows, taken within each round."""
     return spread([factor * a / b for a, b in zip(over, under, strict=True)])
+
+
+def noise_of(rounds_s: Sequence[float]) -> float:
+    """Returns how far the medians of rounds lie apart, relative to the middle one.
+
+    It is 1.48 times the median distance, which is the standard deviation of normal noise.
+    """
+    middle = statistics.median(rounds_s)
+    return 1.4826 * statistics.median(abs(one - middle) for one in rounds_s) / middle
 
 
 def turns(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
@@ -78,48 +98,67 @@ def turns(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
 
 
 def race(
-    runners: Mapping[str, Runner | None], rounds: int, warmup: int, world: Group
+    runners: Mapping[str, Runner | None],
+    rounds: int,
+    warmup: int,
+    world: Group,
+    turn_s: float = 0.0,
 ) -> Iterator[dict[str, Samples]]:
-    """Yields the seconds of every counted step so far, after each round that follows the warm-up.
+    """Yields the seconds of every counted turn so far, after each round that follows the warm-up.
 
     ``runners`` has the same names on all ranks, and None where this rank is not in. All ranks of
-    the ``world`` get the same samples.
+    the ``world`` get the same samples. A turn has as many calls as fit into ``turn_s``, by the
+    quickest of the warm-up, and one at least.
     """
     samples = {name: Samples([], []) for name in runners}
+    calls = dict.fromkeys(runners, 1)
+    quickest = torch.full([len(runners)], torch.inf, dtype=torch.float64)
     gc.collect()
     gc.disable()  # a collection would hit one row and not the others
+    gc.freeze()
     try:
         for index, order in enumerate(turns(runners, warmup + rounds)):
-            sampled = {name: _sample(runners[name]) for name in order}
-            table = torch.tensor([sampled[name] for name in runners], dtype=torch.float64)
-            ranks = all_gather_stacked(table, world)  # (ranks, rows, 2)
-            round_s = sum(step_s for step_s, _ in sampled.values())
-            log.info("round %d of %d: steps of %.1f s", index + 1, warmup + rounds, round_s)
-            if index >= warmup:
-                for kept, steps in zip(samples.values(), ranks.unbind(1), strict=True):
-                    kept.step_s.append(float(steps[:, 0].max()))
-                    kept.cpu_s.append(float(steps[:, 1].sum()))
+            taken = {name: _turn(runners[name], calls[name]) for name in order}
+            values = [second for name in runners for second in taken[name][0]]
+            values += [taken[name][1] for name in runners]
+            ranks = all_gather_stacked(torch.tensor(values, dtype=torch.float64), world)
+            slowest, cpu_s = ranks.amax(0)[: -len(runners)], ranks.sum(0)[-len(runners) :]
+            if index < warmup:
+                quickest = quickest.minimum(slowest)
+                if index == warmup - 1:
+                    fitting = [turn_s / max(call_s, 1e-7) for call_s in quickest.tolist()]
+                    calls = {
+                        name: int(min(MOST_CALLS, max(1, count)))
+                        for name, count in zip(runners, fitting, strict=True)
+                    }
+            else:
+                each = torch.split(slowest, [*calls.values()])
+                for kept, calls_s, cpu in zip(samples.values(), each, cpu_s, strict=True):
+                    kept.turns_s.append(calls_s.tolist())
+                    kept.cpu_s.append(float(cpu))
                 yield samples
             gc.collect()
     finally:
+        gc.unfreeze()
         gc.enable()
 
 
-def _sample(runner: Runner | None) -> tuple[float, float]:
-    # The seconds of one step on this rank and those of its processor, 0 if it is not in.
+def _turn(runner: Runner | None, calls: int) -> tuple[list[float], float]:
+    # The seconds of each call on this rank, and those of its processor; 0 if it is not in.
     if runner is None:
-        barrier()
-        return 0.0, 0.0
+        for _ in range(calls):
+            barrier()
+        return [0.0] * calls, 0.0
+    clock, fence, step = time.perf_counter, runner.fence, runner.step
+    synchronize, calls_s, cpu_s = runner.device.synchronize, list[float](), 0.0
     runner.before_step()
-    barrier()
-    cpu_s, began = time.process_time(), _now(runner)
-    runner.step()
-    step_s, cpu_s = _now(runner) - began, time.process_time() - cpu_s
+    for _ in range(calls):
+        fence()
+        synchronize()
+        cpu_began_s, began_s = time.process_time(), clock()
+        step()
+        synchronize()
+        calls_s.append(clock() - began_s)
+        cpu_s += time.process_time() - cpu_began_s
     runner.after_step()
-    return step_s, cpu_s
-
-
-def _now(runner: Runner) -> float:
-    # The time in seconds, when the runner's device has done all that it was given.
-    runner.device.synchronize()
-    return time.perf_counter()
+    return calls_s, cpu_s

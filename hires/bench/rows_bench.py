@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from hires.bench.bench_main import BenchTable, Result
-from hires.bench.bench_rows import BenchRow, peer, planned, row_of, with_small
+from hires.bench.bench_main import result_of
+from hires.bench.bench_rows import BenchRow, PeerSteps, peer, planned, row_of, with_small
+from hires.bench.bench_tables import Result, Row
 from hires.bench.check import FirstStepCheck, onednn_kernels, ran_as
 from hires.bench.precision_inputs import hires_output, with_inputs
-from hires.bench.race import Runner, Samples, race, ratios, spread
+from hires.bench.race import Samples, race, ratios, spread
 from hires.bench.start_ranks import join_world, stream_ranks
-from hires.comm import make_groups
+from hires.comm import gather_texts, make_groups
 from hires.comm.backends import rendezvous
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError, HiresError
@@ -41,29 +42,34 @@ FEWEST_RANKS = 2
 MOST_CORES = 1.2
 """Cores that a thread keeps busy, at most: threads of a library beside it do little."""
 NEAR = 0.05  # a choice within so much of the best measured layout counts as right
-SHAPE = ("replicas", "stages", "tiles", "spatial_stages", "local_dp", "directions")
-Measured = dict[str, Any]  # one row as plain values
 log = logging.getLogger(__name__)
 
 
 def measure(task: Mapping[str, Any]) -> Iterator[Result]:
     """Yields all rows by group after each round; a case of a choice that fails ends no other."""
-    groups: dict[str, list[Measured]] = {}
     kind = task["rows"][0]["config"]["device"]
-    device = torch.cuda.get_device_name(0) if kind == "cuda" else kind
+    device = f"device: {torch.cuda.get_device_name(0) if kind == 'cuda' else kind}"
+    groups: dict[str, list[Row]] = {}
     for title in dict.fromkeys(row["title"] for row in task["rows"]):
-        log.info("%s", title)
         composed = [row for row in task["rows"] if row["title"] == title]
-        for groups[title] in _measured_or_failed(composed, task):
-            ok = all(row["ok"] for rows in groups.values() for row in rows)
-            yield {"ok": ok, "device": device, "groups": groups}
+        known = task.get("before", {}).get(title, [])
+        whole = _are_whole(known, composed, task["rounds"])
+        for rows in [known] if whole else _measured(composed, task):
+            groups[title] = rows
+            yield result_of(groups, [device, *choice_facts(groups)])
 
 
-def _measured_or_failed(
-    composed: Sequence[dict[str, Any]], task: Mapping[str, Any]
-) -> Iterator[list[Measured]]:
+def _are_whole(rows: Sequence[Row], composed: Sequence[Row], rounds: int) -> bool:
+    # Whether all rows of a group have been measured before.
+    names, wanted = {row["name"] for row in rows}, {row["name"] for row in composed}
+    counts = {row["step_s"]["count"] for row in rows if "step_s" in row}
+    return counts == {rounds} and ("choose" in composed[0] or names >= wanted)
+
+
+def _measured(composed: Sequence[dict[str, Any]], task: Mapping[str, Any]) -> Iterator[list[Row]]:
+    log.info("%s", composed[0]["title"])
     try:
-        yield from _measured(composed, task)
+        yield from _raced(composed, task)
     except HiresError as error:
         if "choose" not in composed[0]:
             raise
@@ -71,9 +77,7 @@ def _measured_or_failed(
         yield [{**not_run(failed, str(error)), "ok": False}]
 
 
-def _measured(
-    composed: Sequence[dict[str, Any]], task: Mapping[str, Any]
-) -> Iterator[list[Measured]]:
+def _raced(composed: Sequence[dict[str, Any]], task: Mapping[str, Any]) -> Iterator[list[Row]]:
     timeout_s, choose = task["timeout"], "choose" in composed[0]
     rows = chosen_rows(composed[0], timeout_s) if choose else [row_of(row) for row in composed]
     require_gpus(rows[0].config)
@@ -83,7 +87,7 @@ def _measured(
         first = rows[0].name
         rows = [replace(planned(row), baseline=row.baseline or first) for row in rows]
         idle = [not_run(row, row.lacks) for row in rows if row.lacks]
-        done: list[Measured] = []
+        done: list[Row] = []
         for size, together in worlds_of([row for row in rows if not row.lacks]).items():
             plain = [row.plain() for row in with_small(together)]
             job = plain, task["rounds"], task["warmup"], timeout_s
@@ -125,8 +129,8 @@ def run_race(
     device = open_device(largest.device, world.local_rank)
     prepare_arithmetic(rows[0].config, device, world.rank)
     check = FirstStepCheck(world.rank, device)
-    runners: dict[str, Runner | None] = {}
-    facts: dict[str, Measured] = {}
+    runners: dict[str, PeerSteps | None] = {}
+    facts: dict[str, Row] = {}
     for row in rows:
         log.info("%s: building and checking", row.name)
         runner, failure = _built(row, world, device)
@@ -135,13 +139,14 @@ def run_race(
             runners[row.name] = runner
             facts[row.name] = {"check": check(row, runner), **_kernels(row, runner)}
         torch.distributed.barrier()
-    for samples in race(runners, rounds, warmup, group):
+    for number, samples in enumerate(race(runners, rounds, warmup, group)):
+        log.info("round %d of %d", number + 1, rounds)
         yield samples, facts
     for built in filter(None, runners.values()):
         built.close()
 
 
-def _kernels(row: BenchRow, runner: Runner | None) -> Measured:
+def _kernels(row: BenchRow, runner: PeerSteps | None) -> Row:
     # Kernels of a row whose settings ask for them, if oneDNN lists them; all ranks take the step.
     if runner is None or not row.settings.get("kernels") or row.peer in ("onnxruntime", "openvino"):
         return {}
@@ -152,27 +157,23 @@ def _kernels(row: BenchRow, runner: Runner | None) -> Measured:
     return {"kernels": kernels, "wrong": wrong}
 
 
-def _built(row: BenchRow, world: World, device: RankDevice) -> tuple[Runner | None, str]:
+def _built(row: BenchRow, world: World, device: RankDevice) -> tuple[PeerSteps | None, str]:
     # A library that fails to convert the network is no end of the others: its row says why.
     runner, failure = None, ""
     if world.rank < row.ranks:
         try:
-            runner = peer(row.peer).build(row, world.rank, device)
-            runner.threads, runner.device = row.threads, device
+            runner = peer(row.peer)(row, world.rank, device)
         except Exception as error:
             if not row.converted:
                 raise
             failure = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    if row.converted:
-        first = [failure]
-        torch.distributed.broadcast_object_list(first)
-        failure = first[0]
+    failure = next(filter(None, gather_texts(failure)), "")
     return None if failure else runner, failure
 
 
 def measured_rows(
-    rows: Sequence[BenchRow], samples: Mapping[str, Sequence[Any]], facts: Mapping[str, Measured]
-) -> list[Measured]:
+    rows: Sequence[BenchRow], samples: Mapping[str, Sequence[Any]], facts: Mapping[str, Row]
+) -> list[Row]:
     """Returns each row with its speed and ratios.
 
     ``facts`` are those that ranks found: ``check``, ``kernels`` and ``wrong``, or ``not_run``.
@@ -196,16 +197,15 @@ def measured_rows(
     return measured
 
 
-def not_run(row: BenchRow, why: str) -> Measured:
+def not_run(row: BenchRow, why: str) -> Row:
     """Returns a row that cannot run here, with the reason."""
     return {**_plain(row), "ok": True, "not_run": why}
 
 
-def _speed(row: BenchRow, samples: Samples, facts: Measured) -> Measured:
-    step_s = spread(samples.step_s)
-    cores = ratios(samples.cpu_s, samples.step_s)["median"]
+def _speed(row: BenchRow, samples: Samples, facts: Row) -> Row:
+    samples_s, check = samples.rounds_s, facts.get("check")
+    step_s, cores = spread(samples_s), ratios(samples.cpu_s, samples_s)["median"]
     wrong = [str(facts["wrong"])] if facts.get("wrong") else []
-    check = facts.get("check")
     if row.checked and check is None:
         wrong.append("it was not compared")
     elif check is not None and not check["ok"]:
@@ -213,61 +213,13 @@ def _speed(row: BenchRow, samples: Samples, facts: Measured) -> Measured:
     if row.config.device == "cpu" and cores > MOST_CORES * row.ranks * row.threads:
         wrong.append(f"it kept {cores:.1f} cores busy")
     speed = {"step_s": step_s, "images_per_s": row.config.batch / step_s["median"], "cores": cores}
-    kept = {"samples_s": samples.step_s, "wrong": "; ".join(wrong), "ok": not wrong}
+    kept = {"samples_s": samples_s, "wrong": "; ".join(wrong), "ok": not wrong}
     return {**_plain(row), **facts, **speed, **kept}
 
 
-def _plain(row: BenchRow) -> Measured:
+def _plain(row: BenchRow) -> Row:
     names = "name", "what", "peer", "ranks", "threads", "predicted_s"
     return {**{name: getattr(row, name) for name in names}, "images": row.config.batch}
-
-
-def row_table(title: str, rows: Sequence[Measured]) -> BenchTable:
-    """Returns the table of a group of rows; columns that no row has are left out."""
-    cells = [_cells(row) for row in rows]
-    keep = [head for head in cells[0] if head in ("row", "n") or {c[head] for c in cells} != {"-"}]
-    return BenchTable(title, [{head: row[head] for head in keep} for row in cells])
-
-
-def _cells(row: Measured) -> dict[str, str]:
-    step_s, check, predicted_s = row.get("step_s"), row.get("check"), row["predicted_s"]
-    state = f"not run: {row['not_run']}" if "not_run" in row else ""
-    state = f"WRONG: {row['wrong']}" if row.get("wrong") else state
-    kernels = ", ".join(f"{count} {kind}" for kind, count in row.get("kernels", {}).items())
-    ms = {key: f"{step_s[key] * 1e3:.1f}" if step_s else "-" for key in ("median", "p10", "p90")}
-    return {
-        "row": row["name"],
-        "ranks": str(row["ranks"]) if row["threads"] == 1 else f"{row['threads']} threads",
-        "images": str(row["images"]),
-        "step ms": ms["median"],
-        "p10": ms["p10"],
-        "p90": ms["p90"],
-        "n": str(step_s["count"]) if step_s else "-",
-        "predicted ms": f"{predicted_s * 1e3:.1f}" if predicted_s else "-",
-        "images/s": f"{row['images_per_s']:.3f}" if step_s else "-",
-        "speed-up": _ratio_text(row.get("speedup")),
-        "over the fastest other": _ratio_text(row.get("over_best")),
-        "cores": f"{row['cores']:.2f}" if step_s else "-",
-        "errors": f"{check['value']:.0e} {check['exact']:.0e}" if check else "-",
-        "kernels": kernels or "-",
-        "what": ". ".join(filter(None, (state, row["what"]))) or "-",
-    }
-
-
-def _ratio_text(value: Mapping[str, float] | None) -> str:
-    return f"{value['median']:.2f} ({value['p10']:.2f}-{value['p90']:.2f})" if value else "-"
-
-
-def tables(result: Result) -> list[BenchTable]:
-    """Returns one table for each group."""
-    return [row_table(title, rows) for title, rows in result["groups"].items() if rows]
-
-
-def facts(result: Result) -> list[str]:
-    """Returns what stands above the tables."""
-    wrong = [row["name"] for rows in result["groups"].values() for row in rows if not row["ok"]]
-    red = [f"WRONG: {', '.join(wrong)}"] if wrong else []
-    return [f"device: {result['device']}", *red, *choice_facts(result)]
 
 
 def chosen_rows(values: Mapping[str, Any], timeout_s: float) -> list[BenchRow]:
@@ -294,10 +246,9 @@ def of_different_shapes(options: Sequence[Mapping[str, Any]], count: int) -> lis
     Where there are more shapes than asked for, they are spread from the fastest to the slowest:
     layouts that differ much test the predicted order best.
     """
-    shapes: dict[str, dict[str, Any]] = {}
+    shapes: dict[Any, dict[str, Any]] = {}
     for option in options:
-        key = json.dumps([option["keys"][f"parallel.{name}"] for name in SHAPE])
-        shapes.setdefault(key, dict(option))
+        shapes.setdefault(candidate_of(option["keys"]).shape, dict(option))
     best = [*shapes.values()]
     if len(best) <= count:
         return best
@@ -315,11 +266,11 @@ def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
     return statistics.mean(signs) if signs else 1.0
 
 
-def choice_facts(result: Mapping[str, Any]) -> list[str]:
+def choice_facts(groups: Mapping[str, Sequence[Row]]) -> list[str]:
     """Returns how well all cases were predicted, in one line; nothing where none was chosen."""
     every = [
         [row for row in rows if row.get("step_s") and row["predicted_s"]]
-        for rows in result["groups"].values()
+        for rows in groups.values()
     ]
     cases = [[(row["predicted_s"], row["step_s"]["median"]) for row in rows] for rows in every]
     if not (cases := [case for case in cases if case]):

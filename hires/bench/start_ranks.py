@@ -22,6 +22,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,11 @@ import torch
 from hires import comm
 from hires.core import log as logs
 from hires.core.config.launcher_config import LauncherConfig
-from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, LateError, RunError
 from hires.core.python_command import module_command
 from hires.core.ranks import meeting, mpi_library, mpi_starter, ports
-from hires.core.ranks.world import World, rank_numbers
+from hires.core.ranks.world import MEETING, STARTER, World, from_environment
 from hires.engine.device import open_device
 from hires.engine.memory_meter import keep_memory
 from hires.nets.custom import error_line
@@ -45,6 +45,7 @@ from hires.plan.hardware import CPU, GLOO
 TORCHRUN = "torchrun"
 LINE_PREFIX = b"\x1ehires "
 END_S = 10.0  # how long the command may take to end after its ranks
+MOST_LETTERS = 65536  # of a task on the command line; Linux takes words of up to twice as many
 _SHOWN = 12  # last lines of other output that the error of a failed command has
 log = logging.getLogger(__name__)
 
@@ -75,28 +76,26 @@ def stream_ranks(
     if start != TORCHRUN:
         config.launcher = LauncherConfig("mpirun", mpi=start, hosts=[*hosts])
     starter = mpi_starter.starter(config, mpi_starter.hosts_of(config, num_ranks))
-    words = starter.words
-    remedy = "" if start == TORCHRUN else f"; use --start {TORCHRUN}"
-    if shutil.which(words[0]) is None:
+    program, remedy = starter.words[0], "" if start == TORCHRUN else f"; use --start {TORCHRUN}"
+    if shutil.which(program) is None:
         raise RunError(
-            f"there is no {words[0]} here, which --start {start} needs; install it or load its "
+            f"there is no {program} here, which --start {start} needs; install it or load its "
             f"module{remedy}"
         )
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environ |= mpi_library.variables(start, words[0], environ)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", STARTER: start, "HIRES_ATTEMPT": "0"}
+    environ |= mpi_library.variables(start, program, environ)
+    others: list[str] = []
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(ports.reserve(0))
-        address = hosts[0] if hosts else "127.0.0.1"
-        task = {"start": start, "job": job, "args": args, "address": address, "port": port}
-        text = json.dumps(task)
-        if len(text) > 65536:  # Linux takes words of the command line up to twice as long
+        environ[MEETING] = f"{hosts[0] if hosts else '127.0.0.1'}:{port}"
+        text = json.dumps([job, args])
+        if len(text) > MOST_LETTERS:
             file = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".json"))
             file.write(text)
             file.flush()
             text = f"@{file.name}"
-        command = starter.command(environ, module_command(__name__, text))
         process = subprocess.Popen(
-            command,
+            starter.command(environ, module_command(__name__, text)),
             env=starter.environment(environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -108,7 +107,6 @@ def stream_ranks(
         timer = threading.Timer(timeout_s, _end, (process, late))
         timer.start()
         stack.callback(timer.cancel)
-        others: list[str] = []
         for line in stack.enter_context(process.stdout):
             if line.startswith(LINE_PREFIX):
                 message = json.loads(line[len(LINE_PREFIX) :])
@@ -124,14 +122,14 @@ def stream_ranks(
         except subprocess.TimeoutExpired:  # all ranks have closed their output: nothing is missing
             log.warning("--start %s: its command did not end after its ranks; it is killed", start)
             return
-        if code:
-            lines = " | ".join(filter(None, others[-_SHOWN:])) or "no message on standard output"
-            where = f" on {', '.join(hosts)}" if hosts else ""
-            if hosts:  # what torchrun would start on this one alone
-                remedy = "; reach --hosts without a password, as by `ssh HOST true`"
-            raise RunError(
-                f"--start {start}: its command{where} ended with code {code}: {lines}{remedy}"
-            )
+    if code:
+        lines = " | ".join(filter(None, others[-_SHOWN:])) or "no message on standard output"
+        where = f" on {', '.join(hosts)}" if hosts else ""
+        if hosts:  # what torchrun would start on this one alone
+            remedy = "; reach --hosts without a password, as by `ssh HOST true`"
+        raise RunError(
+            f"--start {start}: its command{where} ended with code {code}: {lines}{remedy}"
+        )
 
 
 def join_world(
@@ -166,22 +164,20 @@ def _end(process: subprocess.Popen[bytes], late: threading.Event | None = None) 
 def main() -> None:
     """Runs the job on one rank."""
     text = sys.argv[1]
-    task = json.loads(Path(text[1:]).read_text(encoding="utf-8") if text[0] == "@" else text)
-    numbers = rank_numbers(task["start"], os.environ)
-    outer = tuple(DIALECTS[TORCHRUN].outer.split()) if task["start"] == TORCHRUN else ()
-    for variable in [name for name in os.environ if name.startswith(outer)]:
+    job, args = json.loads(Path(text[1:]).read_text("utf-8") if text[0] == "@" else text)
+    world = replace(from_environment(), secret=meeting.secret_of_environment())
+    for variable in [name for name in os.environ if name.startswith(("TORCHELASTIC_", STARTER))]:
         del os.environ[variable]  # nothing names another rendezvous
-    world = World(*numbers, task["address"], task["port"], 0, meeting.secret_of_environment())
     if world.local_size == world.size:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     output = os.dup(1)
     os.dup2(2, 1)  # what libraries print is no value
     logs.setup(world.rank)
     torch.set_num_threads(1)
-    module, _, name = task["job"].partition(":")
+    module, _, name = job.partition(":")
     code = 1
     try:
-        for value in getattr(import_module(module), name)(world, *task["args"]):
+        for value in getattr(import_module(module), name)(world, *args):
             if world.rank == 0:
                 _send(output, {"value": value})
         if comm.is_initialized():

@@ -1,8 +1,7 @@
 """Measures routes, and turns the medians into the tuning table of ``comm=mix``.
 
-For one operation on some ranks the route is a path through the sizes. It pays for each size how
-far its route is behind the fastest, and for each change of route a margin above the noise, so that
-neighbouring sizes do not flap between routes that are equally fast:
+From one size to the next the route of an operation on some ranks changes only for a gain above the
+noise, so that neighbouring sizes do not flap between routes that are equally fast:
 
     size      4 KiB   8 KiB   16 KiB   32 KiB
     shm       1.00    1.00    1.01     1.60         behind the fastest
@@ -10,31 +9,29 @@ neighbouring sizes do not flap between routes that are equally fast:
     path      shm     shm     shm  |   mpi          one change, for a gain above the margin
 
 Operations whose ranks may have a size each have one route: that of the least sum over the sizes.
-
-Source:
-    Viterbi, "Error bounds for convolutional codes", IEEE Trans. Inf. Theory 1967 (the path).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from hires.bench.bench_main import BenchTable, Result
+from hires.bench.bench_main import result_of
+from hires.bench.bench_tables import BenchTable, Result, Row
 from hires.bench.comm_bench import (
     BASELINES,
     TABLE,
     cells_of,
     noise_facts,
-    options_of,
-    right_ways,
+    noise_share,
+    routes_here,
     sweep,
-    wrong_rows,
 )
-from hires.bench.messages import BARRIER, BENCHED, MESSAGES, Row, noise_of
+from hires.bench.messages import BARRIER, BENCHED, MESSAGES
 from hires.core.errors import ConfigError
 from hires.plan.route_choice import TUNED_FILE
 from hires.plan.routes import MESSAGE, OWN, dtype_class, parse_route
@@ -44,49 +41,52 @@ LEAST_MARGIN = 0.02  # gain below which no route is changed, however quiet the m
 MARGIN_OF_NOISE = 2.0  # margin over the noise of the medians
 MOST_OF_A_TENTH = 0.5
 """Noise that nine tenths of all medians stay below on a quiet machine: 0.23 on one of two cores."""
+Groups = Mapping[str, Sequence[Row]]
+Medians = Sequence[Mapping[Any, float]]  # of each size, ascending: route -> seconds
 
 
-class Series(NamedTuple):
-    """The medians of one operation on some ranks by size: route -> seconds, at each."""
-
-    case: Case  # of no size
-    sizes: Sequence[int]
-    medians: Sequence[Mapping[str, float]]
+Series = dict[Case, dict[int, dict[str, float]]]
+"""Of each case, without a size: the medians by size and route."""
 
 
 def measure(task: Mapping[str, Any]) -> Iterator[Result]:
     """Yields all rows after each cell, then the table, or why it is refused."""
-    options = options_of(task)
-    for route in {TABLE, *BASELINES} & {*options.routes}:
+    routes = task["routes"] or routes_here(task)
+    for route in {TABLE, *BASELINES} & {*routes}:
         raise ConfigError(f"{route} is no route of hires.comm; leave it out")
-    alone = next((route for route in options.routes if ":" not in route), None)
+    alone = next((route for route in routes if ":" not in route), None)
     if alone is None:
         raise ConfigError("a table needs a backend alone, for what no rule has: add gloo or mpi")
-    cells = cells_of(options.operations, options.sizes, options.dtypes[:1])
-    others = cells_of(options.operations, options.sizes, options.dtypes[1:])
-    cells += [cell for cell in others if "reduce" in cell.operation]
-    rows: list[Row] = []
-    for rows in sweep(options, cells, options.routes):
-        yield {"ok": True, "rows": rows}
-    yield judged_table(rows, alone, task["noise"], task["force"], task["write"])
+    first, *others = task["dtypes"]
+    cells = cells_of(task["only"], task["sizes"], [first])
+    sums = [operation for operation in task["only"] if "reduce" in operation]
+    groups: dict[str, list[Row]] = {}
+    for groups in sweep(task, [*cells, *cells_of(sums, task["sizes"], others)], routes):
+        yield result_of(groups)
+    yield judged_table(groups, alone, task["noise"], task["force"], task["write"])
 
 
-def judged_table(rows: list[Row], alone: str, limit: float, force: bool, write: str) -> Result:
+def judged_table(groups: Groups, alone: str, limit: float, force: bool, write: str) -> Result:
     """Returns the result of a whole sweep; ``alone`` is the backend of what no rule has."""
-    noise, wrong, table = noise_of(rows), wrong_rows(rows), table_of(rows, alone)
-    refused = f"wrong results: {'; '.join(wrong[:3])}" if wrong else ""
+    result, noise = result_of(groups), noise_share(groups)
+    margin, tenth = margin_of(noise), noise_share(groups, 0.9)
+    refused = f"wrong results: {'; '.join(result['wrong'][:3])}" if result["wrong"] else ""
     if noise > limit and not refused and not force:
         refused = (
             f"the medians of rounds differ by {100 * noise:.1f} %, more than {100 * limit:g} %: "
             f"other programs disturb the measurement; end them, leave a core for each rank, use "
             f"more --rounds, or --force"
         )
-    tenth = noise_of(rows, 0.9)
     text = f"a tenth of all medians of rounds differ by {100 * tenth:.0f} % or more"
-    disturbed = text if tenth > MOST_OF_A_TENTH else ""
-    state = {"ok": not refused, "refused": refused, "noise": noise, "limit": limit, "rows": rows}
-    state |= {"write": write, "disturbed": disturbed}
-    return {**state, "table": table.to_dict()}
+    facts = [
+        *noise_facts(groups),
+        f"limit of the noise: {100 * limit:g} %",
+        f"a route changes for a gain of {100 * margin:.1f} % or more",
+        *([f"REFUSED: {refused}"] if refused else []),
+    ]
+    state = {"ok": not refused, "refused": refused, "noise": noise, "limit": limit, "facts": facts}
+    state |= {"write": write, "disturbed": text if tenth > MOST_OF_A_TENTH else ""}
+    return {**result, **state, "table": table_of(groups, alone).to_dict()}
 
 
 def finish(folder: Path, result: Result) -> str:
@@ -122,19 +122,7 @@ def tables(result: Result) -> list[BenchTable]:
         }
         for rule in rules
     ]
-    return [BenchTable("Rules", cells, "")]
-
-
-def facts(result: Result) -> list[str]:
-    """Returns what stands above the tables."""
-    if "table" not in result:
-        return []
-    return [
-        *noise_facts(result["rows"]),
-        f"limit of the noise: {100 * result['limit']:g} %",
-        f"a route changes for a gain of {100 * margin_of(result['noise']):.1f} % or more",
-        *([f"REFUSED: {result['refused']}"] if result["refused"] else []),
-    ]
+    return [BenchTable("Rules", cells)]
 
 
 def case_of(row: Row) -> Case:
@@ -147,44 +135,37 @@ def case_of(row: Row) -> Case:
     return Case(name, ranks, same_node, row["device"], kind, num_bytes)
 
 
-def measured_routes(row: Row) -> dict[str, float]:
-    """Returns the medians of a row's routes, whose results were right."""
-    return {name: s for name, s in right_ways(row).items() if name not in (*BASELINES, TABLE)}
-
-
-def series_of(rows: Sequence[Row]) -> list[Series]:
-    """Returns rows as series of ascending sizes, in the order in which they were measured."""
-    cells: dict[Case, dict[int, dict[str, float]]] = defaultdict(dict)
-    for row in rows:
-        case, routes = case_of(row), measured_routes(row)
-        if routes:
-            # Messages of larger worlds are of two ranks, too: those of the first one count.
-            cells[case._replace(num_bytes=0)].setdefault(case.num_bytes, routes)
+def points_of(groups: Groups) -> list[Point]:
+    """Returns the medians of all routes whose results were right."""
     return [
-        Series(case, sizes, [measured[size] for size in sizes])
-        for case, measured in cells.items()
-        for sizes in [sorted(measured)]
+        Point(case, table_route(row["name"], case.operation), row["step_s"]["median"])
+        for rows in groups.values()
+        for row in rows
+        for case in [case_of(row)]
+        if row["ok"] and "step_s" in row and row["name"] not in (*BASELINES, TABLE)
     ]
 
 
-def choose(medians: Sequence[Mapping[str, float]], margin: float) -> list[str]:
-    """Returns the route of each size: the path of least cost, see the module's docstring."""
-    # best[route]: the cost of the cheapest path that ends here with this route, and that path
-    best: dict[str, tuple[float, list[str]]] = {}
+def series_of(points: Sequence[Point]) -> Series:
+    """Returns the medians of each case by size, in the order in which they were measured."""
+    series: Series = defaultdict(lambda: defaultdict(dict))
+    for case, route, seconds in points:
+        # Messages of larger worlds are of two ranks, too: those of the first one count.
+        series[case._replace(num_bytes=0)][case.num_bytes].setdefault(route, seconds)
+    return series
+
+
+def choose(medians: Medians, margin: float) -> list[Any]:
+    """Returns the route of each size: it changes for a gain of more than the margin."""
+    path: list[Any] = []
     for measured in medians:
-        least = min(measured.values())
-        fresh: dict[str, tuple[float, list[str]]] = {}
-        for route, seconds in measured.items():
-            before = [
-                (total + margin * (other != route), path) for other, (total, path) in best.items()
-            ]
-            total, path = min(before, key=lambda pair: pair[0], default=(0.0, []))
-            fresh[route] = total + math.log(seconds / least), [*path, route]
-        best = fresh
-    return min(best.values(), key=lambda pair: pair[0])[1] if best else []
+        fastest = min(measured, key=measured.__getitem__)
+        stays = path and measured.get(path[-1], math.inf) <= (1 + margin) * measured[fastest]
+        path.append(path[-1] if stays else fastest)
+    return path
 
 
-def choose_one(medians: Sequence[Mapping[str, float]]) -> str:
+def choose_one(medians: Medians) -> Any:
     """Returns the route of the least sum over all sizes, of those measured at the most sizes."""
     measured = [route for size in medians for route in size]
     most = max(map(measured.count, measured))
@@ -192,47 +173,43 @@ def choose_one(medians: Sequence[Mapping[str, float]]) -> str:
     return min(everywhere, key=lambda route: sum(size.get(route, 0.0) for size in medians))
 
 
-def rules_of(series: Sequence[Series], margin: float) -> list[TuningRule]:
-    """Returns the rules of all series, without gaps from 0 bytes to any size.
+def rules_of(points: Sequence[Point], margin: float) -> list[TuningRule]:
+    """Returns the rules, of which the first that holds a message decides.
 
-    Rules of a number of ranks hold up to the next that was measured, and beyond the largest. Those
-    of the first class of types hold for the classes that were not measured, too.
+    A rule holds up to the next number of ranks that was measured, the first one below, too, and up
+    to the middle between two sizes. The first class of types is that of all others.
     """
-    first: dict[Case, str] = {}
-    for case, *_ in series:
-        first.setdefault(case._replace(dtype_class=""), case.dtype_class)
-
-    def is_first(case: Case) -> bool:
-        return first[case._replace(dtype_class="")] == case.dtype_class
-
+    series = series_of(points)
+    first: dict[Case, Case] = {}
+    for case in series:
+        first.setdefault(case._replace(dtype_class=""), case)
     rules: list[TuningRule] = []
-    for case, sizes, medians in sorted(series, key=lambda one: is_first(one.case)):
-        alike = (other for other, *_ in series if other._replace(ranks=case.ranks) == case)
-        counts = sorted({other.ranks for other in alike})
+    for case in sorted(series, key=lambda case: case in first.values()):
+        counts = sorted(one.ranks for one in series if one._replace(ranks=case.ranks) == case)
         after = counts[counts.index(case.ranks) + 1 :]
+        sizes, medians = zip(*sorted(series[case].items()), strict=True)
         path = choose(medians, margin)
         if case.operation in ONE_ROUTE:
             path = [choose_one(medians)] * len(medians)
-        starts = [i for i, route in enumerate(path) if i == 0 or path[i - 1] != route]
-        for start, last in zip(starts, [*starts[1:], None], strict=True):
+        # The middle of two sizes, as powers of two are counted.
+        middles = [math.isqrt(low * high) for low, high in itertools.pairwise(sizes)]
+        lows, highs = [0, *(middle + 1 for middle in middles)], [*middles, None]
+        each = zip(path, lows, highs, strict=True)
+        for route, bounds in itertools.groupby(each, key=lambda size: size[0]):
+            runs = [*bounds]
             rule = TuningRule(
-                table_route(path[start], case.operation),
+                route,
                 [case.operation],
                 min_ranks=0 if case.ranks == counts[0] else case.ranks,
                 max_ranks=after[0] - 1 if after else None,
                 same_node=case.same_node,
                 devices=[case.device],
-                dtypes=[] if is_first(case) else [case.dtype_class],
-                min_bytes=0 if start == 0 else _middle(sizes[start - 1], sizes[start]) + 1,
-                max_bytes=None if last is None else _middle(sizes[last - 1], sizes[last]),
+                dtypes=[] if case in first.values() else [case.dtype_class],
+                min_bytes=runs[0][1],
+                max_bytes=runs[-1][2],
             )
             rules.append(rule)
     return rules
-
-
-def _middle(low: int, high: int) -> int:
-    # The size in the middle of two, as powers of two are counted.
-    return math.isqrt(low * high)
 
 
 def margin_of(noise: float) -> float:
@@ -240,15 +217,10 @@ def margin_of(noise: float) -> float:
     return max(LEAST_MARGIN, MARGIN_OF_NOISE * noise)
 
 
-def table_of(rows: Sequence[Row], default: str) -> TuningTable:
+def table_of(groups: Groups, default: str) -> TuningTable:
     """Returns the table of measured rows; its points keep all medians."""
-    points = [
-        Point(case, table_route(way, case.operation), seconds)
-        for row in rows
-        for case in [case_of(row)]
-        for way, seconds in measured_routes(row).items()
-    ]
-    return TuningTable(rules_of(series_of(rows), margin_of(noise_of(rows))), default, points)
+    points = points_of(groups)
+    return TuningTable(rules_of(points, margin_of(noise_share(groups))), default, points)
 
 
 def table_route(way: str, operation: str) -> str:

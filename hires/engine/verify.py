@@ -160,18 +160,24 @@ def _compare(
     tensors: Tensors, reference: Tensors, engine: RankEngine, bounds: Bounds
 ) -> dict[str, float]:
     # The relative error of each tensor that this rank holds.
-    plan, errors, largest = engine.context.plan, dict[str, float](), largest_values(reference)
+    errors, largest = dict[str, float](), largest_values(reference)
     for name, tensor in tensors.items():
-        tensor, expected = to_host(tensor), reference[name]
-        if name.startswith("output/"):  # this rank has its tile or shard of it
-            microbatch = int(name.partition("/")[2]) % plan.total_microbatches
-            context = engine.contexts[plan.direction_of(f"F{microbatch}")]
-            n0, n1, rect = context.held(plan.graph.output)
-            r0, r1, c0, c1 = rect or (0, 1, 0, 1)
-            expected = expected[n0:n1]
-            expected = expected[:, :, r0:r1, c0:c1] if expected.dim() == 4 else expected
-        errors[name] = tensor_error(tensor, expected, name, largest, bounds)
+        expected = part_of(engine, name, reference[name])
+        errors[name] = tensor_error(to_host(tensor), expected, name, largest, bounds)
     return errors
+
+
+def part_of(engine: RankEngine, name: str, expected: Tensor) -> Tensor:
+    """Returns the part of a tensor ``kind/name`` of one process that a rank has."""
+    if not name.startswith("output/"):
+        return expected
+    plan = engine.context.plan  # its tile of an output, or its shard
+    microbatch = int(name.partition("/")[2]) % plan.total_microbatches
+    context = engine.contexts[plan.direction_of(f"F{microbatch}")]
+    n0, n1, rect = context.held(plan.graph.output)
+    r0, r1, c0, c1 = rect or (0, 1, 0, 1)
+    expected = expected[n0:n1]
+    return expected[:, :, r0:r1, c0:c1] if expected.dim() == 4 else expected
 
 
 def words(worst: Mapping[str, Any]) -> str:

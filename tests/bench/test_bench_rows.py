@@ -12,20 +12,20 @@ import yaml
 
 from hires.bench import bench_main, rows_bench
 from hires.bench.bench_rows import BenchRow, planned, row_of, with_small
+from hires.bench.bench_tables import group_tables, row_table
 from hires.bench.check import count_kernels, ran_as
 from hires.bench.precision_inputs import with_inputs
 from hires.bench.race import Samples
 from hires.bench.rows_bench import (
-    SHAPE,
     choice_facts,
     kendall_tau,
     measured_rows,
     of_different_shapes,
-    row_table,
 )
 from hires.cli.verbs.verb_bench import PARSER, composed_task, file_of_rows
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
+from hires.plan.search.candidates import Candidate, LayoutShape
 from tests.helpers.bench_jobs import forked
 from tests.helpers.layouts import config_of
 
@@ -118,7 +118,7 @@ def test_kernels_are_counted_by_the_type_that_they_read():
 def table_of(facts, cpu_s=1.0):
     def row_and_samples(name, batch, steps_s, ranks=2, cpu_s=1.0, **keys):
         row = BenchRow(name, config_of(batch=batch, device="cpu"), ranks=ranks, **keys)
-        return row, Samples([steps_s, 2 * steps_s, steps_s], [cpu_s] * 3)
+        return row, Samples([[steps_s], [2 * steps_s], [steps_s]], [cpu_s] * 3)
 
     both = [
         row_and_samples("single", 2, 4.0, ranks=1),
@@ -132,7 +132,10 @@ def table_of(facts, cpu_s=1.0):
 
 def test_speed_up_counts_images_within_each_round_beside_right_rows_alone():
     rows = table_of({})
-    assert rows["tiles"]["speedup"] == {"median": 4.0, "p10": 4.0, "p90": 4.0, "count": 3}
+    assert rows["tiles"]["speedup"] == {
+        **dict.fromkeys(("median", "p10", "p90", "p99"), 4.0),
+        "count": 3,
+    }
     assert (rows["tiles"]["over_best"]["median"], rows["tiles"]["best"]) == (1.5, "torch")
     assert rows["tiles"]["images_per_s"] == 2.0
     assert "speedup" not in table_of({"single": WRONG})["tiles"]
@@ -160,12 +163,12 @@ def test_wrong_row_is_red_and_has_no_ratio(facts, cpu_s, why):
 def test_predictions_are_weighed_by_error_order_and_choice():
     assert kendall_tau([(1, 3), (2, 2), (3, 1)]) == -1.0
     rows = [{"predicted_s": p, "step_s": {"median": m}} for p, m in ((1.0, 2.0), (2.0, 1.0))]
-    [line] = choice_facts({"groups": {"a": rows, "b": [{**rows[0], "predicted_s": None}]}})
+    [line] = choice_facts({"a": rows, "b": [{**rows[0], "predicted_s": None}]})
     assert "mean error 75.0%" in line
     assert "tau -1.00; the choice is within 5% of the best measured layout in 0 of 1" in line
     # Layouts of different shapes are spread from the fastest to the slowest.
-    names = [f"parallel.{name}" for name in SHAPE]
-    options = [{"n": n, "keys": dict.fromkeys(names, n // 2)} for n in range(12)]
+    shapes = [LayoutShape(n // 2, 1, 0, (1, 1), 1, 1) for n in range(12)]
+    options = [{"n": n, "keys": Candidate(shape).keys} for n, shape in enumerate(shapes)]
     assert [option["n"] for option in of_different_shapes(options, 3)] == [0, 4, 10]
     assert [option["n"] for option in of_different_shapes(options, 9)] == [0, 2, 4, 6, 8, 10]
 
@@ -176,7 +179,7 @@ def test_rows_of_each_number_of_ranks_have_a_world_with_their_baseline(tmp_path,
     def measured(job, num_ranks, timeout_s, plain, *rest):
         worlds[num_ranks] = [row["name"] for row in plain]
         names = worlds[num_ranks]
-        yield {name: ([1.0], [0.1]) for name in names}, dict.fromkeys(names, RIGHT)
+        yield {name: ([[1.0]], [0.1]) for name in names}, dict.fromkeys(names, RIGHT)
 
     monkeypatch.setattr(rows_bench, "stream_ranks", measured)
     rows = [{"name": f"{n}", "keys": [f"parallel.replicas={n}"]} for n in (1, 2, 4)]
@@ -194,16 +197,16 @@ def test_case_that_fails_is_red_and_ends_no_other(monkeypatch, choices):
         raise ConfigError("no calibration")
         yield
 
-    monkeypatch.setattr(rows_bench, "_measured", fail)
+    monkeypatch.setattr(rows_bench, "_raced", fail)
     *_, result = rows_bench.measure(choices)
     assert len(result["groups"]) == 9
     assert not result["ok"]
-    assert all("no calibration" in table.rows[0]["what"] for table in rows_bench.tables(result))
+    assert all("no calibration" in table.rows[0]["what"] for table in group_tables(result))
 
 
 def test_stopped_benchmark_keeps_and_shows_what_it_measured(tmp_path, monkeypatch, capsys):
     def measure(task):
-        yield {"groups": {}, "device": "cpu"}
+        yield {"groups": {}, "facts": ["device: cpu"]}
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(rows_bench, "measure", measure)
@@ -220,7 +223,7 @@ def test_stopped_benchmark_keeps_and_shows_what_it_measured(tmp_path, monkeypatc
     assert "* stopped before its end" in (tmp_path / "README.md").read_text()
     printed = capsys.readouterr()
     assert "stopped by Ctrl-C" in printed.err
-    assert json.loads(printed.out)["device"] == "cpu"
+    assert json.loads(printed.out)["facts"] == ["device: cpu"]
 
 
 @pytest.mark.dist

@@ -32,6 +32,7 @@ def cache(tmp_path, monkeypatch):
     for module in (calibrate, chains):
         monkeypatch.setattr(module, "CHAINS", [TINY])
     monkeypatch.setattr(chains, "TILED", [0])
+    monkeypatch.setattr(chains, "PACE", 0)
     return tmp_path
 
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hires.bench.bench_rows import BenchRow, planned, with_small
+from hires.bench.bench_rows import BenchRow, PeerSteps, planned, with_small
 from hires.bench.check import (
     EXACT_TOLERANCE,
     LOWER_TOLERANCE,
     FirstStepCheck,
-    gradient_error,
+    parts_of,
     small_limit,
-    value_error,
+    worst,
 )
-from hires.bench.peers import peer_hires
+from hires.bench.peers.peer_hires import HiresSteps
 from hires.engine.device import RankDevice
 from tests.helpers.layouts import config_of
 
@@ -32,15 +32,19 @@ SMALL |= {"image": [32, 32], "batch": 2, "optimizer": {"lr": 0.0}}
 
 @pytest.fixture
 def verdict(tmp_path, monkeypatch):
-    """Returns a function: the verdict on a row of one rank, whose steps a function may spoil."""
+    """Returns a function: the verdict on a row of one rank, whose tensors a function may spoil."""
     dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    plain = peer_hires.HiresSteps.step
+    plain = HiresSteps.tensors
 
-    def judge(wrong=None, **keys):
-        step = plain if wrong is None else lambda self: wrong(self, plain(self))
-        monkeypatch.setattr(peer_hires.HiresSteps, "step", step)
+    def judge(wrong=lambda tensors: None, **keys):
+        def spoilt(self):
+            tensors = {name: tensor.clone() for name, tensor in plain(self).items()}
+            wrong(tensors)
+            return tensors
+
+        monkeypatch.setattr(HiresSteps, "tensors", spoilt)
         [row] = with_small([planned(BenchRow("row", config_of(**{**SMALL, **keys})))])
-        return FirstStepCheck(0, RankDevice())(row, peer_hires.build(row, 0, RankDevice()))
+        return FirstStepCheck(0, RankDevice())(row, HiresSteps(row, 0, RankDevice()))
 
     yield judge
     dist.destroy_process_group()
@@ -51,26 +55,21 @@ def test_wrong_gradient_is_found_and_a_right_row_passes(verdict):
     assert right["ok"]
     assert right["exact"] < 1e-10
 
-    def scaled(factor):
-        def scale(steps, value):
-            for parameter in steps.parameters.values():
-                parameter.grad.mul_(factor)
-            return value
-
-        return scale
+    def gradients(tensors):
+        return [tensor for name, tensor in tensors.items() if name.startswith("gradients/")]
 
     for factor in (0.0, 2.0, -1.0):
-        wrong = verdict(scaled(factor))
+        wrong = verdict(lambda ts, f=factor: [one.mul_(f) for one in gradients(ts)])
         assert not wrong["ok"]
         assert wrong["exact"] >= 1.0 - 1e-9
         assert wrong["value"] < 1e-5  # the loss does not show it
 
-    def one_element(steps, value):
-        gradient = max((p.grad for p in steps.parameters.values()), key=torch.numel)
+    def one_element(tensors):
+        gradient = max(gradients(tensors), key=torch.numel)
         gradient[gradient.abs() == gradient.abs().max()] *= 2
-        return value
 
     assert not verdict(one_element)["ok"]
+    assert not verdict(lambda tensors: tensors.popitem())["ok"]  # of no rank
 
 
 def test_wrong_output_in_bf16_is_found(verdict):
@@ -79,7 +78,7 @@ def test_wrong_output_in_bf16_is_found(verdict):
     assert right["ok"]
     assert right["exact"] < 1e-10  # its layout in float64, however deep the network
     for factor in (0.0, 2.0):
-        assert not verdict(lambda _, value, f=factor: value * f, **low)["ok"]
+        assert not verdict(lambda ts, f=factor: [one.mul_(f) for one in ts.values()], **low)["ok"]
 
 
 def test_limits_are_those_of_the_precision():
@@ -89,26 +88,29 @@ def test_limits_are_those_of_the_precision():
 
 
 @pytest.mark.parametrize(
-    ("parts", "expected", "error"),
+    ("values", "mean_square", "error"),
     [
-        ([[2.0], [4.0]], [3.0], 0.0),  # losses of two replicas: their mean counts
-        ([[3.3]], [3.0], 0.1),
-        ([[NAN]], [3.0], math.inf),
-        ([None, [3.0]], [3.0], 0.0),  # only the last stage has the loss
-        ([None, None], [3.0], math.inf),
-        ([[[1.0, 2.0]]], [[1.0, 2.0]], 0.0),
-        ([[[1.0, 2.0]], [[1.0, 1.0]]], [[1.0, 2.0]], 0.5),  # two copies: the second one is wrong
-        ([[[1.0, 2.0]], [[4.0, 4.0]]], [[1.0, 2.0], [4.0, 3.0]], 0.25),  # two replicas
-        ([[[1.0, 2.0]]], [[1.0, 2.0], [1.0, 2.0]], math.inf),  # an image is missing
-        ([[[[[1.0], [2.0]]]], [[[[3.0], [5.0]]]]], [[[[1.0, 3.0], [2.0, 4.0]]]], 0.25),  # columns
+        ([3.0, 4.0], False, 0.0),
+        ([3.0, 3.0], False, 0.25),  # over the largest expected value
+        ([3.0, 3.0], True, 0.2),  # roots of mean squares: 1 over 5
+        ([NAN, 4.0], False, math.inf),
+        ([NAN, 4.0], True, math.inf),
+        ([3.0, 4.0, 5.0], True, math.inf),
     ],
 )
-def test_error_of_a_value_is_that_of_the_worst_part(parts, expected, error):
-    tensors = [None if part is None else torch.tensor(part) for part in parts]
-    assert value_error(tensors, torch.tensor(expected)) == pytest.approx(error, abs=1e-6)
+def test_error_is_that_of_the_worst_element(values, mean_square, error):
+    row = BenchRow("row", config_of(task={"name": "infer"}))
+    runner = PeerSteps(row, 0, RankDevice())
+    runner.step = lambda: setattr(runner, "values", [torch.tensor(values)])
+    whole = {"output/0": torch.tensor([3.0, 4.0])}
+    parts = parts_of(runner, whole, mean_square=mean_square)
+    assert parts["output/0"] == pytest.approx((error, 1.0))
 
 
-def test_error_of_gradients_is_that_of_the_worst_parameter():
-    assert gradient_error([{"a": 1e-12}, {"b": 0.0}], ["a", "b"]) == 1e-12  # two stages
-    assert gradient_error([{"a": 0.0, "b": 0.0}, {"b": 0.5}], ["a", "b"]) == 0.5  # half of a sum
-    assert gradient_error([{"a": 0.0}], ["a", "b"]) == math.inf  # no rank has one of b
+def test_error_of_all_ranks_is_that_of_the_worst_and_what_no_rank_has_is_wrong():
+    whole, half = (1e-12, 1.0), (0.0, 0.5)
+    assert worst([{"a": whole}, {"b": (0.0, 1.0)}], ["a", "b"]) == 1e-12  # two stages
+    assert worst([{"a": half}, {"a": half}], ["a"]) == 0.0  # two tiles
+    assert worst([{"a": half}, {"a": (0.5, 0.5)}], ["a"]) == 0.5
+    assert worst([{"a": half}, {}], ["a"]) == math.inf  # a tile is missing
+    assert worst([{"a": whole}], ["a", "b"]) == math.inf

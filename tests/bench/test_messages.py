@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
+import threading
 
 import pytest
 
 from hires.bench import comm_bench
 from hires.bench.bench_main import run
-from hires.bench.comm_bench import applies_to, cells_of, options_of, sizes_of, sweep
+from hires.bench.bench_tables import group_tables, page
+from hires.bench.comm_bench import applies_to, cells_of, sweep
 from hires.bench.messages import (
     BARRIER,
     BENCHED,
     MESSAGES,
     BenchBuffers,
     BenchCell,
-    RaceWorld,
+    MessageCalls,
     messages_in,
-    race_cell,
-    timed,
     window,
 )
 from hires.cli.verbs import verb_bench
 from hires.core.errors import ConfigError
-from tests.helpers.bench_jobs import forked, row
+from hires.engine.device import RankDevice
+from tests.helpers.bench_jobs import forked, rows_of
 
-ALONE = RaceWorld(0, 1, lambda: None, lambda tensor: None)
 SUM = BenchCell("all_reduce", 64)
 
 
 @pytest.mark.dist
 def test_every_operation_is_right_through_hires_and_torch():
     cells, ways = cells_of(BENCHED, (64, 1000), ("float32", "int8")), ["gloo", "shm", "raw:gloo"]
-    rows = [*forked("hires.bench.comm_bench:run_cells", 3, 60, cells, 1, 1e-9, "cpu", ways)]
-    assert [one["operation"] for one in rows] == [cell.operation for cell in cells]
-    for one in rows:
-        assert {way: one["ways"][way].get("wrong") for way in ways} == dict.fromkeys(ways, 0), one
+    measured = [*forked("hires.bench.comm_bench:run_cells", 3, 60, cells, 1, 1e-9, "cpu", ways)]
+    assert [rows[0]["operation"] for rows in measured] == [cell.operation for cell in cells]
+    for rows in measured:
+        assert [row["name"] for row in rows if row["ok"] and "step_s" in row] == ways, rows
 
 
 @pytest.mark.parametrize("name", [name for name in BENCHED if name != BARRIER])
@@ -67,63 +67,61 @@ def test_bandwidths_are_those_of_nccl_tests_and_windows_those_of_osu():
     assert [messages_in(name, 4) for name in ("latency", "bandwidth", "all_reduce")] == [2, 64, 1]
 
 
-def doing(call, world=ALONE):
-    return lambda buffers: timed(lambda: call(buffers), world)
+def test_wrong_number_of_a_call_is_found_each_time_it_is_asked(monkeypatch):
+    buffers = BenchBuffers(SUM, 0, 1)
+    calls, locks = [], threading.Lock()
 
-
-def right(buffers):
-    return None  # a sum of one rank is there already
-
-
-def test_wrong_number_is_found_in_the_first_round_and_in_the_last():
-    calls = []
-
-    def late_error(buffers):
+    def late_error():
+        assert locks.locked()  # no other thread calls the library meanwhile
         calls.append(0)
-        if len(calls) > 13:
-            buffers.output[0] += 1
+        buffers.output[0] += len(calls) > 1
 
-    def error(buffers):
-        buffers.output[0] += 1
-
-    libraries = {"late": doing(late_error), "wrong": doing(error), "right": doing(right)}
-    ways = race_cell(SUM, libraries, ALONE, 4, 1e-9)["ways"]
-    assert [ways[name]["wrong"] for name in ("late", "wrong", "right")] == [1, 2, 0]
-    assert len(ways["right"]["rounds_s"]) == 4
-    assert ways["right"]["count"] == 8
+    steps = MessageCalls(late_error, buffers, RankDevice(), list, locks)
+    assert [steps.num_wrong(), steps.num_wrong()] == [0, 1]
 
 
-def test_slowest_rank_is_the_sample_and_the_fence_is_not_timed():
-    def largest(tensor):
-        if tensor.numel() > 1:  # the other rank took 1 s in the first call of a block
-            tensor[0] = 1.0
+@pytest.mark.dist
+def test_library_that_refuses_on_a_rank_or_is_wrong_at_last_is_named():
+    [rows] = forked(f"{__name__}:cell_of_odd_libraries", 2, 60)
+    refused, late, right = rows
+    assert refused["not_run"] == "no sums of this type"
+    assert [late["ok"], right["ok"]] == [False, True]
+    assert "step_s" in right
 
-    world = RaceWorld(0, 1, lambda: time.sleep(0.01), largest)
-    way = race_cell(SUM, {"a": doing(right, world)}, world, 1, 1e-9)["ways"]["a"]
-    assert way["p50_s"] == pytest.approx(0.5, abs=0.005)
 
+def cell_of_odd_libraries(world):
+    """Yields the rows of a cell: one is refused by rank 1, one gets wrong, and one is right."""
 
-def test_library_without_the_operation_is_left_out_with_its_reason_on_all_ranks():
-    def refuse(buffers):
-        raise ValueError("no sums of\nthis type")
+    def binder(way):
+        def bound(buffers, place, fence):
+            numbers = itertools.count()
 
-    ways = race_cell(SUM, {"a": doing(right), "refuses": refuse}, ALONE, 1, 1e-9)["ways"]
-    assert ways["refuses"] == {"missing": "no sums of this type"}
-    assert "p50_s" in ways["a"]
-    elsewhere = RaceWorld(0, 1, lambda: None, lambda tensor: tensor.fill_(1.0))
-    ways = race_cell(SUM, {"a": doing(right)}, elsewhere, 1, 1e-9)["ways"]
-    assert ways["a"] == {"missing": "another rank lacks it"}
+            def call():
+                buffers.output.copy_(buffers.expected())
+                buffers.output[0] += way == "gloo" and next(numbers) > 2
+
+            if way == "gloo:direct" and world.rank == 1:
+                raise ValueError("no sums of\nthis type")
+            return MessageCalls(call, buffers, place, fence)
+
+        return bound
+
+    comm_bench._binder, ways = binder, ["gloo:direct", "gloo", "shm"]
+    yield from comm_bench.run_cells(world, [SUM], 1, 1e-9, "cpu", ways)
 
 
 def task_of(*words, **changed):
-    task = verb_bench.message_task(verb_bench.COMM.read(["comm", *words]), "comm", "comm")
-    return {**task, "start": "torchrun", **changed}
+    words = ["comm", "--start", "torchrun", *words]
+    task = verb_bench.message_task(verb_bench.COMM.read(words), "comm", "comm")
+    return {**task, **changed}
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--only all_reduce,halo", "--only: unknown 'halo'"),
+        ("--only all_reduce,halo", "--only 'halo' is unknown"),
+        ("--dtypes float", "did you mean float"),
+        ("--start mpi", "--start 'mpi' is unknown"),
         ("--ranks 1", "--ranks 1: write numbers above 1"),
         ("--routes mpi:segmented", "has no segment size"),
         ("--sizes 8KiB..4KiB", "--sizes 8KiB..4KiB is no size"),
@@ -140,7 +138,8 @@ def test_cells_leave_out_what_has_no_other_form_and_ways_what_is_no_gain():
     cells = cells_of(("latency", "barrier"), (4, 8), ("float32", "int8"))
     assert [cell[1:] for cell in cells if cell.operation == BARRIER] == [(4, "float32")]
     assert len(cells) == 5
-    assert sizes_of("16,1KiB..64KiBx8") == (16, 1024, 8192, 65536)
+    assert task_of("--sizes", "16,1KiB..64KiBx8")["sizes"] == [16, 1024, 8192, 65536]
+    assert {*verb_bench.OPERATIONS} == {*BENCHED}
     for way, operation, num_bytes, expected in (
         ("mpi", "all_reduce", 4, True),
         ("mpi:segmented:4MiB", "all_reduce", 4 << 20, False),
@@ -156,25 +155,40 @@ def test_cells_leave_out_what_has_no_other_form_and_ways_what_is_no_gain():
 def test_cell_is_shown_only_once_it_is_kept(monkeypatch, caplog):
     caplog.set_level("INFO")  # Ctrl-C after "1 of 2" must not lose that cell
     cells = [BenchCell("all_reduce", size) for size in (64, 4096)]
-    measured = [row("all_reduce", cell.num_bytes, {"shm": 1.0}) for cell in cells]
+    measured = [rows_of("all_reduce", cell.num_bytes, {"shm": 1.0}) for cell in cells]
     monkeypatch.setattr(comm_bench, "stream_ranks", lambda *_, **__: iter(measured))
     shown = []
-    for rows in sweep(options_of(task_of()), cells, ["shm"]):
-        shown.append((len(rows), len(caplog.records)))
+    for groups in sweep(task_of(), cells, ["shm"]):
+        shown.append((sum(map(len, groups.values())), len(caplog.records)))
     assert shown == [(1, 0), (2, 1)]
     assert "1 of 2: all_reduce 64 B" in caplog.text
 
 
+def test_stopped_measurement_goes_on_with_the_cells_that_it_lacks(tmp_path, monkeypatch, capsys):
+    def measured(job, ranks, timeout_s, cells, *rest, **where):
+        left.append([cell.num_bytes for cell in cells])
+        for cell in cells:
+            yield rows_of("reduce", cell.num_bytes, {"shm": 1.0})
+            if len(left) == 1:
+                raise KeyboardInterrupt
+
+    left = []
+    monkeypatch.setattr(comm_bench, "stream_ranks", measured)
+    task = task_of("--only", "reduce", "--sizes", "64,128", "--out", str(tmp_path), "--json")
+    assert [run(task, comm_bench), run(task, comm_bench), run(task, comm_bench)] == [130, 0, 0]
+    assert left == [[64, 128], [128], [64, 128]]  # what is complete is measured anew
+    result = json.loads((tmp_path / "comm.json").read_text())
+    assert [row["bytes"] for rows in result["groups"].values() for row in rows] == [64, 128]
+
+
 def test_wrong_results_are_named_and_have_no_number(monkeypatch):
-    wrong = row("reduce", 64, {"mpi": 1.0, "gloo": 2.0}, wrong=("mpi",))
-    for way in wrong["ways"].values():
-        way |= {"count": 3, "p99_s": 3.0}
+    wrong = rows_of("reduce", 64, {"mpi": 1.0, "gloo": 2.0}, wrong=("mpi",))
     monkeypatch.setattr(comm_bench, "stream_ranks", lambda *_, **__: iter([wrong]))
     [result] = comm_bench.measure(task_of("--only", "reduce", "--sizes", "64"))
     assert not result["ok"]
-    assert "WRONG: mpi: reduce 64 B" in "\n".join(comm_bench.facts(result))
-    [table] = comm_bench.tables(result)
+    [table] = group_tables(result)
     assert (table.rows[0]["mpi"], table.rows[0]["fastest"]) == ("WRONG", "gloo")
+    assert "WRONG: mpi in reduce, float32, 2 ranks" in page(result, [table])
 
 
 @pytest.mark.mpi
@@ -182,6 +196,6 @@ def test_every_backend_and_baseline_is_right_under_an_mpi(mpi, capsys):
     words = ["--sizes", "16,256KiB", "--seconds", "1e-6", "--ranks", "2", "--json"]
     assert run(task_of(*words, start=mpi, timeout=250, out=""), comm_bench) == 0
     result = json.loads(capsys.readouterr().out)
-    ways = {name for row in result["rows"] for name, way in row["ways"].items() if "p50_s" in way}
+    ways = {r["name"] for rows in result["groups"].values() for r in rows if "step_s" in r}
     assert ways >= {"gloo", "mpi", "shm", "raw:gloo", "raw:mpi4py", "mpi:direct", "gloo:direct"}
     assert not result["wrong"]

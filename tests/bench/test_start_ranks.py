@@ -7,8 +7,8 @@ import os
 import pytest
 
 from hires.bench import start_ranks
-from hires.bench.comm_bench import starter_of
 from hires.bench.start_ranks import stream_ranks
+from hires.cli.verbs.verb_bench import COMM
 from hires.core.errors import LateError, RunError
 from tests.conftest import REPOSITORY
 from tests.helpers.patience import PATIENCE_S, until
@@ -34,11 +34,11 @@ def test_starter_is_the_mpi_of_this_machine_and_srun_only_in_a_job(program, tmp_
     monkeypatch.setenv("PATH", f"{tmp_path}")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     program("srun", "exit 1")
-    assert starter_of("auto") == "torchrun"
+    assert COMM.read(["comm"]).start == "torchrun"
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert starter_of("auto") == "srun"
+    assert COMM.read(["comm"]).start == "srun"
     program("mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
-    assert starter_of("auto") == "openmpi"
+    assert COMM.read(["comm"]).start == "openmpi"
 
 
 def test_starter_that_is_missing_or_fails_names_its_option(program, tmp_path, monkeypatch):

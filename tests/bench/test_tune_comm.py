@@ -6,8 +6,6 @@ A table is written only where the machine is quiet and results are right.
 from __future__ import annotations
 
 import json
-import math
-import random
 
 import pytest
 
@@ -18,8 +16,6 @@ from hires.bench.tune_comm import (
     choose,
     finish,
     judged_table,
-    rules_of,
-    series_of,
     table_of,
 )
 from hires.cli.verbs import verb_tune
@@ -27,7 +23,7 @@ from hires.cli.verbs.verb_bench import message_task
 from hires.core.errors import ConfigError
 from hires.plan.routes import Route
 from hires.plan.tuning_table import Case, TuningTable
-from tests.helpers.bench_jobs import row
+from tests.helpers.bench_jobs import rows_of
 
 ORIGIN = {"hardware": {"cpu": "a CPU", "cores": 2}, "time": "2026-01-01", "git": "abc"}
 ORIGIN |= {"command": "hires tune comm"}
@@ -37,26 +33,25 @@ def backend(table, num_bytes=64, ranks=2, near=True, kind="float"):
     return table.route(Case("all_reduce", ranks, near, "cpu", kind, num_bytes)).backend
 
 
+def tuned(*cells):
+    return table_of({"all": [row for rows in cells for row in rows]}, "gloo")
+
+
 def test_neighbouring_sizes_do_not_flap_within_the_margin():
     medians = [{"a": 1.00, "b": 1.03}, {"a": 1.03, "b": 1.00}, {"a": 1.00, "b": 1.03}]
     assert choose(medians, 0.05) == ["a", "a", "a"]
     assert choose(medians, 0.01) == ["a", "b", "a"]
-    assert choose([{"a": 1.0, "b": 1.1}, {"a": 2.0, "b": 1.0}, {"a": 1.0, "b": 1.1}], 0.05) == [
-        *"aba"  # a large gain at a single size has a rule of its own
+    assert choose([{"a": 1.0, "b": 1.1}, {"a": 2.0, "b": 1.0}, {"a": 1.0, "b": 1.04}], 0.05) == [
+        *"abb"  # a large gain at a single size changes the route, a small one not back
     ]
-    draw, margin = random.Random(5), 0.04
-    for _ in range(200):  # no route costs more than two margins, its change and that back
-        medians = [{way: draw.uniform(1, 1.2) for way in "abc"} for _ in range(8)]
-        for route, measured in zip(choose(medians, margin), medians, strict=True):
-            assert math.log(measured[route] / min(measured.values())) <= 2 * margin + 1e-12
 
 
 def test_rules_hold_every_size_and_change_between_two_measured_ones():
     rows = [
-        row("all_reduce", size, {"shm": 1 if size < 4096 else 9, "mpi:direct": 4})
+        rows_of("all_reduce", size, {"shm": 1 if size < 4096 else 9, "mpi:direct": 4})
         for size in (1024, 4096, 16384)
     ]
-    table = table_of(rows, "gloo")
+    table = tuned(*rows)
     bounds = [(rule.min_bytes, rule.max_bytes) for rule in table.rules]
     assert bounds == [(0, 2048), (2049, None)]
     found = [backend(table, num_bytes) for num_bytes in (0, 2048, 2049, 1 << 40)]
@@ -68,46 +63,49 @@ def test_operation_without_a_common_size_has_one_route_by_the_sum():
     operation = "all_to_all_single"
     # mpi is faster at two sizes of three, and in the product of all slow-downs; gloo in the sum.
     rows = [
-        row(operation, 64, {"gloo": 0.2, "mpi": 0.1, "mpi:direct": 0.01}),
-        row(operation, 1024, {"gloo": 0.4, "mpi": 0.2, "mpi:direct": 0.01}),
-        row(operation, 1 << 20, {"gloo": 4.0, "mpi": 5.0}),
+        rows_of(operation, 64, {"gloo": 0.2, "mpi": 0.1, "mpi:direct": 0.01}),
+        rows_of(operation, 1024, {"gloo": 0.4, "mpi": 0.2, "mpi:direct": 0.01}),
+        rows_of(operation, 1 << 20, {"gloo": 4.0, "mpi": 5.0}),
     ]
-    [rule] = table_of(rows, "shm").rules
+    [rule] = tuned(*rows).rules
     assert (rule.min_bytes, rule.max_bytes, rule.route) == (0, None, "gloo")
 
 
 def test_rules_hold_up_to_the_next_number_of_ranks_within_a_node_or_between_nodes():
-    rows = [row("all_reduce", 64, {w: 1}, n, near=9) for n, w in ((2, "shm"), (4, "mpi"))]
-    table = table_of(rows, "gloo")
+    table = tuned(
+        *(rows_of("all_reduce", 64, {w: 1}, n, near=9) for n, w in ((2, "shm"), (4, "mpi")))
+    )
     assert [backend(table, ranks=n) for n in (2, 3, 4, 99)] == ["shm", "shm", "mpi", "mpi"]
-    rows = [row("all_reduce", 64, {way: 1}, 4, near=near) for near, way in ((4, "shm"), (2, "mpi"))]
-    table = table_of(rows, "gloo")
+    ways = (4, "shm"), (2, "mpi")
+    table = tuned(*(rows_of("all_reduce", 64, {way: 1}, 4, near=near) for near, way in ways))
     assert [backend(table, ranks=4, near=near) for near in (True, False)] == ["shm", "mpi"]
 
 
 def test_class_that_was_not_measured_follows_the_first():
-    rows = [row("all_reduce", 64, {"shm": 1, "mpi": 2})]
-    rows += [row("all_reduce", 64, {"mpi": 1}, dtype="int64")]
-    table = table_of(rows, "gloo")
+    table = tuned(
+        rows_of("all_reduce", 64, {"shm": 1, "mpi": 2}),
+        rows_of("all_reduce", 64, {"mpi": 1}, dtype="int64"),
+    )
     found = [backend(table, kind=kind) for kind in ("float", "integer", "half")]
     assert found == ["shm", "mpi", "shm"]
 
 
 def test_wrong_results_and_raw_libraries_are_no_routes_and_messages_are_of_two_ranks():
     medians = {"raw:gloo": 1e-9, "table": 1e-9, "mpi": 1e-6, "gloo": 1e-3}
-    [rule] = rules_of(series_of([row("reduce", 64, medians, wrong=("mpi",))]), 0.02)
+    [rule] = tuned(rows_of("reduce", 64, medians, wrong=("mpi",))).rules
     assert rule.route == "gloo"
-    found = [case_of(row("latency", 64, {"shm": 1}, 4, near=near))[:3] for near in (4, 2)]
+    found = [case_of(rows_of("latency", 64, {"shm": 1}, 4, near=near)[0])[:3] for near in (4, 2)]
     assert found == [("send", 2, True), ("send", 2, False)]
 
 
 def judged(rows, force=False):
-    return {**ORIGIN, **judged_table(rows, "gloo", 0.1, force, "")}
+    return {**ORIGIN, **judged_table({"all_reduce": rows}, "gloo", 0.1, force, "")}
 
 
 def two_sizes(noise, wrong=()):
     cells = (64, {"shm": 1.0, "mpi": 2.0}), (1 << 20, {"shm": 5.0, "mpi": 2.0})
-    return [row("all_reduce", size, ways, noise=noise, wrong=wrong) for size, ways in cells]
+    each = [rows_of("all_reduce", size, ways, noise=noise, wrong=wrong) for size, ways in cells]
+    return [row for rows in each for row in rows]
 
 
 def test_table_of_a_quiet_machine_is_written_with_its_use(tmp_path):
@@ -128,7 +126,7 @@ def test_noisy_machine_is_refused_unless_forced_and_its_table_is_marked(tmp_path
     assert not result["ok"]
     assert "differ by 20.0 %, more than 10 %" in finish(tmp_path, result)
     assert not [*tmp_path.iterdir()]
-    assert "a gain of 40.0 % or more" in "\n".join(tune_comm.facts(result))  # margin of the rules
+    assert "a gain of 40.0 % or more" in "\n".join(result["facts"])  # margin of the rules
     text = finish(tmp_path, judged(two_sizes(0.6), force=True))
     assert "a tenth of all medians of rounds differ by 60 % or more; the table is marked" in text
     made = TuningTable.read(tmp_path / "table.json").made
@@ -139,8 +137,8 @@ def test_noisy_machine_is_refused_unless_forced_and_its_table_is_marked(tmp_path
 
 
 def task_of(*words):
-    task = message_task(verb_tune.PARSER.read(["comm", *words]), "tune", "tuning")
-    return {**task, "start": "torchrun"}
+    words = ["comm", "--start", "torchrun", *words]
+    return message_task(verb_tune.PARSER.read(words), "tune", "tuning")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +154,7 @@ def test_routes_of_no_table_are_refused_before_any_rank_starts(routes, message):
 
 
 def test_measured_table_is_written_by_the_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(tune_comm, "sweep", lambda *_: iter([two_sizes(0.0)]))
+    monkeypatch.setattr(tune_comm, "sweep", lambda *_: iter([{"all_reduce": two_sizes(0.0)}]))
     task = task_of("--json", "--out", str(tmp_path), "--routes", "gloo:direct,gloo,shm")
     assert run(task, tune_comm) == 0
     assert json.loads(capsys.readouterr().out)["ok"]

@@ -279,7 +279,7 @@ def test_bench_and_tune_become_the_benchmark_that_they_name(hires, monkeypatch):
 
     monkeypatch.setattr("os.execv", become)
     for words, facts in (
-        (("bench", "comm", "--ranks", "3"), {"kind": "comm", "ranks": "3", "out": ""}),
+        (("bench", "comm", "--ranks", "3"), {"kind": "comm", "ranks": [3], "out": ""}),
         (("tune", "comm", "--noise", "0.2"), {"kind": "tune", "noise": 0.2, "force": False}),
     ):
         with pytest.raises(SystemExit) as caught:

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import torch
 
-from hires.bench import calibration_chains, calibration_times
+from hires.bench import calibration_times
 from hires.bench.start_ranks import join_world
 from hires.comm import all_reduce, barrier, is_initialized, make_groups, shutdown
 from hires.core.errors import CommError
@@ -30,7 +30,6 @@ def add_up_and_fail(world, number):
 def all_values(world, job, *args):
     """Returns the values of a benchmark's job ``module:function``, on a rank."""
     torch.set_num_threads(1)
-    calibration_chains.PACE = len(calibration_chains.CHAINS) - 2  # a network of milliseconds
     calibration_times.ROUNDS, calibration_times.GRADIENTS = 4, 1 << 12
     module, _, name = job.partition(":")
     values = [*getattr(import_module(module), name)(world, *args)]
@@ -45,15 +44,17 @@ def forked(job, num_ranks, timeout_s, *args, **start):
     yield from run_ranks(all_values, num_ranks, job, *args)[0]
 
 
-def row(operation, num_bytes, medians, ranks=2, dtype="float32", near=2, noise=0.0, wrong=()):
-    """Returns a measured cell."""
+def rows_of(operation, num_bytes, medians, ranks=2, dtype="float32", near=2, noise=0.0, wrong=()):
+    """Returns the rows of a measured cell."""
     cell = {"operation": operation, "num_bytes": num_bytes, "bytes": num_bytes, "dtype": dtype}
-    ways = {
-        way: {
-            "p50_s": seconds,
-            "rounds_s": [seconds * (1 + sign * noise / 1.4826) for sign in (-1, 0, 1)],
-            "wrong": int(way in wrong),
+    cell |= {"ranks": ranks, "ranks_per_node": near, "device": "cpu", "bytes_per_s": (1e9, 1e9)}
+    return [
+        {
+            **cell,
+            "name": way,
+            "step_s": {"median": seconds, "p99": seconds, "count": 3},
+            "noise": noise,
+            "ok": way not in wrong,
         }
         for way, seconds in medians.items()
-    }
-    return {**cell, "ranks": ranks, "ranks_per_node": near, "device": "cpu", "ways": ways}
+    ]

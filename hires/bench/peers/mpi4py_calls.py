@@ -8,20 +8,25 @@ from typing import Any
 
 from torch import Tensor
 
-from hires.bench.messages import MESSAGES, ROOT, BenchBuffers, Call, bind
+from hires.bench.messages import MESSAGES, ROOT, BenchBuffers, Call, MessageCalls, bind
 from hires.comm.backends.mpi_backend import TYPES
 from hires.core.ranks import mpi_library
+from hires.engine.device import RankDevice
 
 
 class RawMpi:
     """The library's own world, beside that of hires; messages as ``torch.distributed`` has them."""
 
-    def __init__(self) -> None:
-        self.mpi = mpi = mpi_library.load()
-        if not mpi.Is_initialized():
-            mpi.Init_thread(mpi.THREAD_SERIALIZED)
-        self.world = mpi.COMM_WORLD.Dup()
+    def __init__(self, lock: Any) -> None:
+        self.mpi, self.lock = mpi_library.load(), lock
+        mpi_library.start(self.mpi)
+        with lock:
+            self.world = self.mpi.COMM_WORLD.Dup()
         self._specs: dict[int, tuple[Tensor, list[Any]]] = {}
+
+    def bound(self, buffers: BenchBuffers, device: RankDevice, fence: Call) -> MessageCalls:
+        """Returns the calls of a cell: hires.comm makes none meanwhile, so the fence is MPI's."""
+        return MessageCalls(self.bind(buffers), buffers, device, self.world.Barrier, self.lock)
 
     def bind(self, buffers: BenchBuffers) -> Call:
         """Returns a call through mpi4py; KeyError: MPI has no such type."""

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from hires.bench.bench_rows import BenchRow
-from hires.bench.peers.peer_module import placed, whole_batch
-from hires.bench.race import Runner
+from hires.bench.bench_rows import PEERS, BenchRow, PeerSteps
+from hires.bench.peers.peer_torch import placed, whole_batch
 from hires.engine.build import build_rank
 from hires.engine.device import RankDevice
 from hires.parallel.loss import plain_loss
@@ -22,22 +20,14 @@ from hires.plan.hardware import NCCL
 from hires.plan.plan import Plan
 
 
-def lacks(row: BenchRow) -> str:
-    """Returns why it cannot run a row."""
-    if row.config.device == "cuda" and row.config.comm.backend != NCCL:
-        return "ranks share a GPU, and torch sends maps between GPUs through NCCL only"
-    return ""
-
-
-def build(row: BenchRow, rank: int, device: RankDevice) -> Runner:
-    """Returns the stage of this rank."""
-    return PipelineSteps(row, rank, device)
-
-
-class PipelineSteps(Runner):
+@PEERS.register("pipelining")
+class PipelineSteps(PeerSteps):
     """One rank's steps under torch's schedule."""
 
     def __init__(self, row: BenchRow, rank: int, device: RankDevice) -> None:
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+        super().__init__(row, rank, device)
         config, plan = row.config, row.plan
         assert plan is not None
         engine = build_rank(config, plan, rank, 1, device)
@@ -47,8 +37,8 @@ class PipelineSteps(Runner):
         self.inputs = [images] if rank == 0 else []
         self.target = target if rank == num_stages - 1 else None
         reads, writes = (_examples(plan, stage, images.dtype) for stage in (rank - 1, rank))
-        peer, place = StagePeer(engine.modules[0], plan, rank), engine.device.torch
-        stage = PipelineStage(peer, rank, num_stages, place, input_args=reads, output_args=writes)
+        module, place = StagePeer(engine.modules[0], plan, rank), engine.device.torch
+        stage = PipelineStage(module, rank, num_stages, place, input_args=reads, output_args=writes)
         make = Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -57,17 +47,26 @@ class PipelineSteps(Runner):
         # The loss is divided instead of all gradients, as in hires: one pass over them less.
         self.schedule = make(stage, count, loss if plan.training else None, scale_grads=False)
 
-    def step(self) -> Tensor | None:
-        """Runs one step; returns the loss (1) or the outputs on the last stage's rank."""
+    @staticmethod
+    def lacks(row: BenchRow) -> str:
+        """Returns why it cannot run a row."""
+        if row.config.device == "cuda" and row.config.comm.backend != NCCL:
+            return "ranks share a GPU, and torch sends maps between GPUs through NCCL only"
+        return ""
+
+    def step(self) -> None:
+        """Runs one step."""
+        count = self.row.config.parallel.microbatches
         if self.optimizer is None:
             with torch.no_grad():
                 output: Tensor | None = self.schedule.eval(*self.inputs)
-            return output
+            self.values = () if output is None else output.chunk(count)
+            return
         self.optimizer.zero_grad()
         losses: list[Tensor] = []
         self.schedule.step(*self.inputs, target=self.target, losses=losses, return_outputs=False)
         self.optimizer.step()
-        return torch.stack([loss.detach() for loss in losses]).sum().view(1) if losses else None
+        self.values = [count * loss.detach() for loss in losses]
 
 
 class StagePeer(nn.Module):

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 from argparse import Namespace
@@ -23,12 +24,16 @@ from typing import Any
 from hires.cli.compose.compose_config import Composer, config_of
 from hires.cli.compose.overrides import key_in
 from hires.cli.data_keys import with_classes
-from hires.cli.options import JSON, Option, Parser, composing, number, option
+from hires.cli.options import JSON, Option, Parser, chosen, composing, number, option
+from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.config.run_config import to_dict
 from hires.core.errors import ConfigError
 from hires.core.python_command import module_command
+from hires.core.ranks import mpi_starter
 from hires.core.registry import offer
 from hires.core.store.reading import read_named_values
+from hires.core.units import parse_size
+from hires.plan.routes import DTYPES, parse_route
 
 BENCHMARKS = {
     "layouts": "tiles, pipelines and replicas beside one process and torch's own",
@@ -41,6 +46,7 @@ FIELDS = {
     *("half_image", "group"),
 }
 """Of a row, besides ``name``, ``keys``, ``task``, ``each`` and ``needs``."""
+TYPES = [name for names in DTYPES.values() for name in names if name[:4] not in ("comp", "bool")]
 OUT = option("--out", "FOLDER", "keep README.md and JSON there, after each round", default="")
 TIMEOUT = number("--timeout", "seconds for each start of ranks", default=3600)
 PARSER = Parser(
@@ -60,39 +66,84 @@ PARSER = Parser(
     JSON,
     more="benchmarks:\n" + "\n".join(f"  {name:<10}{what}" for name, what in BENCHMARKS.items()),
 )
-TUNED = (
-    "latency,all_reduce,reduce,broadcast,all_gather_into_tensor,reduce_scatter_tensor,"
-    "all_to_all_single,gather,scatter,barrier"
+OPERATIONS = (
+    *("bandwidth", "bidirectional", "latency", "all_reduce", "reduce", "broadcast"),
+    *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "gather", "scatter"),
+    "barrier",
 )
+TUNED = OPERATIONS[2:]
 """Operations of which a tuning table has rules."""
+UNROUTED = ("table", "raw:gloo", "raw:mpi4py")
+"""What ``--routes`` may name besides routes."""
 
 
-def message_options(operations: str) -> tuple[Option, ...]:
+def _sizes(text: str) -> list[int]:
+    # ``4,64KiB``, all powers of two of ``4..64MiB``, or of four: ``4..64MiBx4``.
+    sizes: set[int] = set()
+    for part in text.split(","):
+        ends, _, step = part.partition("x")
+        bounds = [parse_size(end) or 0 for end in ends.split("..")]
+        factor = int(step or 2) if (step or "2").isdecimal() else 0
+        at, last = bounds[0], bounds[-1]
+        if not 0 < at <= last or len(bounds) > 2 or factor < 2 or (step and len(bounds) < 2):
+            raise ConfigError(f"--sizes {part} is no size; write 64KiB, 4..64MiB or 4..64MiBx4")
+        while at <= last:
+            sizes.add(at)
+            at *= factor
+    return sorted(sizes)
+
+
+def _routes(text: str) -> list[str]:
+    routes = [word.strip() for word in text.split(",") if word.strip()]
+    for route in (route for route in routes if route not in UNROUTED):
+        parse_route(route)
+    return [*dict.fromkeys(routes)]
+
+
+def _ranks(text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) > 1 for word in words):
+        raise ConfigError(f"--ranks {text}: write numbers above 1, as 2,4")
+    return sorted({*map(int, words)})
+
+
+def _starter(text: str) -> str:
+    # ``auto`` is an MPI if there is one, else torchrun. Without an MPI of its own a job of Slurm
+    # takes srun, which starts nothing outside of a job.
+    if text != "auto":
+        return chosen("--start", text, DIALECTS)[0]
+    if importlib.util.find_spec("mpi4py") is None:
+        return "torchrun"
+    in_slurm = "SLURM_JOB_ID" in os.environ and shutil.which("srun") is not None
+    return mpi_starter.mpi_here() or ("srun" if in_slurm else "torchrun")
+
+
+def message_options(operations: Sequence[str]) -> tuple[Option, ...]:
     """Returns the options of a measurement of messages, which measures some operations."""
-    words = {
-        "--only": (operations, "operations"),
-        "--routes": ("", "routes, as gloo,mpi:segmented:4MiB; unset: all that are here"),
-        "--sizes": ("4..64MiB", "bytes, as 16,1KiB..1MiB"),
-        "--dtypes": ("float32", "types of elements"),
-        "--ranks": ("2", "numbers of ranks, as 2,4"),
-        "--start": ("auto", "what starts the ranks: an MPI, srun or torchrun"),
-        "--hosts": ("", "machines of the ranks; unset: this one"),
-        "--device": ("cpu", "where the tensors are: cpu or cuda (on GPUs it was never run)"),
-    }
-    texts = [
-        option(name, name.strip("-").upper(), f"{what} (default: {default or 'none'})",
-               default=default)
-        for name, (default, what) in words.items()
-    ]  # fmt: skip
+    usual = ",".join(operations)
+    only = {"type": lambda text: chosen("--only", text, operations), "default": usual}
+    dtypes = {"type": lambda text: chosen("--dtypes", text, TYPES), "default": "float32"}
     return (
-        *texts,
+        option("--only", "OPERATIONS", f"operations (default: {usual})", **only),
+        option("--routes", "ROUTES", "as gloo,mpi:segmented:4MiB (default: all that are here)",
+               type=_routes, default=""),
+        option("--sizes", "SIZES", "bytes, as 16,1KiB..1MiB (default: 4..64MiB)",
+               type=_sizes, default="4..64MiB"),
+        option("--dtypes", "TYPES", "types of elements (default: float32)", **dtypes),
+        option("--ranks", "RANKS", "numbers of ranks, as 2,4 (default: 2)",
+               type=_ranks, default="2"),
+        option("--start", "PROGRAM", "an MPI, srun or torchrun, which start ranks (default: auto)",
+               type=_starter, default="auto"),
+        option("--hosts", "HOSTS", "machines of the ranks (default: this one)",
+               type=lambda text: [*filter(None, text.split(","))], default=""),
+        option("--device", "DEVICE", "where tensors are (default: cpu); on cuda it was never run",
+               choices=("cpu", "cuda"), default="cpu"),
         number("--rounds", "turns of each library in a cell", default=5),
-        option(
-            "--seconds", "S", "of each library in a cell (default: 0.2)", type=float, default=0.2
-        ),
+        option("--seconds", "S", "of each library in a cell (default: 0.2)",
+               type=float, default=0.2),
         TIMEOUT,
         JSON,
-    )
+    )  # fmt: skip
 
 
 COMM = Parser(
@@ -102,7 +153,7 @@ COMM = Parser(
         "hires bench comm --table tuned/table.json",
     ),
     option("rows", "comm", "messages through every backend beside raw libraries"),
-    *message_options(f"bandwidth,bidirectional,{TUNED}"),
+    *message_options(OPERATIONS),
     option("--table", "FILE", "tuning table of the way `table`", default=""),
     OUT,
 )
@@ -179,7 +230,7 @@ def composed_rows(
             raise ConfigError(
                 f"row {row['name']!r} has unknown fields {', '.join(sorted(unknown))}"
             )
-    wanted = chosen(rows, only)
+    wanted = rows_named(rows, only)
     for row in (row for row in rows if row["name"] in wanted):
         if row.get("needs") and importlib.util.find_spec(row["needs"]) is None:
             sys.stderr.write(f"hires: {row['name']} is left out: {row['needs']} is not installed\n")
@@ -200,7 +251,7 @@ def composed_rows(
             yield {**first, **kept, "config": to_dict(with_classes(config))}
 
 
-def chosen(rows: Sequence[Mapping[str, Any]], only: str) -> set[str]:
+def rows_named(rows: Sequence[Mapping[str, Any]], only: str) -> set[str]:
     """Returns the names of the rows that patterns name, by row or group, and of their baselines."""
     patterns = [pattern.strip() for pattern in only.split(",")]
     fits = [
