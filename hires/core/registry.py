@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
@@ -12,10 +14,13 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Named choices of one kind, in order of registration."""
+    """Named choices of one kind, in order of registration.
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    ``packages`` are those whose modules register items: all are imported at the first question.
+    """
+
+    def __init__(self, kind: str, *packages: str) -> None:
+        self.kind, self._packages = kind, packages
         self._items: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -30,19 +35,26 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T | None:
         """Returns the item of that name, or None."""
-        return self._items.get(name)
+        return self._scanned().get(name)
 
     def __getitem__(self, name: str) -> T:
         """Returns the item of that name; raises ConfigError, which offers the nearest names."""
-        if name not in self._items:
+        if name not in self._scanned():
             raise ConfigError(f"unknown {self.kind} {name!r}; {offer(name, self)}")
         return self._items[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._items
+        return name in self._scanned()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
+        return iter(self._scanned())
+
+    def _scanned(self) -> dict[str, T]:
+        packages, self._packages = self._packages, ()
+        for package in packages:
+            for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
+                importlib.import_module(f"{package}.{found.name}")
+        return self._items
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:

@@ -38,9 +38,10 @@ from hires.engine.seen_outputs import (
     names_of_classes,
     seen_output,
 )
+from hires.losses.class_losses import class_scores
 from hires.parallel.context import Context
 from hires.parallel.halo import part
-from hires.parallel.loss import class_scores, evaluation_loss, sample_losses
+from hires.parallel.loss import evaluation_loss, sample_losses
 from hires.plan.graph import Graph, Rect
 from hires.plan.rules import TILED
 from hires.plan.validation import kind_of

@@ -20,7 +20,7 @@ from hires.comm.backends.counters import LINE
 from hires.parallel.context import Context
 from hires.plan.event import BYTES, JOINT, POSTS
 from hires.plan.groups import groups
-from hires.plan.operators.operator_facts import COMPILED
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.routes import DIRECT, MEMORY
@@ -79,7 +79,7 @@ def kernel_bytes(contexts: Iterable[Context]) -> int:
     kernels: set[Hashable] = set()
     for context in contexts:
         for node in context.plan.nodes(context.stage.index):
-            if node.kind in COMPILED:
+            if facts_of(node.kind).kernel_per_shape:
                 graph = context.plan.graph
                 shapes = [graph.shape(node.inputs[0]), graph.shape(node.name)]
                 shapes += [graph.params[name].shape for name in node.params]

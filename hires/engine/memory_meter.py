@@ -34,7 +34,7 @@ from hires.engine.optimizer import Optimizer
 from hires.parallel.torch_faults import convolve, convolve_backward
 from hires.plan.hardware import ranks_of_node
 from hires.plan.memory import free_bytes
-from hires.quant.int8_kernels import has_exact_sums
+from hires.quant.int8_kernels import Geometry, has_exact_sums
 
 EXACT_BYTES = 2**16
 """From this size on memory comes straight from the system, and goes back when it is freed."""
@@ -135,13 +135,13 @@ def load_lazy_parts() -> None:
     optimizer = Optimizer([weight], torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "fused": True})
     images = torch.ones(1, 8, 8, 8).contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
-        made = convolve(images, weight, None, 1, 0, 1, 1)
+        how = Geometry()
+        made = convolve(images, weight, None, how)
         if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             place = [0, 0], [1, 1], [1, 1], 1, [*images.shape]
             torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *place)
         has_exact_sums()
-        how = [1, 1], [1, 1], 1
-        grads = convolve_backward(made, images, weight, [0, 0], how, [True, True, False])
+        grads = convolve_backward(made, images, weight, how, [True, True, False])
     weight.grad = grads[1]
     optimizer.step()
     # backward() with a given gradient, as in a pipeline, imports 30 MiB of sympy from there.

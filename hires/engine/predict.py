@@ -41,8 +41,8 @@ from hires.engine.seen_outputs import (
     names_of_classes,
     seen_output,
 )
+from hires.losses.class_losses import class_scores
 from hires.parallel.context import Context
-from hires.parallel.loss import class_scores
 from hires.plan.graph import Graph
 from hires.plan.validation import kind_of
 

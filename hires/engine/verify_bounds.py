@@ -44,8 +44,7 @@ from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import INT8, SIGNIFICANT_BITS
 from hires.plan.graph import INPUT, Graph, Node
-from hires.plan.operators.operator_facts import ROUNDS_AGAIN, facts_of
-from hires.plan.operators.operator_table import KINKS
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan, Stage
 from hires.plan.rules import CROP, GATHER, rule_in
 
@@ -118,7 +117,7 @@ def longest_way(graph: Graph) -> tuple[int, int]:
         rounds = 0 if facts.view else 2 if facts.multiplies else 1
         steps[node.name] = rounds + max((steps[name] for name in node.inputs), default=0)
         before = max((kinks[name] for name in node.inputs), default=0)
-        kinks[node.name] = before + (node.kind in KINKS)
+        kinks[node.name] = before + facts.has_kinks
     return max(steps.values()), max(kinks.values())
 
 
@@ -170,7 +169,7 @@ def float_sums(plan: Plan) -> FloatSums:
         nodes += [name] if sums else []
         rounds = 0 if facts.view else 2 if facts.multiplies else 1
         steps[name] = before + rounds if before or sums else 0
-        rounds_to_8 = node.kind in ROUNDS_AGAIN or (node.dtype == "uint8" and not facts.moves)
+        rounds_to_8 = facts.rounds or (node.dtype == "uint8" and not facts.moves)
         integer_steps[name] = integers + (rounds_to_8 and before > 0)
     return FloatSums(nodes, max(steps.values()), max(integer_steps.values()))
 

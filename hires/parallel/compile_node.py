@@ -3,8 +3,8 @@
     values held by the rank -> crop, or borrow what is missing -> kernel -> its part of the value
 
 The rule of the node says what it needs of other ranks. Torch's own operator computes what needs
-nothing of them. The kernels of windows are in :mod:`hires.parallel.window`, those of norms and
-means of the image are registered in :mod:`hires.parallel.image_kernels`.
+nothing of them. Other kernels are those of the operator's entry
+(:class:`~hires.plan.operators.operator_facts.OperatorFacts`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from hires.parallel.context import Context, Packer
 from hires.parallel.conversion_kernels import CONVERSIONS, count_once
 from hires.parallel.fused_products import FusedConvolution, FusedLinear, fused_norm
 from hires.parallel.halo import Exchange, Frame, exchange_at, gather_window, part
-from hires.parallel.image_kernels import IMAGE_KERNELS, Bind, Operator, Values, share
+from hires.parallel.image_kernels import Bind, Operator, Values, share
 from hires.parallel.map_views import on_tile
-from hires.parallel.quantized_kernels import NODE_KERNELS, PACKERS
 from hires.parallel.reductions import sum_over_tiles
 from hires.parallel.torch_faults import SUBSTITUTES
-from hires.parallel.window import Window
+from hires.parallel.window import Window, window_of
 from hires.plan.factors import local_size
 from hires.plan.graph import Node
 from hires.plan.groups import used_both_ways
 from hires.plan.halos import on_one_map
-from hires.plan.operators.operator_facts import facts_of, is_random
+from hires.plan.operators.operator_facts import facts_of, imported, is_random
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.rules import SHARDED, TILED, WHOLE, dims_of, rule_in
 from hires.plan.tiling import inside
@@ -62,7 +61,7 @@ def compile_node(
     if fused is not None:  # a kernel of our own, of the same arguments
         _pack_later(node, context, tensors, fused)
         bind = bind_arguments(node, context.device, tensors)
-        return lambda values: fused(*bind(values).values())
+        return lambda values: fused.of(bind(values))
     if rule.fit is not None and rule.fit.dims is not None:
         shards = stage.shards > 1
         rect = (*context.samples, 0, 1) if shards else context.extent(node.name)
@@ -71,9 +70,9 @@ def compile_node(
         # Its operands are fitted when they are bound: joint norms run at the first of them.
         bind, fit = bind_arguments(node, context.device, tensors), _operand_fit(node, context)
         fitted = bind if fit is None else lambda values: bind(fit(values))
-        return IMAGE_KERNELS[node.kind](node, context, fitted)
+        return imported(facts.kernel)(node, context, fitted)  # type: ignore[no-any-return]
     if rule.kind == "norm" or (rule.kind == "reduce" and rule.fit is None):
-        run = IMAGE_KERNELS[node.kind](node, context, bind_arguments(node, context.device, tensors))
+        run = imported(facts.kernel)(node, context, bind_arguments(node, context.device, tensors))
     else:
         both = used_both_ways(context.plan, stage) if rule.result == WHOLE else set()
         run = _counted_once(node, context, tensors, both & {*node.params}, overwrites)
@@ -187,10 +186,10 @@ def _pack_later(
     window: Window | None = None,
 ) -> None:
     # Lets a node keep its weight in the order of its kernel, once it has its values.
-    packer = PACKERS.get(node.kind)
+    packer = imported(facts_of(node.kind).packs)
     pack: Any = functools.partial(packer, window) if packer is not None else None
     pack = fused.pack if fused is not None else pack
-    if pack is None or (window is not None and (window.blank or window.strips)):
+    if pack is None or (window is not None and (window.is_blank or window.strips)):
         return
     args = fixed_arguments(node, tensors)
     if args["weight"] is None:  # it is a value
@@ -225,11 +224,12 @@ def _windowed(
     bind = bind_arguments(node, context.device, tensors)
     source, exchanges = node.inputs[0], _exchanges(node, context)
     exchange, shared = exchanges.get(source), _comm_of(node, context, "share")
-    window = Window(node, context, exchange, fused, overwrites=overwrites)
+    window = window_of(node, context, exchange, fused, overwrites=overwrites)
     _pack_later(node, context, tensors, fused, window)
     operand = node.args.get(facts_of(node.kind).beside)
     beside = "" if operand is None else operand["value"]
-    frame = Frame(context.extent(beside), window.out, window.size_out) if beside else None
+    sizes = window.axes[0].size_out, window.axes[1].size_out
+    frame = Frame(context.extent(beside), window.out, sizes) if beside else None
 
     def run_window(values: Values) -> Tensor:
         weights = {name: share(values[name], context.cursor, node.name) for name in shared}
@@ -327,14 +327,12 @@ def _quantized(
     node: Node, context: Context, tensors: dict[str, Tensor], overwrites: bool
 ) -> Operator:
     bind, [source, *_] = bind_arguments(node, context.device, tensors), node.inputs
-    kernel = NODE_KERNELS[node.kind](node, context) if node.kind in NODE_KERNELS else None
-    window = None
-    if kernel is None:
-        window = Window(node, context, None, whole=True, overwrites=overwrites)
-    _pack_later(node, context, tensors, None, window)
-    if kernel is not None:
+    if (own := imported(facts_of(node.kind).own)) is not None:
+        kernel = own(node, context)
+        _pack_later(node, context, tensors)
         return lambda values: kernel(bind(values))
-    assert window is not None
+    window = window_of(node, context, None, whole=True, overwrites=overwrites)
+    _pack_later(node, context, tensors, None, window)
     return lambda values: window(values[source], None, bind(values))
 
 

@@ -17,25 +17,24 @@ from torch import Tensor, nn
 
 from hires.parallel.torch_faults import (
     SUBSTITUTES,
-    Size,
     by_plain_onednn,
     convolve,
+    geometry_of,
+    in_numbers,
     is_safe,
     lacks_kernel,
-    numeric_padding,
     product_type,
 )
 from hires.plan.operators.activations import POST_OPERATIONS
-from hires.plan.operators.windows import pair
 from hires.quant.emptied_weights import is_emptied
+from hires.quant.int8_kernels import Geometry
 
 
 class _Packed(NamedTuple):
     # What follows from the shape of an input, found once.
     weight: Tensor
     """In the order in which oneDNN reads it."""
-    how: tuple[list[int], list[int], list[int], int]
-    """Padding, stride, dilation and groups."""
+    how: Geometry
     shape: torch.Size
     dtype: torch.dtype
 
@@ -67,10 +66,7 @@ class FusedConvolution:
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        stride: Size,
-        padding: Size | str,
-        dilation: Size,
-        groups: int,
+        how: Geometry,
         other: Tensor | None = None,
         activation: list[Any] | None = None,
     ) -> Tensor:
@@ -79,36 +75,38 @@ class FusedConvolution:
         ``other`` has the shape of the result or is None. There is no gradient.
         """
         packed = self._packed
-        if isinstance(padding, str):
-            x, padding = numeric_padding(x, weight, padding, dilation)
+        x, how = in_numbers(x, weight, how)
         if packed is not None and packed.fits(x, other):
             return _by_onednn(
                 x, packed.weight, bias, packed.how, other, activation, self.overwrites
             )
         operands = [tensor for tensor in (x, weight, bias, other) if tensor is not None]
         assert not is_emptied(weight), f"packed for {packed and packed.shape}, used for {x.shape}"
-        if by_fused_kernel(operands, activation) and is_safe(x, weight, stride, padding, dilation):
-            how = pair(padding), pair(stride), pair(dilation), groups
+        if by_fused_kernel(operands, activation) and is_safe(x, weight, how):
             return _by_onednn(x, weight, bias, how, other, activation, self.overwrites)
-        y = convolve(x, weight, bias, stride, padding, dilation, groups)
+        y = convolve(x, weight, bias, how)
         return with_sum_and_activation(y, other, activation)
+
+    def of(self, args: dict[str, Any], padding: Sequence[int] | None = None) -> Tensor:
+        """Returns the same of a node's arguments by name; ``padding``: in place of theirs."""
+        operands, more = (args["input"], args["weight"], args["bias"]), ("other", "activation")
+        return self(*operands, geometry_of(args, padding), *map(args.get, more))
 
     def pack(self, shape: Sequence[int], args: dict[str, Any]) -> Tensor | None:
         """Returns what it keeps: its weight in the order in which oneDNN reads it; None: nothing.
 
         ``shape`` is that of its input; ``args`` are its arguments, of which it reads no values.
         """
-        weight, padding, dilation = args["weight"], args["padding"], args["dilation"]
-        activation = args.get("activation")
+        weight, activation = args["weight"], args.get("activation")
         known = weight.dtype == self.dtype and isinstance(weight, nn.Parameter)
         if not (known and by_fused_kernel([weight], activation)):
             return None
         x = weight.new_empty(1).expand(*shape)  # of that shape, without memory
-        x, pads = numeric_padding(x, weight, padding, dilation)
-        if not x.numel() or not is_safe(x, weight, args["stride"], pads, dilation):
+        x, how = in_numbers(x, weight, geometry_of(args))
+        if not x.numel() or not is_safe(x, weight, how):
             return None
-        how = pads, pair(args["stride"]), pair(dilation), args["groups"]
-        packed = torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *how, [*x.shape])
+        place = how.padding, how.stride, how.dilation, how.groups, [*x.shape]
+        packed = torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *place)
         self._packed = _Packed(packed, how, x.shape, self.dtype)
         return packed  # type: ignore[no-any-return]
 
@@ -147,9 +145,9 @@ class FusedLinear:
 
 
 @SUBSTITUTES.register("fused_conv2d")
-def fused_convolve(*operands: Any) -> Tensor:
+def fused_convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """Returns :class:`FusedConvolution` of its arguments in their order."""
-    return FusedConvolution()(*operands)
+    return FusedConvolution()(x, weight, bias, Geometry(*rest[:4]), *rest[4:])
 
 
 def fused_norm(input: Tensor, weight: Tensor, bias: Tensor, activation: list[Any] | None) -> Tensor:
@@ -158,7 +156,7 @@ def fused_norm(input: Tensor, weight: Tensor, bias: Tensor, activation: list[Any
     To oneDNN it is a convolution of each channel alone, which reads and writes the map once.
     """
     if by_fused_kernel([input, weight, bias], activation):
-        how = [0, 0], [1, 1], [1, 1], len(weight)
+        how = Geometry([1, 1], [0, 0], [1, 1], len(weight))
         single = weight.view(-1, 1, 1, 1)
         return _by_onednn(input, single, bias, how, None, activation, False)
     parts = bias.view(-1, 1, 1), input, weight.view(-1, 1, 1)
@@ -206,23 +204,18 @@ def _by_onednn(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    how: tuple[list[int], list[int], list[int], int],
+    how: Geometry,
     other: Tensor | None,
     activation: list[Any] | None,
     overwrites: bool,
 ) -> Tensor:
     x = x.contiguous(memory_format=torch.channels_last)
     kernel = torch.ops.mkldnn._convolution_pointwise
-    if other is not None and how[-1] == 1:
+    place = how.padding, how.stride, how.dilation, how.groups
+    if other is not None and how.groups == 1:
         # Behind a sum it has no other activation than ReLU.
-        rest: tuple[Any, ...] = (
-            *how,
-            "add",
-            1.0,
-            "relu" if activation == ["relu"] else None,
-            [],
-            None,
-        )
+        relu = "relu" if activation == ["relu"] else None
+        rest: tuple[Any, ...] = (*place, "add", 1.0, relu, [], None)
         dense = other.is_contiguous(memory_format=torch.channels_last)
         if overwrites and dense:
             kernel = torch.ops.mkldnn._convolution_pointwise_
@@ -230,6 +223,6 @@ def _by_onednn(
         else:
             other = other.contiguous(memory_format=torch.channels_last)
             y = kernel.binary(x, other, weight, bias, *rest)
-        return y if rest[6] else with_sum_and_activation(y, None, activation)
-    y = kernel(x, weight, bias, *how, *post_operation(None if other is not None else activation))
+        return y if relu else with_sum_and_activation(y, None, activation)
+    y = kernel(x, weight, bias, *place, *post_operation(None if other is not None else activation))
     return y if other is None else with_sum_and_activation(y, other, activation)

@@ -1,8 +1,4 @@
-"""Holds what operators over the image share: their registry, and values that all tiles hold.
-
-Norms are in :mod:`hires.parallel.norms`, sums and maxima of the image in
-:mod:`hires.parallel.reductions`. All are registered here under their ATen names.
-"""
+"""Holds what operators over the image share: their types, and values that all tiles hold."""
 
 from __future__ import annotations
 
@@ -12,17 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hires.core.registry import Registry
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
-from hires.plan.graph import Node
 
 Values = dict[str, Any]  # the values of a pass by the names of their nodes
 Operator = Callable[[Values], Any]  # computes the value of a node
 Bind = Callable[[Values], dict[str, Any]]  # collects the arguments of a node by name
-
-IMAGE_KERNELS: Registry[Callable[[Node, Context, Bind], Operator]] = Registry("image kernel")
-"""ATen name -> makes the callable of a node whose rule is ``norm`` or ``reduce``."""
 
 
 class _Share(torch.autograd.Function):

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from hires.parallel.context import Context
 from hires.parallel.image_kernels import (
-    IMAGE_KERNELS,
     Bind,
     Operator,
     Values,
@@ -86,9 +85,8 @@ class _Softmax(torch.autograd.Function):
         return torch.addcmul(direct, shares, total, value=-1).to(grad.dtype), None
 
 
-@IMAGE_KERNELS.register("softmax")
-@IMAGE_KERNELS.register("log_softmax")
-def _softmax(node: Node, context: Context, bind: Bind) -> Operator:
+def softmax(node: Node, context: Context, bind: Bind) -> Operator:
+    """Returns the callable of a softmax, or its logarithm, along dims that tiles cut."""
     along = _Along(node, context)
     source = node.inputs[0]
 

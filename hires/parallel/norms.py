@@ -44,7 +44,6 @@ from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.parallel.halo import part
 from hires.parallel.image_kernels import (
-    IMAGE_KERNELS,
     Bind,
     Operator,
     Values,
@@ -90,8 +89,8 @@ class NormTiles:
         return self._constants[like.dtype]
 
 
-@IMAGE_KERNELS.register("batch_norm")
-def _batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
+def batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
+    """Returns the callable of a batch norm by the statistics of the microbatch."""
     source = node.inputs[0]
     shape = context.plan.graph.shape(source)
     boxes = held_by(context.plan.graph, context.stage, source)
@@ -99,10 +98,8 @@ def _batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
     return _operator_of(TiledNorm(node, bind, tiles, shape[1]), context)
 
 
-@IMAGE_KERNELS.register("group_norm")
-@IMAGE_KERNELS.register("instance_norm")
-@IMAGE_KERNELS.register("layer_norm")
-def _sample_norm(node: Node, context: Context, bind: Bind) -> Operator:
+def sample_norm(node: Node, context: Context, bind: Bind) -> Operator:
+    """Returns the callable of a norm by the statistics of each sample."""
     shape = context.plan.graph.shape(node.inputs[0])
     groups = norm_groups(node, shape)
     assert groups

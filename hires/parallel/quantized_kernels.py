@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hires.core.registry import Registry
 from hires.parallel.context import Context
-from hires.parallel.reductions import Reduced, declare
-from hires.parallel.window import WINDOW_KERNELS, Window, pool_divisors, resampled
+from hires.parallel.image_kernels import Bind, Operator
+from hires.parallel.reductions import Reduced, declare, reduction
+from hires.parallel.window import Window, pool_divisors, resampled
 from hires.plan.graph import Node
 from hires.plan.operators.windows import pair
 from hires.plan.rules import reduced_dims
@@ -43,16 +43,9 @@ Args = dict[str, Any]
 BLOCK, WHOLE = 2**18, 2**20
 """Numbers of a map that are computed at once, and of one that is not taken apart."""
 
-Packer = Callable[[Window | None, list[int], Args], Tensor | None]
-PACKERS: Registry[Packer] = Registry("packer")
-"""Operator with a weight -> returns it in the order in which its kernel reads it for inputs of a
-shape, and keeps it for the kernel; None: that reads the weight itself."""
-NODE_KERNELS: Registry[Callable[[Node, Context], Callable[[Args], Tensor]]] = Registry("kernel")
-"""Operator of hires' own -> makes the function from a node's arguments by name to its value."""
 
-
-@NODE_KERNELS.register("quantize")
-def _quantize(node: Node, context: Context) -> Callable[[Args], Tensor]:
+def quantize(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    """Rounds real numbers to 8 bits."""
     factor = torch.tensor(1.0 / node.args["scale"], dtype=torch.float32).item()
 
     def run(args: Args) -> Tensor:
@@ -61,8 +54,8 @@ def _quantize(node: Node, context: Context) -> Callable[[Args], Tensor]:
     return run
 
 
-@NODE_KERNELS.register("dequantize")
-def _dequantize(node: Node, context: Context) -> Callable[[Args], Tensor]:
+def dequantize(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    """Returns the real numbers that integers stand for."""
     dtype = getattr(torch, node.dtype or "float32")
 
     def run(args: Args) -> Tensor:
@@ -72,16 +65,16 @@ def _dequantize(node: Node, context: Context) -> Callable[[Args], Tensor]:
     return run
 
 
-@NODE_KERNELS.register("q_requantize")
-def _requantize(node: Node, context: Context) -> Callable[[Args], Tensor]:
+def requantize(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    """Brings integers to another scale and zero point."""
     if node.args["factor"] == 1 and node.args["offset"] == 0:
         return lambda args: args["input"].clamp(args["low"], args["high"])
     rescaling = _rescaling(node, context)
     return lambda args: rescaling(args["input"], args["low"], args["high"])
 
 
-@NODE_KERNELS.register("q_add")
-def _add(node: Node, context: Context) -> Callable[[Args], Tensor]:
+def add(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    """Adds integers of two scales."""
     rescaling = _rescaling(node, context)
 
     def run(args: Args) -> Tensor:
@@ -91,8 +84,9 @@ def _add(node: Node, context: Context) -> Callable[[Args], Tensor]:
     return run
 
 
-@NODE_KERNELS.register("q_mul")
-def _product(node: Node, context: Context) -> Callable[[Args], Tensor]:
+def multiply(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    """Multiplies integers by those of each channel or element."""
+
     def run(args: Args) -> Tensor:
         # y = x * factor + offset for each channel, or each element, of the other operand.
         factor = args["other"].float().sub_(args["other_zero_point"]).mul_(args["factor"])
@@ -102,8 +96,8 @@ def _product(node: Node, context: Context) -> Callable[[Args], Tensor]:
     return run
 
 
-@NODE_KERNELS.register("q_table")
-def _looked_up(node: Node, context: Context) -> Callable[[Args], Tensor]:
+def looked_up(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    """Looks each integer up in a table."""
     table = torch.tensor(node.args["table"], dtype=torch.uint8, device=context.device)
 
     def run(args: Args) -> Tensor:
@@ -120,52 +114,53 @@ def _looked_up_in(table: Tensor, x: Tensor) -> Tensor:
     return table.index_select(0, x.reshape(-1).int()).view(x.shape)
 
 
-@NODE_KERNELS.register("q_linear")
-def _linear(node: Node, context: Context) -> Callable[[Args], Tensor]:
+def linear(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    """Multiplies rows by a weight."""
     return lambda args: multiply_int8(args["input"], args["weight"], _rescale(args))
 
 
-@PACKERS.register("q_linear")
-@PACKERS.register("q_dynamic_linear")
-def _pack_linear(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
+def packed_linear(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
+    """Returns the weight of a linear layer as oneDNN reads it."""
     column, weight = [1, shape[-1], math.prod(shape[:-1]), 1], args["weight"]
     return product_of(weight, column, Geometry()).packed if is_packed(column, weight) else None
 
 
-@NODE_KERNELS.register("q_dynamic_linear")
-def _dynamic_linear(node: Node, context: Context) -> Callable[[Args], Tensor]:
+def dynamic_linear(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    """Multiplies real rows, each rounded to 8 bits by its own scale."""
     names = "weight", "multiplier", "offset", "bias"
     return lambda args: multiply_rows(args["input"].float(), *(args[name] for name in names))
 
 
-@WINDOW_KERNELS.register("q_conv2d")
-def _convolution(w: Window, x: Tensor, args: Args) -> Tensor:
+def convolution(w: Window, x: Tensor, args: Args) -> Tensor:
+    """Computes a convolution, and what is added to it."""
     other, factor = args["other"], args["other_factor"]
     added = None if other is None else Added(other, factor, w.overwrites)
-    if w.product is not None and w.product.shape == x.shape:
-        return w.product(x, _rescale(args), added)
+    product = w.kept.get("product")
+    if product is not None and product.shape == x.shape:
+        return product(x, _rescale(args), added)  # type: ignore[no-any-return]
     how = _geometry(w, args)
     return convolve_int8(x, args["weight"], how, _rescale(args), args["zero_point"], added)
 
 
-@PACKERS.register("q_conv2d")
-def _pack_convolution(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
+def packed_convolution(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
+    """Returns the weight of a convolution as oneDNN reads it."""
     assert w is not None
     how, weight = _geometry(w, args), args["weight"]
     if not is_packed(shape, weight):
         return None
     # By rows a sum is added in place: torch copies what its convolution adds to.
     by_rows = w.adds and is_matrix(weight, how)
-    w.product = product_of(weight, shape, how, args["zero_point"], by_rows=by_rows)
-    return w.product.packed
+    product = product_of(weight, shape, how, args["zero_point"], by_rows=by_rows)
+    w.kept["product"] = product
+    return product.packed
 
 
 def _geometry(w: Window, args: Args) -> Geometry:
     return Geometry(pair(args["stride"]), w.padding, pair(args["dilation"]), args["groups"])
 
 
-@WINDOW_KERNELS.register("q_conv_transpose2d")
-def _transposed(w: Window, x: Tensor, args: Args) -> Tensor:
+def conv_transpose(w: Window, x: Tensor, args: Args) -> Tensor:
+    """Computes a transposed convolution as one convolution of all its phases."""
     # Output row o, counted from the first that any input reaches, is of phase o % stride. All of a
     # phase are a convolution of the input with every stride-th row of the kernel; the weight holds
     # the phases as channels (``hires.engine.quantized_tensors``).
@@ -175,9 +170,9 @@ def _transposed(w: Window, x: Tensor, args: Args) -> Tensor:
     pads, crops = phase_window(w, args["weight"])
     if any(map(any, pads)):
         x = F.pad(x, (*pads[1], *pads[0]), value=args["zero_point"])
-    product = w.product
+    product, by_phase = w.kept.get("phases", (None, {}))
     if product is not None and product.shape == x.shape:
-        y = product(x, _rescale({**args, **w.by_phase}), None)
+        y = product(x, _rescale({**args, **by_phase}), None)
     else:
         y = convolve_int8(x, args["weight"], Geometry(groups=args["groups"]), _rescale(args))
         y = _phase_major(y.transpose(0, 1), w, args["groups"]).transpose(0, 1)
@@ -201,8 +196,8 @@ def _interleaved(y: Tensor, w: Window, groups: int) -> Tensor:
     return moved.permute(0, 3, 1, 2)
 
 
-@PACKERS.register("q_conv_transpose2d")
-def _pack_transposed(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
+def packed_transposed(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
+    """Returns the weight of a transposed convolution as oneDNN reads it."""
     assert w is not None
     weight, groups = args["weight"], args["groups"]
     (rows, columns), _ = phase_window(w, weight)
@@ -211,9 +206,9 @@ def _pack_transposed(w: Window | None, shape: list[int], args: Args) -> Tensor |
         return None
     names = "weight", "multiplier", "offset"
     by_phase = {name: _phase_major(args[name].detach(), w, groups) for name in names}
-    w.product = OnednnProduct(by_phase.pop("weight"), shape, Geometry(groups=groups), 0)
-    w.by_phase = by_phase
-    return w.product.packed
+    product = OnednnProduct(by_phase.pop("weight"), shape, Geometry(groups=groups), 0)
+    w.kept["phases"] = product, by_phase
+    return product.packed
 
 
 def phase_window(w: Window, weight: Tensor) -> tuple[list[tuple[int, int]], list[slice]]:
@@ -230,8 +225,8 @@ def phase_window(w: Window, weight: Tensor) -> tuple[list[tuple[int, int]], list
     return pads, crops
 
 
-@WINDOW_KERNELS.register("q_avg_pool2d")
-def _avg_pool(w: Window, x: Tensor, args: Args) -> Tensor:
+def avg_pool(w: Window, x: Tensor, args: Args) -> Tensor:
+    """Computes means, some rows of some images at a time."""
     size, step = pair(args["kernel_size"]), pair(args["stride"] or args["kernel_size"])
     rows, cols = w.out[1] - w.out[0], w.out[3] - w.out[2]
     (count, channels, height, width), (above, left) = x.shape, w.padding
@@ -267,8 +262,8 @@ def _block(x: Tensor, rows: int, row: int) -> tuple[int, int]:
     return max(1, BLOCK // (rows * row)), min(rows, max(1, BLOCK // row))
 
 
-@WINDOW_KERNELS.register("q_interpolate")
-def _interpolate(w: Window, x: Tensor, args: Args) -> Tensor:
+def interpolate(w: Window, x: Tensor, args: Args) -> Tensor:
+    """Mixes rows and columns."""
     mixed = resampled(w, x)
     return nearest_numbers(mixed * args["factor"], args["offset"], args["low"], args["high"])
 
@@ -301,8 +296,13 @@ def _mean(sent: Tensor, r: Reduced) -> Tensor:
 declare("q_mean", _digits, _mean)
 
 
-@NODE_KERNELS.register("q_mean")
-def _whole_mean(node: Node, context: Context) -> Callable[[Args], Tensor]:
+def tiled_mean(node: Node, context: Context, bind: Bind) -> Operator:
+    """Returns the callable of a mean of the image in tiles."""
+    return reduction(node, context, bind)
+
+
+def whole_mean(node: Node, context: Context) -> Callable[[Args], Tensor]:
+    """Returns the mean of an image that a rank holds whole."""
     shape = context.plan.graph.shape(node.inputs[0])
     dims, keep = sorted(reduced_dims(node, shape)), node.args["keepdim"]
     everything = Reduced(node.args, dims, keep, (0, 0, 0, 0), [], torch.ones(1), 1)

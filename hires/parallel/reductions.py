@@ -26,7 +26,6 @@ from hires.core.registry import Registry
 from hires.parallel.context import Context
 from hires.parallel.halo import part
 from hires.parallel.image_kernels import (
-    IMAGE_KERNELS,
     Bind,
     Operator,
     Values,
@@ -77,14 +76,14 @@ REDUCTIONS: Registry[Reduction] = Registry("reduction")
 
 
 def declare(names: str, local: Any, combine: Any) -> None:
-    """Registers a reduction and its kernel for some operators."""
+    """Registers the reduction of some operators."""
     for name in names.split():
         REDUCTIONS.register(name)(Reduction(local, combine))
-        IMAGE_KERNELS.register(name)(_reduction)
 
 
-def _reduction(node: Node, context: Context, bind: Bind) -> Operator:
-    reduction, [source] = REDUCTIONS[node.kind], node.inputs
+def reduction(node: Node, context: Context, bind: Bind) -> Operator:
+    """Returns the callable of an operator of :data:`REDUCTIONS`."""
+    how, [source] = REDUCTIONS[node.kind], node.inputs
     graph, stage = context.plan.graph, context.stage
     shape, factors = graph.shape(source), dims_of(graph, stage, source)
     *_, rows, cols = map_shape(graph, stage, source)
@@ -104,11 +103,11 @@ def _reduction(node: Node, context: Context, bind: Bind) -> Operator:
         x = part(values[source], held, own)
         x = x.to(wide(x)) if x.is_floating_point() else x
         facts = Reduced(bind(values), dims, keep, own, along, shares.to(x), count)
-        sent = reduction.local(x, facts)
+        sent = how.local(x, facts)
         sent = sent if kept is None else kept.filled_up(sent)
         gathered = _GatherTiles.apply(sent, context.cursor, node.name, place)  # type: ignore[no-untyped-call]
-        combine = reduction.combine
-        value = kept.combined(gathered, facts, combine) if kept else combine(gathered, facts)
+        whole = how.combine
+        value = kept.combined(gathered, facts, whole) if kept else whole(gathered, facts)
         kind = values[source].dtype
         made = value if isinstance(value, tuple) else (value,)
         made = tuple(one.to(kind) if one.is_floating_point() else one for one in made)

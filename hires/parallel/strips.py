@@ -35,6 +35,7 @@ from hires.plan.graph import Rect
 from hires.plan.halos import BORDER_SHARE
 from hires.plan.operators.windows import pair
 from hires.plan.tiling import Axes, Axis, Interval, area, inside, is_empty, need_of
+from hires.quant.int8_kernels import Geometry
 
 Compute = Callable[[Tensor, list[int], Rect], Tensor]
 
@@ -104,7 +105,7 @@ def strip_convolution(
     x: Tensor, borrowed: Borrowed | None, strips: Strips, args: dict[str, Any]
 ) -> Tensor:
     """Returns a tile's convolution from the held (n, C, h, w) and the borrowed pixels, if any."""
-    how = pair(args["stride"]), pair(args["dilation"]), args["groups"]
+    how = Geometry(pair(args["stride"]), [0, 0], pair(args["dilation"]), args["groups"])
     apply = _StripConvolution.apply
     return apply(x, args["weight"], args["bias"], borrowed, strips, how)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -119,14 +120,13 @@ class _StripConvolution(torch.autograd.Function):
         bias: Tensor | None,
         borrowed: Borrowed | None,
         strips: Strips,
-        how: tuple[list[int], list[int], int],
+        how: Geometry,
     ) -> Tensor:
         narrow = weight.to(x.dtype)
         offset = None if bias is None else bias.to(x.dtype)
-        stride, dilation, groups = how
 
         def compute(window: Tensor, padding: list[int], out: Rect) -> Tensor:
-            return convolve(window, narrow, offset, stride, padding, dilation, groups)
+            return convolve(window, narrow, offset, how._replace(padding=padding))
 
         ctx.save_for_backward(x, narrow)
         ctx.borrowed, ctx.strips, ctx.how = borrowed, strips, how
@@ -142,10 +142,10 @@ class _StripConvolution(torch.autograd.Function):
         grad_window: Any = None
         if of_x:
             mask = [True, False, False]
-            grad_window, *_ = convolve_backward(grad, window, weight, [0, 0], ctx.how, mask)
+            grad_window, *_ = convolve_backward(grad, window, weight, ctx.how, mask)
             arriving = send_gradients(grad_window, ctx.borrowed, frame)
         mask = [False, *of_params]
-        _, grad_weight, grad_bias = convolve_backward(grad, window, weight, [0, 0], ctx.how, mask)
+        _, grad_weight, grad_bias = convolve_backward(grad, window, weight, ctx.how, mask)
         grad_x = own_gradient(grad_window, arriving, frame, x.shape) if of_x else None
         return (
             grad_x,

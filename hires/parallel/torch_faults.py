@@ -55,6 +55,7 @@ from torch import Tensor
 
 from hires.core.registry import Registry
 from hires.plan.operators.windows import pair
+from hires.quant.int8_kernels import Geometry
 
 SUBSTITUTES: Registry[Callable[..., Tensor]] = Registry("substitute")
 """ATen name -> the function of the same arguments that is called in place of torch's own."""
@@ -65,36 +66,33 @@ Size = int | Sequence[int]
 
 
 @SUBSTITUTES.register("conv2d")
-def convolve(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Size,
-    padding: Size | str,
-    dilation: Size,
-    groups: int,
-) -> Tensor:
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
+    """Returns :func:`convolve` of torch's own arguments."""
+    return convolve(x, weight, bias, Geometry(*how))
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, how: Geometry) -> Tensor:
     """Returns the convolution of (n, C, h, w) with (K, C / groups, rows, cols), as torch's.
 
     The batch may be absent. Under autocast the arithmetic and the result are of autocast's type.
     """
     if x.dim() == 3:
-        return convolve(x[None], weight, bias, stride, padding, dilation, groups)[0]
-    x, padding = numeric_padding(x, weight, padding, dilation)
-    dtype, (zeros, columns) = product_type(x), _columns(x, weight, stride, padding, dilation)
-    in_fp32 = lacks_kernel(x, dtype) or _fails(x, dtype, weight, stride, columns)
+        return convolve(x[None], weight, bias, how)[0]
+    x, how = in_numbers(x, weight, how)
+    dtype = product_type(x)
+    in_fp32 = lacks_kernel(x, dtype) or _fails(
+        x, dtype, weight, how.stride, _columns(x, weight, how)
+    )
     kind = torch.float32 if in_fp32 else dtype
-    dilation = _dilation(weight, dilation)
-    if _overruns(kind, weight, stride, padding):
-        x, stride = _picked(x, stride), 1
-    elif _skips_rows(kind, weight, stride, padding):
-        x = _read_rows(x, weight.shape[2], stride, padding, dilation)
-        stride = [weight.shape[2], pair(stride)[1]]
-        padding, dilation = [0, zeros], [1, pair(dilation)[1]]
+    how = how._replace(dilation=_dilation(weight, how.dilation))
+    if _overruns(kind, weight, how):
+        x, how = _picked(x, how.stride), how._replace(stride=[1, 1])
+    elif _skips_rows(kind, weight, how):
+        x, (_, step), (_, apart) = _read_rows(x, weight.shape[2], how), how.stride, how.dilation
+        how = Geometry([weight.shape[2], step], [0, how.padding[1]], [1, apart], how.groups)
     if in_fp32:
-        how = pair(stride), padding, pair(dilation), False, [0, 0], groups
-        return _in_fp32(x, weight, bias, how, dtype)
-    return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
+        return _in_fp32(x, weight, bias, (*how[:3], False, [0, 0], how.groups), dtype)
+    return torch.conv2d(x, weight, bias, *how)
 
 
 @SUBSTITUTES.register("conv_transpose2d")
@@ -129,46 +127,37 @@ def convolve_transposed(
 
 
 def convolve_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    padding: list[int],
-    how: tuple[list[int], list[int], int],
-    mask: list[bool],
+    grad: Tensor, x: Tensor, weight: Tensor, how: Geometry, mask: list[bool]
 ) -> Any:
     """Returns the gradients of input, weight and bias that the mask selects, None for the others.
 
-    ``grad`` is that of the convolution, (n, K, rows, cols), of the type of ``x`` and ``weight``;
-    ``padding`` the rows and columns of zeros at each side; ``how`` stride, dilation and groups.
+    ``grad`` is that of the convolution, (n, K, rows, cols), of the type of ``x`` and ``weight``.
     """
-    stride, dilation, groups = how
-    dtype, dilation = x.dtype, _dilation(weight, dilation)
+    dtype, dilation = x.dtype, _dilation(weight, how.dilation)
     is_slow = lacks_kernel(x, dtype) or (dtype == torch.float16 and by_onednn(x))
-    if is_slow or _fails(x, dtype, weight, stride, grad.shape[3]):
-        operands = grad.float(), x.float(), weight.float()
-        grads = convolve_backward(*operands, padding, how, mask)
+    if is_slow or _fails(x, dtype, weight, how.stride, grad.shape[3]):
+        grads = convolve_backward(grad.float(), x.float(), weight.float(), how, mask)
         return tuple(None if g is None else g.to(dtype) for g in grads)
-    if _overruns(dtype, weight, stride, padding):
-        picked = _picked(x, stride).contiguous(memory_format=torch.channels_last)
-        once = ([1, 1], dilation, groups)
-        grad_picked, *others = convolve_backward(grad, picked, weight, padding, once, mask)
+    if _overruns(dtype, weight, how):
+        picked = _picked(x, how.stride).contiguous(memory_format=torch.channels_last)
+        once = how._replace(stride=[1, 1])
+        grad_picked, *others = convolve_backward(grad, picked, weight, once, mask)
         grad_x = None
         if grad_picked is not None:
             grad_x = torch.zeros_like(x, memory_format=torch.channels_last)
-            _picked(grad_x, stride).copy_(grad_picked)
+            _picked(grad_x, how.stride).copy_(grad_picked)
         return grad_x, others[0], others[1]
-    rest = stride, padding, dilation, False, [0, 0], groups, mask
+    rest = how.stride, how.padding, dilation, False, [0, 0], how.groups, mask
     return torch.ops.aten.convolution_backward(grad, x, weight, [weight.shape[0]], *rest)
 
 
-def is_safe(x: Tensor, weight: Tensor, stride: Size, padding: Size, dilation: Size) -> bool:
-    """Whether oneDNN computes a convolution of a batch without a fault."""
-    padding = pair(padding)
-    dtype, (_, columns) = product_type(x), _columns(x, weight, stride, padding, dilation)
+def is_safe(x: Tensor, weight: Tensor, how: Geometry) -> bool:
+    """Whether oneDNN computes a convolution of a batch without a fault; it is in numbers."""
+    dtype = product_type(x)
     return not (
-        _overruns(dtype, weight, stride, padding)
-        or _skips_rows(dtype, weight, stride, padding)
-        or _fails(x, dtype, weight, stride, columns)
+        _overruns(dtype, weight, how)
+        or _skips_rows(dtype, weight, how)
+        or _fails(x, dtype, weight, how.stride, _columns(x, weight, how))
     )
 
 
@@ -209,18 +198,27 @@ def _onednn_has_fp16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
-def numeric_padding(
-    x: Tensor, weight: Tensor, padding: Size | str, dilation: Size
-) -> tuple[Tensor, list[int]]:
-    """Returns an input and its padding in numbers; an odd one of ``same`` has one more after it."""
-    if not isinstance(padding, str):
-        return x, pair(padding)
-    if padding == "valid":
-        return x, [0, 0]
-    totals = [n * (size - 1) for n, size in zip(pair(dilation), weight.shape[2:], strict=True)]
-    if any(total % 2 for total in totals):
-        x = F.pad(x, [n for total in reversed(totals) for n in (0, total % 2)])
-    return x, [total // 2 for total in totals]
+def geometry_of(args: dict[str, Any], padding: Sequence[int] | None = None) -> Geometry:
+    """Returns the geometry in arguments by name; ``padding``: in place of theirs."""
+    pads = args["padding"] if padding is None else padding
+    return Geometry(args["stride"], pads, args["dilation"], args["groups"])
+
+
+def in_numbers(x: Tensor, weight: Tensor, how: Geometry) -> tuple[Tensor, Geometry]:
+    """Returns an input and its geometry in pairs of numbers.
+
+    An odd padding of ``same`` has one more after the input, which is padded by it.
+    """
+    stride, dilation, pads = pair(how.stride), pair(how.dilation), [0, 0]
+    given: Any = how.padding
+    if given == "same":
+        totals = [n * (size - 1) for n, size in zip(dilation, weight.shape[2:], strict=True)]
+        if any(total % 2 for total in totals):
+            x = F.pad(x, [n for total in reversed(totals) for n in (0, total % 2)])
+        pads = [total // 2 for total in totals]
+    elif given != "valid":
+        pads = pair(given)
+    return x, Geometry(stride, pads, dilation, how.groups)
 
 
 class _Fp32Convolution(torch.autograd.Function):
@@ -252,12 +250,10 @@ def _in_fp32(
     return _Fp32Convolution.apply(*rounded, how)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _columns(
-    x: Tensor, weight: Tensor, stride: Size, padding: list[int], dilation: Size
-) -> tuple[int, int]:
-    # The columns of zeros at each side, and those of the result.
-    reach = pair(dilation)[1] * (weight.shape[3] - 1) + 1
-    return padding[1], (x.shape[3] + 2 * padding[1] - reach) // pair(stride)[1] + 1
+def _columns(x: Tensor, weight: Tensor, how: Geometry) -> int:
+    # Those of the result.
+    reach = how.dilation[1] * (weight.shape[3] - 1) + 1
+    return int((x.shape[3] + 2 * how.padding[1] - reach) // how.stride[1] + 1)
 
 
 def _dilation(weight: Tensor, dilation: Size) -> Any:
@@ -273,29 +269,29 @@ def _fails(x: Tensor, dtype: torch.dtype, weight: Tensor, stride: Size, columns:
     return half and columns == 1 and pair(stride)[1] > 1 and weight.shape[3] > 1
 
 
-def _overruns(dtype: torch.dtype, weight: Tensor, stride: Size, padding: list[int]) -> bool:
+def _overruns(dtype: torch.dtype, weight: Tensor, how: Geometry) -> bool:
     # Strided 1x1 kernels in fp32.
     narrow = dtype == torch.float32 and weight.shape[1] < BLOCK
-    strided = tuple(pair(stride)) != (1, 1) and _is_pointwise(weight, padding)
+    strided = tuple(how.stride) != (1, 1) and _is_pointwise(weight, how)
     return narrow and strided and by_onednn(weight)
 
 
-def _skips_rows(dtype: torch.dtype, weight: Tensor, stride: Size, padding: list[int]) -> bool:
+def _skips_rows(dtype: torch.dtype, weight: Tensor, how: Geometry) -> bool:
     # Row strides above the rows of the kernel. 1x1 kernels without padding take another way through
     # the library.
     if dtype == torch.float64 or not by_onednn(weight):
         return False
-    return pair(stride)[0] > weight.shape[2] and not _is_pointwise(weight, padding)
+    return how.stride[0] > weight.shape[2] and not _is_pointwise(weight, how)
 
 
-def _is_pointwise(weight: Tensor, padding: list[int]) -> bool:
-    return not any(padding) and tuple(weight.shape[2:]) == (1, 1)
+def _is_pointwise(weight: Tensor, how: Geometry) -> bool:
+    return not any(how.padding) and tuple(weight.shape[2:]) == (1, 1)
 
 
-def _read_rows(x: Tensor, rows: int, stride: Size, padding: list[int], dilation: Size) -> Tensor:
+def _read_rows(x: Tensor, rows: int, how: Geometry) -> Tensor:
     # The rows that a kernel of so many rows reads, in order, for one output after another; zeros
     # above and below the map are among them.
-    step, zeros, apart = pair(stride)[0], padding[0], pair(dilation)[0]
+    step, zeros, apart = how.stride[0], how.padding[0], how.dilation[0]
     x = F.pad(x, (0, 0, zeros, zeros)) if zeros else x
     num_outputs = (x.shape[2] - apart * (rows - 1) - 1) // step + 1
     first = torch.arange(0, num_outputs * step, step, device=x.device)

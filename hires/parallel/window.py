@@ -13,17 +13,17 @@ The window holds its padding already, so the kernel runs with padding 0.
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hires.core.registry import Registry
 from hires.parallel.context import Context
 from hires.parallel.fused_products import FusedConvolution, with_sum_and_activation
 from hires.parallel.halo import Borrowed, Exchange, Frame, gather_window, part
@@ -33,91 +33,62 @@ from hires.parallel.torch_faults import (
     SUBSTITUTES,
     Size,
     by_plain_onednn,
-    convolve,
-    convolve_transposed,
     product_type,
 )
 from hires.plan.graph import Node, Rect
-from hires.plan.operators.operator_facts import facts_of
+from hires.plan.operators.operator_facts import facts_of, imported
 from hires.plan.operators.windows import pair
 from hires.plan.resampling import RESAMPLINGS, Taps
 from hires.plan.routes import MEMORY
 from hires.plan.rules import window_axes_of
 from hires.plan.tiling import CIRCULAR, Axes, inside, is_empty, need_of
 from hires.plan.traffic import backends_of_plan
-from hires.quant.int8_kernels import OnednnProduct
-
-Kernel = Callable[["Window", Tensor, dict[str, Any]], Tensor]
 
 ROWS_FROM = 2**17
 """Numbers of a map from which pools by rows are faster."""
-WINDOW_KERNELS: Registry[Kernel] = Registry("window kernel")
-"""ATen name -> computes an operator on the pixels of its window, from its arguments by name."""
 
 
+@dataclass(frozen=True)
 class Window:
     """One windowed node on one tile; rectangles are in pixels of the whole map."""
 
-    def __init__(
-        self,
-        node: Node,
-        context: Context,
-        exchange: Exchange | None,
-        fused: FusedConvolution | None = None,
-        *,
-        whole: bool = False,
-        overwrites: bool = False,
-    ) -> None:
-        """``whole``: the rank computes all of the value, as from a whole input.
+    kernel: Callable[[Window, Tensor, dict[str, Any]], Tensor]
+    axes: Axes
+    held: Rect
+    """What the tile holds of the input."""
+    rect: Rect
+    """What it reads of that."""
+    out: Rect
+    """What it makes."""
+    shape: tuple[int, ...]
+    """Of the value there."""
+    padding: list[int]
+    """Rows and columns of the ring that torch's kernel makes by itself."""
+    ring: float | str | None
+    turns: tuple[bool, bool]
+    """Whether rows, and columns, go on at the other end of the map."""
+    is_local: bool
+    """Whether the tile holds all that it reads."""
+    multiplies: bool
+    adds: bool
+    """Whether another map is added."""
+    overwrites: bool
+    """Whether its value may be written over the one beside the window."""
+    fused: FusedConvolution | None
+    """Computes it with what follows."""
+    strips: Strips | None
+    kept: dict[Any, Any] = field(default_factory=dict)
+    """What kernels keep for this geometry: packed weights, divisors, rows of taps."""
 
-        ``overwrites``: its value may be written over the one beside the window.
-        """
-        graph, source = context.plan.graph, node.inputs[0]
-        axes, facts = window_axes_of(node, graph), facts_of(node.kind).window
-        self.multiplies = facts_of(node.kind).multiplies
-        self.fused = fused  # with what follows the window
-        self.overwrites = overwrites
-        self.adds = node.args.get(facts_of(node.kind).beside) is not None  # another map
-        self.product: OnednnProduct | None = None  # of 8 bits, for the window's own shape
-        self.by_phase: dict[str, Tensor] = {}  # scales of a transposed product's channels
-        assert axes is not None
-        assert facts is not None
-        assert node.shape is not None
-        self.axes: Axes = axes
-        self.size = (axes[0].size_in, axes[1].size_in)
-        self.size_out = (axes[0].size_out, axes[1].size_out)
-        # The pixels that it makes, and those that it holds of its input.
-        self.out = _all_of(self.size_out) if whole else context.extent(node.name)
-        self.held = _all_of(self.size) if whole else context.extent(source)
-        self.shape = (*node.shape[:2], self.out[1] - self.out[0], self.out[3] - self.out[2])
-        self.ring = facts.ring
-        # A padding "same" may be uneven, and torch's kernels pad both sides by one number.
-        padded = facts.pads and not isinstance(node.args["padding"], str)
-        # In a dim that is not cut, torch's kernel pads by itself, which saves a copy.
-        self.native = [padded and (whole or parts == 1) for parts in context.stage.tiles]
-        pads = [axis.padding if n else 0 for axis, n in zip(axes, self.native, strict=True)]
-        self.padding = pads  # padding that torch's kernel applies in each dim
-        self.rect = need_of(axes, self.out)
-        self.turns = axes[0].kind == CIRCULAR, axes[1].kind == CIRCULAR
-        if self.ring is not None and not is_empty(self.out):
-            dims = zip(axes, self.native, (self.out[:2], self.out[2:]), strict=True)
-            rows, cols = ((0, a.size_in) if native else a.reach(out) for a, native, out in dims)
-            self.rect = rows + cols
-        if any(self.turns) and not is_empty(self.rect):
-            rows, cols = self.rect[:2], self.rect[2:]
-            rows = axes[0].reach(self.out[:2]) if self.turns[0] else rows
-            self.rect = rows + (axes[1].reach(self.out[2:]) if self.turns[1] else cols)
-        self.blank = 0 in self.shape or is_empty(self.rect)  # the tile makes no pixel, or only 0
-        self.local = exchange is None and not is_empty(self.rect) and inside(self.rect, self.held)
-        if self.local and facts.strips and padded:
-            self.rect = self._without_crop()
-        self.kernel = WINDOW_KERNELS[node.kind]
-        self.strips: Strips | None = None
-        if facts.strips and padded and not (self.local or self.blank):
-            overlap = context.plan.halo_overlap
-            if overlap == "auto" and {*MEMORY} & {*backends_of_plan(context.plan)}:
-                overlap = "off"  # pixels in shared memory arrive as soon as they are sent
-            self.strips = strips_of(axes, self.held, self.out, overlap)
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows and columns of the input."""
+        return self.axes[0].size_in, self.axes[1].size_in
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether the tile makes no pixel, or only zeros."""
+        return 0 in self.shape or is_empty(self.rect)
 
     def __call__(self, x: Tensor, borrowed: Borrowed | None, args: dict[str, Any]) -> Tensor:
         """Returns this tile of the node's value from what it holds, and borrows, of its input."""
@@ -131,12 +102,12 @@ class Window:
         fill = float(ring or 0.0)
         if fill == -math.inf and not x.is_floating_point():
             fill = float(torch.iinfo(x.dtype).min)
-        if self.local:
+        if self.is_local:
             window = part(x, self.held, self.rect)
         else:
             frame = Frame(self.held, self.rect, self.size, fill, turns=self.turns)
             window = gather_window(x, borrowed, frame)
-        if self.blank:
+        if self.is_blank:
             # The sum ties the zeros to the window, so that its exchange also runs backward: the
             # neighbours wait for the messages of a tile that makes no pixel, too.
             blank = window.new_zeros(self.shape)
@@ -156,9 +127,8 @@ class Window:
         # The kernel adds and rescales before it rounds, so it gets the part of what it adds. That
         # is read again for the borders: nothing is written over it.
         def compute(window: Tensor, padding: list[int], out: Rect) -> Tensor:
-            one, other = copy.copy(self), args["other"]
-            one.padding, one.overwrites, one.product = padding, False, None
-            other = None if other is None else part(other, self.out, out)
+            one = dataclasses.replace(self, padding=padding, overwrites=False, kept={})
+            other = None if args["other"] is None else part(args["other"], self.out, out)
             return self.kernel(one, window, {**args, "other": other})
 
         assert isinstance(self.ring, str)
@@ -187,39 +157,101 @@ class Window:
                 by_dim[dim] = [list(taps) for taps in zip(*moved, strict=True)]
         return by_dim
 
-    def _without_crop(self) -> Rect:
-        # A convolution of stride 2 may end one row before the tile. Without that row the window
-        # would be a crop, whose gradient is a copy of the whole tile.
-        rect = list(self.rect)
-        for end, axis, native in zip((1, 3), self.axes, self.native, strict=True):
-            if not native and self.held[end] - rect[end] < axis.stride:
-                rect[end] = self.held[end]
-        return rect[0], rect[1], rect[2], rect[3]
+    def tap_rows(self, dim: int, device: torch.device) -> Tensor:
+        """Returns :attr:`taps` of a dim as rows of the window, (taps, rows)."""
+        taps = self.taps[dim]
+
+        def make() -> Tensor:
+            return torch.tensor([[row for row, _ in tap] for tap in taps], device=device)
+
+        return self.keep(("rows", dim, device), make)
+
+    def keep(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        """Returns what is made once for a key; a compiler makes it again, as a constant."""
+        if torch.compiler.is_compiling():
+            return make()
+        if key not in self.kept:
+            self.kept[key] = make()
+        tensor: Tensor = self.kept[key]
+        return tensor
 
 
-def _all_of(size: tuple[int, int]) -> Rect:
-    return 0, size[0], 0, size[1]
+def window_of(
+    node: Node,
+    context: Context,
+    exchange: Exchange | None,
+    fused: FusedConvolution | None = None,
+    *,
+    whole: bool = False,
+    overwrites: bool = False,
+) -> Window:
+    """Returns the window of a node on this rank.
+
+    ``whole``: the rank computes all of the value, as from a whole input. ``overwrites``: its value
+    may be written over the one beside the window.
+    """
+    graph, source, entry = context.plan.graph, node.inputs[0], facts_of(node.kind)
+    axes, facts, plan = window_axes_of(node, graph), entry.window, context.plan
+    assert axes is not None
+    assert facts is not None
+    assert node.shape is not None
+    # The pixels that it makes, and those that it holds of its input.
+    out = _all_of(axes[0].size_out, axes[1].size_out) if whole else context.extent(node.name)
+    held = _all_of(axes[0].size_in, axes[1].size_in) if whole else context.extent(source)
+    shape = (*node.shape[:2], out[1] - out[0], out[3] - out[2])
+    # A padding "same" may be uneven, and torch's kernels pad both sides by one number.
+    padded = facts.pads and not isinstance(node.args["padding"], str)
+    # In a dim that is not cut, torch's kernel pads by itself, which saves a copy.
+    native = [padded and (whole or parts == 1) for parts in context.stage.tiles]
+    rect = need_of(axes, out)
+    turns = axes[0].kind == CIRCULAR, axes[1].kind == CIRCULAR
+    if facts.ring is not None and not is_empty(out):
+        dims = zip(axes, native, (out[:2], out[2:]), strict=True)
+        rows, cols = ((0, a.size_in) if own else a.reach(made) for a, own, made in dims)
+        rect = rows + cols
+    if any(turns) and not is_empty(rect):
+        rows = axes[0].reach(out[:2]) if turns[0] else rect[:2]
+        rect = rows + (axes[1].reach(out[2:]) if turns[1] else rect[2:])
+    is_local = exchange is None and not is_empty(rect) and inside(rect, held)
+    if is_local and facts.strips and padded:
+        rect = _without_crop(rect, held, axes, native)
+    strips = None
+    if facts.strips and padded and not (is_local or 0 in shape or is_empty(rect)):
+        overlap = plan.halo_overlap
+        if overlap == "auto" and {*MEMORY} & {*backends_of_plan(plan)}:
+            overlap = "off"  # pixels in shared memory arrive as soon as they are sent
+        strips = strips_of(axes, held, out, overlap)
+    return Window(
+        imported(facts.kernel),
+        axes,
+        held,
+        rect,
+        out,
+        shape,
+        [axis.padding if own else 0 for axis, own in zip(axes, native, strict=True)],
+        facts.ring,
+        turns,
+        is_local,
+        bool(entry.multiplies),
+        node.args.get(entry.beside) is not None,
+        overwrites,
+        fused,
+        strips,
+    )
 
 
-@WINDOW_KERNELS.register("conv2d")
-def _convolution(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    if w.fused is not None:
-        return _fused_convolution(w, x, args)
-    weight, bias, stride = args["weight"], args["bias"], args["stride"]
-    return convolve(x, weight, bias, stride, w.padding, args["dilation"], args["groups"])
+def _without_crop(rect: Rect, held: Rect, axes: Axes, native: list[bool]) -> Rect:
+    # A convolution of stride 2 may end one row before the tile. Without that row the window would
+    # be a crop, whose gradient is a copy of the whole tile.
+    edges = list(rect)
+    for end, axis, own in zip((1, 3), axes, native, strict=True):
+        if not own and held[end] - edges[end] < axis.stride:
+            edges[end] = held[end]
+    return edges[0], edges[1], edges[2], edges[3]
 
 
-@WINDOW_KERNELS.register("fused_conv2d")
-def _fused_convolution(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    assert w.fused is not None
-    window = {**args, "input": x, "padding": w.padding}
-    return w.fused(*window.values())
-
-
-@WINDOW_KERNELS.register("max_pool2d")
-def _max_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    size, stride = args["kernel_size"], args["stride"] or None
-    return max_pool(x, size, stride, w.padding, args["dilation"], args["ceil_mode"])
+def _all_of(rows: int, columns: int) -> Rect:
+    return 0, rows, 0, columns
 
 
 @SUBSTITUTES.register("max_pool2d")
@@ -247,73 +279,23 @@ def _is_pooled_by_rows(x: Tensor) -> bool:
     return dense and by_plain_onednn(x) and x.numel() >= ROWS_FROM
 
 
-@WINDOW_KERNELS.register("avg_pool2d")
-def _avg_pool(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    # The divisor is that of the whole-image pool, which differs near the border of the image.
-    size, stride = args["kernel_size"], args["stride"] or None
-    total = F.avg_pool2d(x, size, stride, w.padding, args["ceil_mode"], divisor_override=1)
-    mean: Tensor = total / pool_divisors(w, args, x)
-    return mean
-
-
 def pool_divisors(w: Window, args: dict[str, Any], like: Tensor) -> Tensor | float:
     """Returns by which each sum of an average pool is divided, (rows, columns)."""
     if args["divisor_override"]:
         scale: float = args["divisor_override"]
         return scale
-    divisors = []
-    for axis, out in zip(w.axes, (w.out[:2], w.out[2:]), strict=True):
-        lows = [index * axis.stride - axis.padding for index in range(*out)]
-        spans = [(low, min(low + axis.kernel, axis.size_in + axis.padding)) for low in lows]
-        if not args["count_include_pad"]:
-            spans = [(max(low, 0), min(high, axis.size_in)) for low, high in spans]
-        divisors.append(torch.tensor([high - low for low, high in spans], dtype=like.dtype))
-    return (divisors[0].view(-1, 1) * divisors[1]).to(like.device)
 
+    def make() -> Tensor:
+        divisors = []
+        for axis, out in zip(w.axes, (w.out[:2], w.out[2:]), strict=True):
+            lows = [index * axis.stride - axis.padding for index in range(*out)]
+            spans = [(low, min(low + axis.kernel, axis.size_in + axis.padding)) for low in lows]
+            if not args["count_include_pad"]:
+                spans = [(max(low, 0), min(high, axis.size_in)) for low, high in spans]
+            divisors.append(torch.tensor([high - low for low, high in spans], dtype=like.dtype))
+        return (divisors[0].view(-1, 1) * divisors[1]).to(like.device)
 
-@WINDOW_KERNELS.register("conv_transpose2d")
-def _conv_transpose(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    # All outputs that the window's pixels reach, cut to those that the tile makes.
-    how = args["stride"], 0, 0, args["groups"], args["dilation"]
-    raw = convolve_transposed(x, args["weight"], None, *how)
-    pads: list[int] = []
-    for dim in (1, 0):  # F.pad counts from the last dim
-        axis, first = w.axes[dim], w.rect[2 * dim]
-        begin = first * axis.stride - axis.padding  # output row of the first raw row
-        wanted = w.out[2 * dim : 2 * dim + 2]
-        pads += [begin - wanted[0], wanted[1] - (begin + raw.shape[2 + dim])]
-    y = F.pad(raw, pads)
-    return y if args["bias"] is None else y + args["bias"].view(1, -1, 1, 1)
-
-
-@WINDOW_KERNELS.register("pad")
-@WINDOW_KERNELS.register("constant_pad_nd")
-def _pad(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    if w.axes[0].kind in RESAMPLINGS:
-        return _resample(w, x, args)
-    channels = args["pad"][4:]
-    # The window with its ring is the result.
-    return F.pad(x, [0, 0, 0, 0, *channels], value=args["value"] or 0.0) if channels else x
-
-
-@WINDOW_KERNELS.register("slice")
-def _crop(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    return x[:, :, :: w.axes[0].stride, :: w.axes[1].stride]
-
-
-@WINDOW_KERNELS.register("reflection_pad2d")
-@WINDOW_KERNELS.register("replication_pad2d")
-@WINDOW_KERNELS.register("roll")
-@WINDOW_KERNELS.register("repeat_interleave")
-@WINDOW_KERNELS.register("adaptive_avg_pool2d")
-@WINDOW_KERNELS.register("upsample_nearest2d")
-@WINDOW_KERNELS.register("_upsample_nearest_exact2d")
-@WINDOW_KERNELS.register("upsample_bilinear2d")
-@WINDOW_KERNELS.register("upsample_bicubic2d")
-@WINDOW_KERNELS.register("_upsample_bilinear2d_aa")
-@WINDOW_KERNELS.register("_upsample_bicubic2d_aa")
-def _resample(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    return resampled(w, x).to(x.dtype)
+    return w.keep(("divisors", like.dtype, like.device), make)
 
 
 def resampled(w: Window, x: Tensor) -> Tensor:
@@ -322,16 +304,16 @@ def resampled(w: Window, x: Tensor) -> Tensor:
     for dim, axis in enumerate(w.axes, start=2):
         if axis.kind not in RESAMPLINGS:  # roll along the other dim
             continue
-        taps = w.taps[dim]
-        if len(taps) == 1:  # a copy of rows
-            wide = wide.index_select(dim, _rows(taps, x)[0])
+        places = w.tap_rows(dim, x.device)
+        if len(places) == 1:  # a copy of rows
+            wide = wide.index_select(dim, places[0])
             continue
-        weights = [torch.tensor([part for _, part in tap], dtype=torch.float64) for tap in taps]
         shape = [-1 if other == dim else 1 for other in range(4)]
-        parts = [weight.to(wide).view(shape) for weight in weights]
-        rows = [wide.index_select(dim, row) for row in _rows(taps, x)]
-        mixed = rows[0] * parts[0]
-        for row, weight in zip(rows[1:], parts[1:], strict=True):
+        parts = _weights(w, dim, wide)
+        rows = [wide.index_select(dim, row) for row in places]
+        mixed = rows[0] * parts[0].view(shape)
+        for row, part_of in zip(rows[1:], parts[1:], strict=True):
+            weight = part_of.view(shape)
             # Of 8-bit integers every rank makes the same: no addition may be fused here alone.
             exact = x.dtype == torch.uint8
             mixed = mixed + row * weight if exact else torch.addcmul(mixed, row, weight)
@@ -339,29 +321,10 @@ def resampled(w: Window, x: Tensor) -> Tensor:
     return wide
 
 
-@WINDOW_KERNELS.register("adaptive_max_pool2d")
-def _max_of_bins(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    # Along the columns, then along the rows: of equal maxima the first row by row has the gradient,
-    # as in torch. Shorter bins repeat their last row.
-    for dim in (3, 2):
-        rows = _rows(w.taps[dim], x)
-        apart = torch.unflatten(x.index_select(dim, rows.flatten()), dim, rows.shape)
-        x = apart.max(dim).values  # the first of equal ones
-    return x
+def _weights(w: Window, dim: int, like: Tensor) -> Tensor:
+    # Of the taps of a dim, (taps, rows).
+    def make() -> Tensor:
+        weights = [[weight for _, weight in tap] for tap in w.taps[dim]]
+        return torch.tensor(weights, dtype=torch.float64).to(like)
 
-
-def _rows(taps: list[Taps], x: Tensor) -> Tensor:
-    return torch.tensor([[row for row, _ in tap] for tap in taps], device=x.device)
-
-
-@WINDOW_KERNELS.register("pixel_unshuffle")
-def _unshuffle(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    return F.pixel_unshuffle(x, args["downscale_factor"])
-
-
-@WINDOW_KERNELS.register("pixel_shuffle")
-def _shuffle(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    factor = w.axes[0].stride
-    whole = F.pixel_shuffle(x, factor)
-    origin = tuple(edge * factor for edge in w.rect)
-    return part(whole, (origin[0], origin[1], origin[2], origin[3]), w.out)
+    return w.keep(("weights", dim, like.dtype, like.device), make)

@@ -1,34 +1,32 @@
-"""An operator that hires does not list, with its entry and its kernel, as a user would add it."""
+"""A network with an operator that hires does not list, of which a module of its own says all."""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+import sys
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from hires.parallel.window import WINDOW_KERNELS, Window
-from hires.plan.graph import Graph, Node
-from hires.plan.operators.operator_facts import OPERATORS, OperatorFacts, WindowFacts, declare
-from hires.plan.operators.windows import window_axes
-from hires.plan.tiling import Axes
+import hires.operators
+from hires.plan.operators.operator_facts import OPERATORS
 
-
-def axes(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    """Differences of neighbouring rows: row a of the output reads rows a and a + 1."""
-    if node.args["dim"] % 4 != 2 or node.args["n"] != 1:
-        return None
-    return window_axes("window", node, shape, [2, 1], [1, 1], [0, 0], [1, 1])
-
-
-def kernel(window: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
-    return torch.diff(x, dim=2)
+FOLDER = str(Path(__file__).with_name("scanned_operators"))
+_NAME = "hires.operators.difference"
 
 
 def register() -> None:
+    """Does what the scan does in a process where the module lies in ``hires.operators``."""
     if "diff" not in OPERATORS:
-        declare("diff", OperatorFacts(("window",), window=WindowFacts(axes)))
-        WINDOW_KERNELS.register("diff")(kernel)
+        hires.operators.__path__.append(FOLDER)
+        importlib.import_module(_NAME)
+
+
+def remove() -> None:
+    OPERATORS._items.pop("diff", None)
+    sys.modules.pop(_NAME, None)
+    hires.operators.__path__[:] = [one for one in hires.operators.__path__ if one != FOLDER]
 
 
 class Differences(nn.Module):

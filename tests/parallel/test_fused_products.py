@@ -12,6 +12,7 @@ from hires.parallel import torch_faults
 from hires.parallel.fused_products import FusedConvolution, FusedLinear
 from hires.parallel.torch_faults import convolve
 from hires.plan.operators.activations import unfused
+from hires.quant.int8_kernels import Geometry
 
 ACTIVATIONS = (
     ["relu"], ["silu"], ["gelu", "none"], ["gelu", "tanh"], ["clamp", -0.5, 0.5], ["sigmoid"],
@@ -84,7 +85,7 @@ def test_packed_convolution_pads_each_map_once(kernel, adds):
             values = {"x": x, "y": torch.randn_like(x)} if adds else {"x": x}
             expected = F.conv2d(x, weight, args["bias"], padding="same")
             expected = expected + values["y"] if adds else expected
-            computed = fused(x, **args, other=values.get("y"))
+            computed = fused.of({**args, "input": x, "other": values.get("y")})
             torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -106,16 +107,16 @@ def test_bf16_without_a_kernel_of_onednn_is_computed_in_fp32(monkeypatch, kernel
     pads = [kernel // 2] * 2
     args = {"weight": weight, "bias": None, "stride": [1, 1], "padding": pads, "dilation": [1, 1]}
     with torch.no_grad():
-        fused = FusedConvolution(torch.bfloat16)
+        fused, how = FusedConvolution(torch.bfloat16), Geometry(padding=pads, groups=groups)
         assert fused.pack((2, 8, 9, 7), {**args, "groups": groups}) is None
         with Seen():
-            made = fused(x, weight, None, 1, pads, 1, groups, None, ["relu"])
+            made = fused(x, weight, None, how, None, ["relu"])
         exact = F.conv2d(x.float(), weight.float(), padding=pads, groups=groups)
     assert made.dtype == torch.bfloat16
     assert seen == [torch.float32]
     torch.testing.assert_close(made, exact.bfloat16().relu(), rtol=2**-7, atol=2**-7)
     wide = x.clone().requires_grad_()
-    convolve(wide, weight, None, 1, pads, 1, groups).float().sum().backward()
+    convolve(wide, weight, None, how).float().sum().backward()
     plain = x.float().requires_grad_()
     F.conv2d(plain, weight.detach().float(), padding=pads, groups=groups).sum().backward()
     assert torch.equal(wide.grad, plain.grad.bfloat16())

@@ -13,8 +13,8 @@ from torch import Tensor
 from hires.core.config.run_config import from_dict
 from hires.core.config.training_config import LossConfig
 from hires.core.errors import ConfigError
-from hires.core.losses import LOSSES
-from hires.parallel.loss import loss_of_sums, plain_loss, sample_losses, sums_of_part
+from hires.core.losses import LOSSES, loss_named
+from hires.parallel.loss import plain_loss, sample_losses
 from tests.helpers.layouts import config_of, plan_of, verified
 
 UNET = {"model": {"name": "unet", "levels": 2, "width": 4, "classes": 4}, "image": [16, 12]}
@@ -68,12 +68,12 @@ def test_sums_of_parts_make_the_loss_and_gradient_of_all_pixels(loss: LossConfig
     wanted = reference(output, labels)
     [gradient] = torch.autograd.grad(wanted, output)
     parts = [(output[..., :2], labels[..., :2]), (output[..., 2:], labels[..., 2:])]
-    sums = [sums_of_part(loss, *part) for part in parts]
+    sums = [loss_named(loss).sums(*part) for part in parts]
     assert len(sums[0]) == LOSSES[loss.name].num_sums(4)
     total = sums[0].detach() + sums[1].detach()
     found = torch.zeros_like(output)
     for own in sums:
-        value = loss_of_sums(loss, own + (total - own.detach()))
+        value = loss_named(loss).value(own + (total - own.detach()))
         torch.testing.assert_close(value, wanted, rtol=1e-12, atol=0)
         [part] = torch.autograd.grad(value, output)
         found += part
@@ -112,9 +112,33 @@ def test_one_score_is_that_of_the_second_class():
     torch.testing.assert_close(plain_loss(keys(name="dice"), output, labels), dice)
 
 
+OF_A_USER = """
+import sys, hires.losses
+hires.losses.__path__.append({folder!r})
+from hires.core.config.run_config import from_dict
+from hires.core.losses import loss_named
+keys = {{"name": "huber", "args": {{"delta": 0.5}}}}
+loss = from_dict({{"model": {{"name": "edsr"}}, "loss": keys}}).objective
+assert "torch" not in sys.modules
+import torch
+import torch.nn.functional as F
+output, target = torch.randn(2, 2, 3, 4, 5, dtype=torch.float64)
+parts = [loss_named(loss).sums(output[..., a:b], target[..., a:b]) for a, b in ((0, 2), (2, 5))]
+wanted = F.huber_loss(output, target, delta=0.5)
+torch.testing.assert_close(loss_named(loss).value(sum(parts)), wanted)
+"""
+
+
+def test_loss_is_one_class_in_a_module_that_is_found_by_scanning(python):
+    folder = Path(__file__).parents[1] / "helpers" / "scanned_losses"
+    answer = python("-c", OF_A_USER.format(folder=str(folder)))
+    assert answer.code == 0, answer.err
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
+        ({"name": "l1", "args": {"delta": 1}}, "loss.args.delta is no argument of loss=l1, which"),
         ({"name": "focal"}, "loss='focal' is unknown; choose one of auto, cross_entropy, bce"),
         (
             {"name": "l2", "ignore_index": 3},

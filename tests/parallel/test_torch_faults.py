@@ -15,10 +15,11 @@ from torch import Tensor
 
 from hires.parallel.torch_faults import (
     SUBSTITUTES,
-    convolve,
+    conv2d,
     convolve_backward,
     convolve_transposed,
 )
+from hires.quant.int8_kernels import Geometry
 from tests.conftest import REPOSITORY
 
 SIZES = (10, 1000, 5000, 20000, 100000, 400000, 1000000)
@@ -72,7 +73,7 @@ def compare(
     grad = torch.randn(plain.shape).to(dtype)
     plain.backward(grad.double())
     leave_nan()
-    function = {"conv2d": convolve, "conv_transpose2d": convolve_transposed}[name]
+    function = {"conv2d": conv2d, "conv_transpose2d": convolve_transposed}[name]
     with torch.autocast("cpu", torch.float16, enabled=autocast):
         output = function(*ours, *how)
     assert output.dtype == dtype
@@ -99,7 +100,7 @@ def test_output_and_gradients_are_those_of_the_same_numbers_in_float64(drawn):
     how = stride, padding, dilation, 1
     (x, weight, _), grad, exact = compare("conv2d", *drawn[:2], how, torch.bfloat16, limit=0.02)
     leave_nan()
-    again = convolve_backward(grad, x, weight, padding, (stride, dilation, 1), [True, True, False])
+    again = convolve_backward(grad, x, weight, Geometry(*how), [True, True, False])
     assert again[2] is None
     for one, other in zip(again[:2], exact, strict=False):
         assert (one.double() - other).norm() <= 0.02 * (other.norm() + 1e-9)
@@ -135,16 +136,17 @@ def test_row_strides_above_the_kernel_give_the_numbers_of_float64(case, dtype):
 OVERRUN = """
 import torch
 from hires.parallel.torch_faults import convolve, convolve_backward
+from hires.quant.int8_kernels import Geometry
 torch.set_num_threads(1)
 for n, channels, filters, stride in ((4, 8, 16, (2, 2)), (4, 12, 40, (1, 2)), (1, 7, 8, (2, 1))):
     x = torch.randn(n, channels, 64, 64).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(filters, channels, 1, 1).requires_grad_()
     for _ in range(3):
-        found = convolve(x, weight, None, stride, 0, 1, 1)
+        how = Geometry(stride)
+        found = convolve(x, weight, None, how)
         grad = torch.randn_like(found)
         found.backward(grad)
-        how = (list(stride), [1, 1], 1)
-        convolve_backward(grad, x, weight.detach(), [0, 0], how, [True, True, False])
+        convolve_backward(grad, x, weight.detach(), how, [True, True, False])
 """
 
 

@@ -9,12 +9,10 @@ import pytest
 import torch
 
 from hires.core.errors import PlanError
-from hires.parallel.image_kernels import IMAGE_KERNELS
 from hires.parallel.reductions import REDUCTIONS
 from hires.parallel.torch_faults import SUBSTITUTES
-from hires.parallel.window import WINDOW_KERNELS
 from hires.plan.graph_samples import GraphOfSamples
-from hires.plan.operators.operator_facts import OPERATORS, facts_of, operator_rows
+from hires.plan.operators.operator_facts import OPERATORS, facts_of, imported, operator_rows
 from hires.plan.regions import ALONE, MESSAGES, Region, reasons, regions_of
 from tests.helpers import layouts, new_operator
 from tests.helpers.small_plans import forked, plan_of
@@ -26,11 +24,13 @@ def test_every_rule_has_its_kernel_and_every_kernel_its_rule():
 
     windowed, statistics = with_rule("window"), with_rule("statistics")
     assert windowed == {n for n in OPERATORS if facts_of(n).window is not None}
-    assert windowed == {*WINDOW_KERNELS}
+    assert all(callable(imported(facts_of(name).window.kernel)) for name in windowed)
     assert statistics == {n for n in OPERATORS if facts_of(n).statistics is not None}
     summed = with_rule("statistics", "reduction", "softmax")
-    assert summed == {*IMAGE_KERNELS}
+    assert summed == {n for n in OPERATORS if imported(facts_of(n).kernel) is not None}
     assert summed - statistics - with_rule("softmax") == {*REDUCTIONS}
+    named = [(facts.own, facts.packs, facts.int8) for facts in map(facts_of, OPERATORS)]
+    assert all(callable(imported(one)) for row in named for one in row if one is not None)
     # Those without a rule, as conv1d, are computed whole, perhaps by a kernel of ours.
     assert all(hasattr(torch.ops.aten, name) for name in {*SUBSTITUTES} - {*OPERATORS})
 
@@ -40,14 +40,13 @@ def only_here() -> Iterator[None]:
     """Enters the new operator, whose network may have been traced before, and removes it again."""
     new_operator.register()
     yield
-    for table in (OPERATORS, WINDOW_KERNELS):
-        table._items.pop("diff", None)
+    new_operator.remove()
 
 
 @pytest.mark.dist
 @pytest.mark.usefixtures("only_here")
 @pytest.mark.parametrize("parallel", [{"tiles": [3, 1]}, {"stages": 2, "local_dp": 2}])
-def test_new_operator_is_one_entry_and_one_kernel(tmp_path, parallel):
+def test_new_operator_is_one_module_with_its_entry_and_kernel(tmp_path, parallel):
     model = {"name": "custom", "target": "tests.helpers.new_operator:network", "classes": 4}
     keys = {"image": [10, 9], "model": model, "parallel": parallel}
     plan = layouts.plan_of(layouts.config_of(**keys))
@@ -57,6 +56,18 @@ def test_new_operator_is_one_entry_and_one_kernel(tmp_path, parallel):
     assert operator_rows()["diff"]["tiles"] == "window"
     answer = layouts.verified(tmp_path, **keys)
     assert answer["max_rel_err"] < 1e-10, answer
+
+
+def test_modules_of_operators_are_found_by_scanning_and_need_no_torch(python):
+    code = (
+        "import sys, hires.operators\n"
+        f"hires.operators.__path__.append({new_operator.FOLDER!r})\n"
+        "from hires.plan.operators.operator_facts import facts_of\n"
+        "assert facts_of('diff').window and facts_of('conv2d').window and facts_of('q_add').own\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    answer = python("-c", code)
+    assert answer.code == 0, answer.err
 
 
 def test_nodes_with_messages_are_in_no_region():

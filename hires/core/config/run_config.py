@@ -46,7 +46,7 @@ from hires.core.losses import IMAGES, LOSSES
 from hires.core.precisions import HALF, INT8, PRECISIONS
 from hires.core.ranks.compilers import TENSORRT
 
-_OF_IMAGES = [name for name, loss in LOSSES.items() if loss.targets == IMAGES]
+_OF_IMAGES = [name for name in LOSSES if LOSSES[name].targets == IMAGES]
 DEVICE_KINDS = ["auto", "cpu", "cuda"]
 """Choices of ``device``; a kind that :mod:`hires.engine.device` gets from elsewhere is added."""
 

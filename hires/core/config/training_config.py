@@ -8,7 +8,7 @@ from typing import Any
 
 from hires.core.config.fields import MOST_LABEL, MOST_STEPS, Section, not_function, value
 from hires.core.errors import ConfigError
-from hires.core.losses import CLASSES, IMAGES, LOSSES
+from hires.core.losses import CLASSES, IMAGES, LOSSES, own_keys
 from hires.core.optimizers import MORE_STATES, OPTIMIZERS, REFUSED, SET_BY_HIRES
 from hires.core.ranks.compilers import TENSORRT
 
@@ -40,12 +40,7 @@ class TaskConfig(Section, key="task", choices=TASKS):
 
 LOSS_NAMES = {
     "auto": "The loss that fits network and data: l1 for pairs of images, else cross_entropy",
-    "cross_entropy": "Cross-entropy of classes, of images or of pixels",
-    "bce": "Binary cross-entropy of each class against the others, with logits",
-    "dice": "One minus the mean Dice coefficient of the classes, for segmentation",
-    "l1": "Mean absolute difference of images",
-    "l2": "Mean square of the difference of images",
-    "custom": "A function of your own: loss.target=package.module:function",
+    **{name: LOSSES[name].summary for name in LOSSES},
 }
 
 
@@ -68,7 +63,9 @@ class LossConfig(Section, key="loss", choices=LOSS_NAMES):
     label_smoothing: float = value(0.0, 0, 1, of=_CROSS_ENTROPY, tasks=("train", "evaluate"))
     """Of ``cross_entropy``: share of a label that is spread over all classes."""
     ignore_index: int | None = value(
-        high=MOST_LABEL, of=(*_CROSS_ENTROPY, "bce", "dice"), tasks=("train",)
+        high=MOST_LABEL,
+        of=("auto", *(name for name in LOSSES if LOSSES[name].ignores)),
+        tasks=("train",),
     )
     """Of ``cross_entropy``, ``bce`` and ``dice``: the label whose images or pixels do not count; a
     microbatch without any other adds nothing, and ``record.json`` counts it."""
@@ -81,6 +78,8 @@ class LossConfig(Section, key="loss", choices=LOSS_NAMES):
     targets: str = value(CLASSES, choices=(CLASSES, IMAGES), of=("custom",))
     """Of ``custom``: what it gets beside the output: labels, (n) or (n, H, W), of ``classes``, or
     ``images`` of the output's shape."""
+    args: dict[str, Any] = value({})
+    """Of a loss in a module of your own in ``hires/losses``: arguments of its class."""
 
     @property
     def compares(self) -> str:
@@ -96,6 +95,10 @@ class LossConfig(Section, key="loss", choices=LOSS_NAMES):
     def _problems(self) -> Iterator[str]:
         if self.name == "custom":
             yield from not_function("loss", self.target)
+        known = own_keys(self.name) if self.name in LOSSES else []
+        for key in self.args.keys() - {*known}:
+            takes = f"takes {', '.join(known)}" if known else "takes none"
+            yield f"loss.args.{key} is no argument of loss={self.name}, which {takes}"
         if self.weights is not None and not any(self.weights):
             yield (
                 f"loss.weights={self.weights} must be one factor for each class, not all 0, as "

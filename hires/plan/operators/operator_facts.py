@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,12 +49,19 @@ dims, copies, every k-th row; pixels stay in their tile. ``product``: along the 
 """
 
 
+Named = Callable[..., Any] | str
+"""A function, or where it is, as ``module:function``: it may import torch, which no plan needs."""
+
+
 @dataclass(frozen=True)
 class WindowFacts:
     """What an operator reads around each output pixel."""
 
     axes: Callable[[Node, list[int], Graph], Axes | None]
     """(node, shape of its input, network) -> rows and columns; None if this use cannot be tiled."""
+    kernel: Named
+    """(:class:`~hires.parallel.window.Window`, its pixels, arguments by name) -> the value there.
+    """
     ring: float | str | None = None
     """Value of the pixels outside the image, or the argument that holds it; None: none is read."""
     pads: bool = False
@@ -125,9 +134,33 @@ class OperatorFacts:
     """Whether it computes with the unsigned integers of a quantised network."""
     copies_weight: bool = False
     """Whether its kernel holds a second copy of its weight while it runs (oneDNN's own order)."""
+    kernel: Named | None = None
+    """(node, :class:`~hires.parallel.context.Context`, what binds its arguments) -> the callable of
+    a node with the tiling ``statistics``, ``reduction`` or ``softmax``; required by these."""
+    own: Named | None = None
+    """(node, context) -> what computes all of the value from arguments by name, of an operator that
+    torch does not have, if it has no window."""
+    packs: Named | None = None
+    """(window, shape of the input, arguments by name) -> its weight in the order in which its
+    kernel reads it, which that keeps; None: it reads the weight itself."""
+    int8: Named | None = None
+    """Its rule with 8-bit integers (``hires.plan.passes.quantise``); None: it has none, or that of
+    ``moves``."""
+    family: str = ""
+    """The class whose kernels are measured together; empty: that follows from the entry."""
+    keeps: Literal["", "nothing", "value"] = ""
+    """What its backward pass reads, if not its inputs."""
+    has_kinks: bool = False
+    """Whether its gradient jumps: rounding may choose another side."""
+    kernel_per_shape: bool = False
+    """Whether each shape has a kernel of 8 bits."""
+    only_converts: bool = False
+    """Whether it changes between real numbers and 8-bit integers, and computes nothing else."""
+    rounds: bool = False
+    """Whether it rounds real numbers to 8 bits."""
 
 
-OPERATORS: Registry[OperatorFacts] = Registry("operator")
+OPERATORS: Registry[OperatorFacts] = Registry("operator", "hires.plan.operators", "hires.operators")
 """ATen name without overload, as ``conv2d`` -> its entry."""
 
 UNKNOWN = OperatorFacts()
@@ -138,6 +171,20 @@ def declare(names: str, facts: OperatorFacts) -> None:
     """Registers one entry for each of the operators, whose names are separated by spaces."""
     for name in names.split():
         OPERATORS.register(name)(facts)
+
+
+def windowed(window: WindowFacts, **facts: Any) -> OperatorFacts:
+    """Returns the entry of an operator that reads a window of pixels in every use."""
+    return OperatorFacts(("window",), window=window, **facts)
+
+
+@functools.cache
+def imported(function: Named | None) -> Any:
+    """Returns a function of an entry, or None; imports the module that it is in."""
+    if not isinstance(function, str):
+        return function
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def facts_of(kind: str) -> OperatorFacts:
@@ -197,30 +244,4 @@ CONV, CONV_1X1, GROUPED, TRANSPOSED = "convolution", "1x1 convolution", "grouped
 PRODUCT, BATCH_NORM, GROUP_NORM, LAYER_NORM = "product", "batch norm", "group norm", "layer norm"
 POINTWISE, POOL, RESIZE, SOFTMAX = "pointwise", "pool", "resize", "softmax"
 COPY, REDUCTION, OTHER = "copy", "reduction", "other"
-
-CLASSES = {
-    "batch_norm": BATCH_NORM,
-    "group_norm": GROUP_NORM,
-    "instance_norm": GROUP_NORM,
-    "layer_norm": LAYER_NORM,
-    "rms_norm": LAYER_NORM,
-    "max_pool2d": POOL,
-    "avg_pool2d": POOL,
-    "pixel_shuffle": RESIZE,
-    "pixel_unshuffle": RESIZE,
-    "softmax": SOFTMAX,
-    "log_softmax": SOFTMAX,
-}
-"""Operator -> the class whose kernels are measured together; others follow from their entry."""
-KEEPS_NOTHING = ("add", "sub", "cat", "concat", "stack", "pad", "dropout", "pixel_shuffle")
-"""Operators whose backward pass reads neither their inputs nor their value."""
-KEEPS_VALUE = ("relu", "sigmoid", "tanh", "softmax", "log_softmax", "hardtanh")
-"""Operators whose backward pass reads their value."""
-COMPILED = (
-    *("q_conv2d", "q_conv_transpose2d", "q_linear", "q_dynamic_linear", "q_add", "q_requantize"),
-)
-"""Operators of 8 bits of which each shape has a kernel."""
-CONVERTS = ("quantize", "dequantize")
-"""Change between real numbers and 8-bit integers, and compute nothing else."""
-ROUNDS_AGAIN = ("quantize", "q_dynamic_linear")
-"""Operators that round real numbers to 8 bits."""
+"""Families of operators whose kernels are measured together."""

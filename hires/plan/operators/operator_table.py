@@ -1,13 +1,7 @@
-"""Registers all operators that hires relies on, family by family.
+"""Registers the operators that torch itself computes, and those over the image, family by family.
 
-To add an operator: its entry here, its kernel in ``hires.parallel`` if its tiling needs one (a
-window, statistics or a reduction), and a test. A window of pixels:
-
-    output rows of a tile           a       b                 kernel k, stride s, padding p,
-                                    :       :                 dilation d
-    input rows that they need   a*s - p  ... (b-1)*s - p + d*(k-1)
-
-A need beyond the tile's own rows is a halo, a need beyond the image is the ring.
+To add an operator: a module in ``hires.operators`` with its entry, and its kernel if its tiling
+needs one (a window, statistics or a reduction), and a test.
 """
 
 from __future__ import annotations
@@ -16,80 +10,22 @@ import functools
 import math
 
 from hires.plan.graph import Node
-from hires.plan.operators import activations, products, windows
-from hires.plan.operators.operator_facts import OperatorFacts, WindowFacts, declare
-
-windowed = functools.partial(OperatorFacts, ("window",))
-
-
-declare(
-    "conv2d",
-    windowed(
-        window=WindowFacts(windows.convolution, ring=0.0, pads=True, strips=True),
-        multiplies="output",
-        overwritable=True,
-        weight_channels=0,
-        fused="fused_conv2d",
-    ),
+from hires.plan.operators import activations, products
+from hires.plan.operators.operator_facts import (
+    BATCH_NORM,
+    GROUP_NORM,
+    LAYER_NORM,
+    SOFTMAX,
+    OperatorFacts,
+    declare,
 )
-declare(
-    "fused_conv2d",  # of networks that hires.plan.passes rewrites
-    windowed(
-        window=WindowFacts(windows.convolution, ring=0.0, pads=True, strips=True),
-        multiplies="output",
-        beside="other",
-        overwritable=True,
-    ),
-)
-declare(
-    "conv_transpose2d",
-    windowed(
-        window=WindowFacts(windows.convolution),
-        multiplies="input",
-        weight_channels=1,
-    ),
-)
+
+_NORMS, _REDUCTION = "hires.parallel.norms:", "hires.parallel.reductions:reduction"
+_SOFTMAX, _INT8 = "hires.parallel.image_softmax:softmax", "hires.plan.passes.int8_rules:"
+_BY_TABLE = f"{_INT8}activation"
+
 declare("conv1d conv3d", OperatorFacts(weight_channels=0))
 declare("conv_transpose1d conv_transpose3d", OperatorFacts(weight_channels=1))
-declare(
-    "max_pool2d",
-    windowed(window=WindowFacts(windows.pool, ring=-math.inf, pads=True), moves=True),
-)
-declare("avg_pool2d", windowed(window=WindowFacts(windows.pool, ring=0.0, pads=True)))
-
-
-declare(
-    "pad constant_pad_nd",
-    windowed(window=WindowFacts(windows.pad, ring="value", moved=windows.moved_pads), moves=True),
-)
-declare("reflection_pad2d replication_pad2d", windowed(window=WindowFacts(windows.pad), moves=True))
-declare(
-    "roll",
-    OperatorFacts(
-        ("window",),
-        "dims",
-        window=WindowFacts(windows.roll, moved=windows.moved_dims),
-        moves=True,
-    ),
-)
-declare(
-    "slice",
-    OperatorFacts(
-        ("window", "channels", "strided"),
-        window=WindowFacts(windows.cut_out, ring=0.0, moved=windows.moved_dim),
-        moves=True,
-    ),
-)
-declare(
-    "upsample_nearest2d _upsample_nearest_exact2d",
-    windowed(window=WindowFacts(windows.interpolation), moves=True),
-)
-declare(
-    "upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
-    windowed(window=WindowFacts(windows.interpolation)),
-)
-declare("pixel_shuffle", windowed(window=WindowFacts(windows.pixel_shuffle), moves=True))
-declare("pixel_unshuffle", windowed(window=WindowFacts(windows.pixel_unshuffle), moves=True))
 
 # The kernels into which torch's dispatcher turns a convolution; no graph holds them.
 declare(
@@ -107,17 +43,32 @@ def _drops(node: Node) -> bool:
     return bool(node.args["train"]) and 0 < node.args["p"] < 1
 
 
-declare("relu", pointwise(in_place=True, activation=activations.plain))
-declare("prelu", pointwise(vectors=True))
-declare("fused_norm", pointwise(vectors=True, overwritable=True))
-declare("sigmoid tanh silu hardswish hardsigmoid mish", pointwise(activation=activations.plain))
-declare("relu6 hardtanh clamp clamp_min clip", pointwise(activation=activations.clamp))
-declare("leaky_relu", pointwise(activation=activations.leaky_relu))
-declare("gelu", pointwise(activation=activations.gelu))
-declare("add", pointwise(overwritable=True))
+described = functools.partial(pointwise, activation=activations.plain)
+"""Makes the entry of an activation without numbers."""
+clamps = functools.partial(pointwise, activation=activations.clamp, has_kinks=True)
+"""Makes the entry of a clamp."""
+jumps = functools.partial(pointwise, has_kinks=True)
+"""Makes the entry of an operator whose gradient jumps."""
+
+_CLAMP = f"{_INT8}clamp"
+declare("relu", described(in_place=True, keeps="value", has_kinks=True, int8=_CLAMP))
+declare("prelu", jumps(vectors=True))
+declare("fused_norm", pointwise(vectors=True, overwritable=True, int8=f"{_INT8}fused_norm"))
+declare("sigmoid tanh", described(keeps="value", int8=_BY_TABLE))
+declare("silu mish", described(int8=_BY_TABLE))
+declare("hardswish hardsigmoid", described(has_kinks=True, int8=_BY_TABLE))
+declare("hardtanh", clamps(keeps="value", int8=_CLAMP))
+declare("relu6 clamp", clamps(int8=_CLAMP))
+declare("clamp_min clip", clamps())
+declare("leaky_relu", jumps(activation=activations.leaky_relu, int8=_BY_TABLE))
+declare("gelu", pointwise(activation=activations.gelu, int8=_BY_TABLE))
+declare("add", pointwise(overwritable=True, keeps="nothing", int8=f"{_INT8}add"))
+declare("sub", pointwise(keeps="nothing"))
+declare("mul", pointwise(int8=f"{_INT8}mul"))
+declare("clamp_max abs absolute maximum minimum fmax fmin", jumps())
 declare(
-    "elu selu celu log_sigmoid softplus softshrink hardshrink threshold clamp_max logit "
-    "sub subtract rsub mul multiply div divide true_divide neg negative abs absolute sign sgn "
+    "elu selu celu log_sigmoid softplus softshrink hardshrink threshold logit "
+    "subtract rsub multiply div divide true_divide neg negative sign sgn "
     "reciprocal square pow float_power hypot positive "
     "exp exp2 expm1 log log1p log2 log10 logaddexp logaddexp2 xlogy special_xlog1py "
     "sqrt rsqrt sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh sinc "
@@ -125,7 +76,7 @@ declare(
     "erf erfc erfinv special_erf special_erfc special_expit expit lgamma digamma i0 special_ndtri "
     "special_ndtr special_entr special_log_ndtr special_i0e special_i1 special_i1e "
     "floor ceil round trunc fix frac fmod remainder copysign heaviside ldexp "
-    "maximum minimum fmax fmin lerp addcmul addcdiv "
+    "lerp addcmul addcdiv "
     "eq ne lt le gt ge equal_nan not_equal less less_equal greater greater_equal "
     "isnan isinf isfinite isposinf isneginf isclose signbit nan_to_num where masked_fill "
     "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not "
@@ -142,16 +93,9 @@ declare("channel_shuffle", OperatorFacts(("pointwise",), vectors=True, moves=Tru
 
 drawn = functools.partial(pointwise, positional=True)
 """Makes the entry of an operator whose random numbers follow from their place in the batch."""
-declare("dropout feature_dropout", drawn(random=_drops, may_share=True))
+declare("dropout", drawn(random=_drops, may_share=True, keeps="nothing"))
+declare("feature_dropout", drawn(random=_drops, may_share=True))
 declare("alpha_dropout feature_alpha_dropout", drawn(random=_drops))
-
-
-KINKS = (
-    *("relu", "relu6", "leaky_relu", "prelu", "rrelu", "hardtanh", "hardswish", "hardsigmoid"),
-    *("clamp", "clamp_min", "clamp_max", "clip", "abs", "absolute", "max_pool2d"),
-    *("adaptive_max_pool2d", "amax", "amin", "max", "min", "maximum", "minimum", "fmax", "fmin"),
-)
-"""Operators whose gradient jumps: rounding may choose another side."""
 
 
 def uses_batch_statistics(node: Node) -> bool:
@@ -193,17 +137,21 @@ def _mean_and_variance(node: Node, shape: list[int]) -> int | None:
 
 declare(
     "batch_norm",
-    OperatorFacts(("statistics",), statistics=_mean_and_variance, overwritable=True),
+    OperatorFacts(
+        ("statistics",),
+        statistics=_mean_and_variance,
+        kernel=f"{_NORMS}batch_norm",
+        overwritable=True,
+        family=BATCH_NORM,
+        int8=f"{_INT8}norm",
+    ),
 )
-declare(
-    "group_norm instance_norm",
-    OperatorFacts(("statistics",), statistics=_mean_and_variance),
+sample_norm = functools.partial(
+    OperatorFacts, statistics=_mean_and_variance, kernel=f"{_NORMS}sample_norm"
 )
-declare(
-    "layer_norm",
-    OperatorFacts(("last dims", "statistics"), statistics=_mean_and_variance),
-)
-declare("rms_norm", OperatorFacts(("last dims",)))
+declare("group_norm instance_norm", sample_norm(("statistics",), family=GROUP_NORM))
+declare("layer_norm", sample_norm(("last dims", "statistics"), family=LAYER_NORM))
+declare("rms_norm", OperatorFacts(("last dims",), family=LAYER_NORM))
 
 
 def _order_of(node: Node) -> int:
@@ -218,16 +166,23 @@ declare(
     "any all index_select index_fill",
     OperatorFacts(("channels",)),
 )
-declare("softmax log_softmax", OperatorFacts(("channels", "softmax")))
-declare("cat concat concatenate stack slice_scatter", OperatorFacts(("joined",)))
-declare("gather take_along_dim scatter scatter_add scatter_reduce", OperatorFacts(("joined",)))
+declare(
+    "softmax log_softmax",
+    OperatorFacts(("channels", "softmax"), kernel=_SOFTMAX, family=SOFTMAX, keeps="value"),
+)
+joined = functools.partial(OperatorFacts, ("joined",))
+declare("cat", joined(keeps="nothing", int8=f"{_INT8}cat"))
+declare("concat stack", joined(keeps="nothing"))
+declare("concatenate slice_scatter", joined())
+declare("gather take_along_dim scatter scatter_add scatter_reduce", joined())
 declare("index embedding", OperatorFacts(("indexed",)))
 declare("cosine_similarity", OperatorFacts(("compared",)))
 declare("unbind select count_nonzero", OperatorFacts(("channels",), drops=True))
 declare("flip", OperatorFacts(("channels",), "dims", moves=True))
-reduced = functools.partial(OperatorFacts, ("channels", "reduction"))
-declare("sum mean prod logsumexp", reduced(reduction=lambda node: 1))
-declare("amax amin", reduced(reduction=lambda node: 2))
+reduced = functools.partial(OperatorFacts, ("channels", "reduction"), kernel=_REDUCTION)
+declare("sum prod logsumexp", reduced(reduction=lambda node: 1))
+declare("mean", reduced(reduction=lambda node: 1, int8=f"{_INT8}mean"))
+declare("amax amin", reduced(reduction=lambda node: 2, has_kinks=True))
 
 
 def _extremes(node: Node) -> int:
@@ -242,14 +197,16 @@ def _extremes(node: Node) -> int:
 
 declare(
     "max min",  # of channels, of everything, or of two maps
-    OperatorFacts(("channels", "pointwise", "reduction"), reduction=_extremes),
+    OperatorFacts(
+        ("channels", "pointwise", "reduction"),
+        reduction=_extremes,
+        kernel=_REDUCTION,
+        has_kinks=True,
+    ),
 )
 declare("argmax argmin", reduced(reduction=_extremes))
 declare("var std var_mean std_mean", reduced(reduction=lambda node: 2))
 declare("linalg_vector_norm norm", reduced(reduction=_order_of))
-pooled = functools.partial(OperatorFacts, ("reduction", "window"), "output_size")
-declare("adaptive_avg_pool2d", pooled(reduction=lambda node: 1, window=WindowFacts(windows.bins)))
-declare("adaptive_max_pool2d", pooled(reduction=lambda node: 3, window=WindowFacts(windows.bins)))
 
 
 def _drops_weights(node: Node) -> bool:
@@ -264,9 +221,13 @@ declare(
         product=products.linear,
         weight_channels=0,
         fused="fused_linear",
+        int8=f"{_INT8}linear",
     ),
 )
-declare("fused_linear", product(multiplies="output", product=products.linear))
+declare(
+    "fused_linear",
+    product(multiplies="output", product=products.linear, int8=f"{_INT8}linear"),
+)
 declare("matmul mm mv bmm addmm baddbmm", product(product=products.matmul))
 declare("einsum", product(product=products.einsum))
 declare("tensordot", product(product=products.tensordot))
@@ -302,10 +263,6 @@ declare(
     moved(("permuted",)),
 )
 declare("repeat tile", OperatorFacts(("repeated",), moves=True))
-declare(
-    "repeat_interleave",
-    OperatorFacts(("channels", "window"), window=WindowFacts(windows.interleave), moves=True),
-)
 declare("expand", OperatorFacts(("expanded",), moves=True))
 
 declare("alias", OperatorFacts(same_value=True, view=True))
@@ -321,7 +278,8 @@ declare(
     "rand_like randn_like randint_like bernoulli uniform normal_functional exponential random",
     drawn(random=_draws, ends_gradient=True),
 )
-declare("rrelu rrelu_with_noise_functional", drawn(random=_draws))
+declare("rrelu", drawn(random=_draws, has_kinks=True))
+declare("rrelu_with_noise_functional", drawn(random=_draws))
 declare("rand randn randint normal", drawn(tiling=(), random=_draws, ends_gradient=True))
 declare("lstm gru rnn_tanh rnn_relu", OperatorFacts(random=_drops_between_layers))
 declare(

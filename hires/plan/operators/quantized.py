@@ -11,10 +11,12 @@ Input and output of ``q_dynamic_linear`` are real numbers: it quantises the rows
 
 from __future__ import annotations
 
+from typing import Any
+
 from hires.plan.graph import Graph, Node
 from hires.plan.operators import products, windows
-from hires.plan.operators.operator_facts import OperatorFacts, WindowFacts, declare
-from hires.plan.operators.operator_table import pointwise, windowed
+from hires.plan.operators.operator_facts import OperatorFacts, WindowFacts, declare, windowed
+from hires.plan.operators.operator_table import pointwise
 from hires.plan.tiling import Axes
 
 BORDER = "zero_point"
@@ -35,39 +37,78 @@ def resampled(node: Node, shape: list[int], graph: Graph) -> Axes | None:
     return how(like, shape, graph)
 
 
-declare("quantize dequantize q_requantize q_add q_mul q_table", pointwise(quantized=True))
+_KERNELS = "hires.parallel.quantized_kernels:"
+
+
+def _own(name: str, **facts: Any) -> OperatorFacts:
+    return pointwise(quantized=True, own=f"{_KERNELS}{name}", **facts)
+
+
+declare("quantize", _own("quantize", only_converts=True, rounds=True))
+declare("dequantize", _own("dequantize", only_converts=True))
+declare("q_requantize", _own("requantize", kernel_per_shape=True))
+declare("q_add", _own("add", kernel_per_shape=True))
+declare("q_mul", _own("multiply"))
+declare("q_table", _own("looked_up"))
 declare(
     "q_conv2d",
     windowed(
-        window=WindowFacts(windows.convolution, ring=BORDER, pads=True, strips=True),
+        WindowFacts(
+            windows.convolution, f"{_KERNELS}convolution", ring=BORDER, pads=True, strips=True
+        ),
+        packs=f"{_KERNELS}packed_convolution",
         multiplies="output",
         beside="other",
         overwritable=True,
         quantized=True,
+        kernel_per_shape=True,
     ),
 )
 declare(
     "q_conv_transpose2d",
-    windowed(window=WindowFacts(transposed, ring=BORDER), multiplies="input", quantized=True),
+    windowed(
+        WindowFacts(transposed, f"{_KERNELS}conv_transpose", ring=BORDER),
+        packs=f"{_KERNELS}packed_transposed",
+        multiplies="input",
+        quantized=True,
+        kernel_per_shape=True,
+    ),
 )
 declare(
     "q_avg_pool2d",
-    windowed(window=WindowFacts(windows.pool, ring=BORDER, pads=True), quantized=True),
+    windowed(
+        WindowFacts(windows.pool, f"{_KERNELS}avg_pool", ring=BORDER, pads=True), quantized=True
+    ),
 )
-declare("q_interpolate", windowed(window=WindowFacts(resampled), quantized=True))
 declare(
-    "q_linear q_dynamic_linear",
-    OperatorFacts(
+    "q_interpolate",
+    windowed(WindowFacts(resampled, f"{_KERNELS}interpolate"), quantized=True),
+)
+
+
+def _linear(name: str, **facts: Any) -> OperatorFacts:
+    return OperatorFacts(
         ("product",),
         multiplies="output",
         product=products.quantized_linear,
         quantized=True,
-    ),
-)
+        own=f"{_KERNELS}{name}",
+        packs=f"{_KERNELS}packed_linear",
+        kernel_per_shape=True,
+        **facts,
+    )
+
+
+declare("q_linear", _linear("linear"))
+declare("q_dynamic_linear", _linear("dynamic_linear", rounds=True))
 # A sum, or its upper and its lower digits where fp32 does not hold it exactly.
 declare(
     "q_mean",
     OperatorFacts(
-        ("channels", "reduction"), reduction=lambda node: int(node.args["parts"]), quantized=True
+        ("channels", "reduction"),
+        reduction=lambda node: int(node.args["parts"]),
+        kernel=f"{_KERNELS}tiled_mean",
+        own=f"{_KERNELS}whole_mean",
+        quantized=True,
     ),
 )

@@ -24,8 +24,7 @@ from hires.core.precisions import INT8
 from hires.core.registry import offer
 from hires.core.store.frozen import digest
 from hires.plan.graph import INPUT, Graph, Node
-from hires.plan.operators.operator_facts import CONVERTS, facts_of
-from hires.plan.passes import int8_rules  # noqa: F401, it registers the rules
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.passes.int8_state import UINT8, Quantiser, is_linear
 from hires.plan.rules import CROP, GATHER
 from hires.quant.affine import Affine
@@ -149,7 +148,7 @@ def int8_operators(graph: Graph) -> dict[str, Node]:
     for node in graph.nodes:
         facts = facts_of(node.kind)
         joins = node.dtype == UINT8 and not (facts.moves or facts.view)  # under its own kind
-        if (facts.quantized or joins) and node.kind not in CONVERTS:
+        if (facts.quantized or joins) and not facts.only_converts:
             operator = _INNER.sub("", node.name)
             made.setdefault(operator if operator in graph.by_name else node.name, node)
     return made

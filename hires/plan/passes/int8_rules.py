@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from hires.core.config.precision_config import DYNAMIC
 from hires.plan.graph import Node
-from hires.plan.operators.activations import FUNCTIONS, Activation, unfused
+from hires.plan.operators.activations import Activation, unfused
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.operator_table import has_stored_statistics
 from hires.plan.operators.windows import pair
@@ -26,7 +26,7 @@ from hires.plan.passes.int8_arithmetic import (
     sum_before,
     table_of,
 )
-from hires.plan.passes.int8_state import FOLLOWS, RULES, QuantisedValue, Quantiser, StaysFloat
+from hires.plan.passes.int8_state import FOLLOWS, QuantisedValue, Quantiser, StaysFloat
 from hires.plan.passes.int8_tensors import layer_tensors, row_tensors, weight_form
 from hires.quant.affine import LAST, MOST_PRODUCTS, Affine
 
@@ -87,9 +87,8 @@ def _by_table(
     q.emit(node, "q_table", {"input": source.ref, "table": table}, to)
 
 
-@RULES.register("conv2d")
-@RULES.register("fused_conv2d")
-def _convolution(q: Quantiser, node: Node) -> None:
+def convolution(q: Quantiser, node: Node) -> None:
+    """Computes a convolution with what follows it."""
     args, other = node.args, None
     x, weight = q.integers(_value(args["input"])), args["weight"].get("param")
     if weight is None:
@@ -119,8 +118,8 @@ def _convolution(q: Quantiser, node: Node) -> None:
     _layer(q, node, "q_conv2d", args_of, affine)
 
 
-@RULES.register("conv_transpose2d")
-def _transposed(q: Quantiser, node: Node) -> None:
+def transposed(q: Quantiser, node: Node) -> None:
+    """Computes a transposed convolution."""
     args = node.args
     x, weight = q.integers(_value(args["input"])), args["weight"].get("param")
     if weight is None or len(node.shape or []) != 4:
@@ -150,8 +149,7 @@ def _transposed(q: Quantiser, node: Node) -> None:
     _layer(q, node, "q_conv_transpose2d", args_of, affine)
 
 
-@RULES.register("batch_norm")
-def _norm(q: Quantiser, node: Node) -> None:
+def norm(q: Quantiser, node: Node) -> None:
     """A norm with stored statistics multiplies every channel, as a convolution of each does."""
     own = constant_params(node, q.graph, *NORM_ROLES)
     if not has_stored_statistics(node) or own is None:
@@ -164,8 +162,7 @@ def _norm(q: Quantiser, node: Node) -> None:
     _by_channel(q, as_fused, {"make": "norm_weight", **common}, channels)
 
 
-@RULES.register("fused_norm")
-def _fused_norm(q: Quantiser, node: Node) -> None:
+def fused_norm(q: Quantiser, node: Node) -> None:
     """The same with an activation behind it."""
     scale = q.graph.params[node.args["weight"]["param"]]
     _by_channel(q, node, {**(scale.recipe or {}), "make": "norm_weight"}, scale.shape)
@@ -186,12 +183,11 @@ def _by_channel(q: Quantiser, node: Node, recipe: Args, channels: list[int]) -> 
         "groups": channels[0],
         "activation": node.args.get("activation"),
     }
-    _convolution(q, dataclasses.replace(node, op="conv2d.default", args=as_layer))
+    convolution(q, dataclasses.replace(node, op="conv2d.default", args=as_layer))
 
 
-@RULES.register("linear")
-@RULES.register("fused_linear")
-def _linear(q: Quantiser, node: Node) -> None:
+def linear(q: Quantiser, node: Node) -> None:
+    """Computes a linear layer."""
     weight, bias = (node.args.get(name) or {} for name in ("weight", "bias"))
     if "value" in weight or "value" in bias:
         _refuse(f"its {'weight' if 'value' in weight else 'bias'} is computed")
@@ -215,8 +211,8 @@ def _linear(q: Quantiser, node: Node) -> None:
     _layer(q, node, "q_linear", args_of, affine)
 
 
-@RULES.register("avg_pool2d")
-def _avg_pool(q: Quantiser, node: Node) -> None:
+def avg_pool(q: Quantiser, node: Node) -> None:
+    """Computes an average pool."""
     x, args = q.only_input(node), node.args
     if len(node.shape or []) != 4:
         _refuse(FOLLOWS)
@@ -227,16 +223,16 @@ def _avg_pool(q: Quantiser, node: Node) -> None:
     q.emit(node, "q_avg_pool2d", {**made, "offset": float(affine.zero_point), **ALL}, affine)
 
 
-@RULES.register("adaptive_avg_pool2d")
-def _adaptive_pool(q: Quantiser, node: Node) -> None:
+def adaptive_pool(q: Quantiser, node: Node) -> None:
+    """Computes a mean of the image."""
     if node.shape is not None and node.shape[2:] == [1, 1]:
         _mean_of(q, node, [2, 3], keepdim=True)
     else:
-        _mixed(q, node)
+        mixed(q, node)
 
 
-@RULES.register("mean")
-def _mean(q: Quantiser, node: Node) -> None:
+def mean(q: Quantiser, node: Node) -> None:
+    """Computes a mean of rows and columns."""
     dims, rank = node.args.get("dim"), len(q.graph.shape(node.inputs[0]))
     of_pixels = {4: [2, 3], 3: [1]}.get(rank)  # of a map (n, C, H, W), or of tokens (n, H W, C)
     if not isinstance(dims, list) or sorted(dim % rank for dim in dims) != of_pixels:
@@ -256,11 +252,8 @@ def _mean_of(q: Quantiser, node: Node, dims: list[int], keepdim: bool) -> None:
     q.emit(node, "q_mean", made, affine)
 
 
-@RULES.register("upsample_bilinear2d")
-@RULES.register("_upsample_bilinear2d_aa")
-@RULES.register("upsample_bicubic2d")
-@RULES.register("_upsample_bicubic2d_aa")
-def _mixed(q: Quantiser, node: Node) -> None:
+def mixed(q: Quantiser, node: Node) -> None:
+    """Computes an interpolation."""
     x, args = q.only_input(node), node.args
     if len(node.shape or []) != 4:
         _refuse(FOLLOWS)
@@ -271,8 +264,7 @@ def _mixed(q: Quantiser, node: Node) -> None:
     q.emit(node, "q_interpolate", {**made, **rescaled(x.affine, affine), **ALL}, affine)
 
 
-@RULES.register("moves")
-def _moved(q: Quantiser, node: Node) -> None:
+def moved(q: Quantiser, node: Node) -> None:
     """An operator that selects integers without changing them."""
     x, args = q.only_input(node), {**node.args}
     args[next(iter(args))] = x.ref
@@ -284,11 +276,8 @@ def _moved(q: Quantiser, node: Node) -> None:
     q.emit(node, node.op, args, x.affine)
 
 
-@RULES.register("relu")
-@RULES.register("relu6")
-@RULES.register("hardtanh")
-@RULES.register("clamp")
-def _clamp(q: Quantiser, node: Node) -> None:
+def clamp(q: Quantiser, node: Node) -> None:
+    """Computes a clamp, or a ReLU, by other bounds."""
     x, activation = q.only_input(node), _activation_of(node)
     ends = clamp_of(activation) if activation else None
     if ends is None:
@@ -303,15 +292,12 @@ def _activation_of(node: Node) -> Activation | None:
     return None if describe is None else describe(node)
 
 
-def _activation(q: Quantiser, node: Node) -> None:
+def activation(q: Quantiser, node: Node) -> None:
+    """Computes an activation by a table."""
     x, affine, activation = q.only_input(node), q.values.get(node.name), _activation_of(node)
     if affine is None or activation is None:
         _refuse("its value has no scale")
     _by_table(q, node, activation, x, affine)
-
-
-for _name in FUNCTIONS:
-    RULES.register(_name)(_activation)
 
 
 def _operands(node: Node) -> list[str]:
@@ -320,8 +306,8 @@ def _operands(node: Node) -> list[str]:
     return [one["value"] for one in operands if isinstance(one, dict) and "value" in one]
 
 
-@RULES.register("add")
-def _add(q: Quantiser, node: Node) -> None:
+def add(q: Quantiser, node: Node) -> None:
+    """Computes a sum of two maps."""
     names = _operands(node)
     if len(names) < 2 or node.args.get("alpha", 1) != 1:
         _refuse("it adds no two maps")
@@ -337,8 +323,8 @@ def _add(q: Quantiser, node: Node) -> None:
     q.emit(node, "q_add", made, affine)
 
 
-@RULES.register("mul")
-def _product(q: Quantiser, node: Node) -> None:
+def mul(q: Quantiser, node: Node) -> None:
+    """Computes a product of two maps, or with one number for each channel."""
     affine, factor = q.values.get(node.name), node.args["other"]
     if isinstance(factor, (int, float)):
         x = q.only_input(node)
@@ -369,8 +355,8 @@ def _product(q: Quantiser, node: Node) -> None:
     q.emit(node, "q_mul", made, affine)
 
 
-@RULES.register("cat")
-def _cat(q: Quantiser, node: Node) -> None:
+def cat(q: Quantiser, node: Node) -> None:
+    """Computes maps one behind the other, at one scale."""
     names = [one["value"] for one in node.args["tensors"] if "value" in one]
     if len(names) < len(node.args["tensors"]) or q.numbers.keys().isdisjoint(names):
         _refuse(FOLLOWS)

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 from hires.core.config.precision_config import DYNAMIC, STATIC
 from hires.core.errors import ConfigError
-from hires.core.registry import Registry
 from hires.plan.conversions import renamed
 from hires.plan.graph import INPUT, Graph, Node, Parameter
-from hires.plan.operators.operator_facts import facts_of
+from hires.plan.operators.operator_facts import facts_of, imported
 from hires.plan.passes.fuse import edited
 from hires.quant.affine import FACTOR_LIMIT, Affine
 
@@ -50,8 +49,14 @@ class StaysFloat(Exception):  # noqa: N818 an answer, no failure
 Rule = Callable[["Quantiser", Node], None]
 """Appends what computes a node with integers; StaysFloat: it cannot."""
 
-RULES: Registry[Rule] = Registry("int8 rule")
-"""Operator -> its rule."""
+_MOVED = "hires.plan.passes.int8_rules:moved"
+
+
+def rule_of(node: Node) -> Rule | None:
+    """Returns the rule of an operator, of which those that move numbers share one; None: none."""
+    facts = facts_of(node.kind)
+    rule: Rule | None = imported(facts.int8 or (_MOVED if facts.moves else None))
+    return rule
 
 
 def is_linear(node: Node) -> bool:
@@ -101,9 +106,10 @@ class Quantiser:
         """Computes a node with integers by its rule; returns why it cannot, else nothing."""
         if reason := self._why_float(node):
             return reason
-        num_nodes, params = len(self.nodes), set(self.params)
+        num_nodes, params, rule = len(self.nodes), set(self.params), rule_of(node)
+        assert rule is not None
         try:
-            RULES[self._rule_name(node)](self, node)
+            rule(self, node)
         except StaysFloat as error:  # what its rule has appended is dropped
             gone = {made.name for made in self.nodes[num_nodes:]}
             del self.nodes[num_nodes:]
@@ -186,16 +192,10 @@ class Quantiser:
         self.params[name] = Parameter(shape, dtype, False, recipe=recipe)
         return {"param": name}
 
-    def _rule_name(self, node: Node) -> str:
-        facts = facts_of(node.kind)
-        if node.kind in RULES:
-            return node.kind
-        return "moves" if facts.moves else ""
-
     def _why_float(self, node: Node) -> str:
         if node.name in self.kept:
             return self.kept[node.name]
-        if not self._rule_name(node):
+        if rule_of(node) is None:
             return f"{node.kind} has no rule for 8-bit integers"
         if node.shape is None or node.name not in self.graph.of_images:
             return "it is no map of the image"

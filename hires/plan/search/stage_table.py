@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from hires.plan.event import BYTES
 from hires.plan.graph import INPUT, Graph, Node
-from hires.plan.operators.operator_facts import KEEPS_NOTHING, KEEPS_VALUE, facts_of
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.simulation.simulate import Link
 from hires.plan.tiling import area, intersect, need_of, own_rects
 
@@ -146,9 +146,9 @@ def kept_values(graph: Graph) -> dict[str, float]:
             continue
         facts = facts_of(node.kind)
         learns = any(graph.params[name].trainable for name in node.params)
-        if node.kind in KEEPS_VALUE:
+        if facts.keeps == "value":
             read = [node.name]
-        elif facts.view or node.kind in KEEPS_NOTHING or facts.moves or not facts.tiling:
+        elif facts.view or facts.keeps == "nothing" or facts.moves or not facts.tiling:
             read = []
         elif facts.multiplies or facts.statistics is not None:
             read = [*node.inputs] if learns or graph.needs_grad(node.inputs[0]) else []

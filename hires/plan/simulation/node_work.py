@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from hires.plan.event import BYTES
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.operators.operator_facts import (
-    CLASSES,
     CONV,
     CONV_1X1,
     COPY,
@@ -109,8 +108,8 @@ def family_of(graph: Graph, node: Node, facts: OperatorFacts | None = None) -> s
         return CONV_1X1 if math.prod(weight[2:]) == 1 else CONV
     if facts.product is not None:
         return PRODUCT
-    if node.kind in CLASSES:
-        return CLASSES[node.kind]
+    if facts.family:
+        return facts.family
     if "upsample" in node.kind:
         return RESIZE
     if "reduction" in facts.tiling:
