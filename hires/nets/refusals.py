@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
-from torch.overrides import TorchFunctionMode
 
 from hires.core.errors import ConfigError
 
@@ -92,9 +91,11 @@ def traceable(model: nn.Module, training: bool) -> Iterator[None]:
         if reads or any(pickle.dumps(one) != before for one, before in states):
             raise ConfigError(_DRAWS)
 
+    refusal = mock.patch.object(Tensor, "register_hook", _refuse_hook)
+    hooks = refusal if training else contextlib.nullcontext()
     handles = model.register_forward_pre_hook(begin), model.register_forward_hook(end)
     try:
-        with draws, _own_functions() as functions, _TensorHooks(training):
+        with draws, hooks, _own_functions() as functions:
             yield
     finally:
         for handle in handles:
@@ -106,17 +107,8 @@ def traceable(model: nn.Module, training: bool) -> Iterator[None]:
         raise ConfigError(_STATE.format(changed[0]))
 
 
-class _TensorHooks(TorchFunctionMode):
-    def __init__(self, refuses: bool) -> None:
-        super().__init__()
-        self.refuses = refuses
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if self.refuses and func is Tensor.register_hook:
-            raise ConfigError(_GRADIENT.format("a hook on a tensor (register_hook)"))
-        return func(*args, **(kwargs or {}))
+def _refuse_hook(tensor: Tensor, hook: Any) -> None:
+    raise ConfigError(_GRADIENT.format("a hook on a tensor (register_hook)"))
 
 
 @contextlib.contextmanager

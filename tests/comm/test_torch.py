@@ -23,10 +23,12 @@ from hires.core.config.run_config import RunConfig
 from hires.core.ranks import mpi_library, mpi_starter
 from tests.helpers.mpi_ranks import run_mpi
 from tests.helpers.patience import PATIENCE_S
+from tests.helpers.pool import preload
 from tests.helpers.ranks import run_ranks
 from tests.helpers.torch_scripts import SCRIPTS, run_scripts
 
 ROOT = Path(__file__).resolve().parents[2]
+preload("tests.helpers.torch_scripts")
 OF_GLOO = {"operations": ["all_reduce", "all_gather", "send"], "route": "gloo"}
 IN_MEMORY = {"format": 2, "rules": [OF_GLOO], "default": "shm"}
 SMALL = {"operations": ["all_reduce"], "max_bytes": 512, "route": "mpi"}

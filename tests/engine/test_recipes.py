@@ -17,8 +17,11 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import hires
 from hires.core.ranks.world import World
 from tests.helpers.library_page import example
+from tests.helpers.pool import preload
 from tests.helpers.ranks import run_ranks
 from tests.helpers.shard_jobs import network, torch_world
+
+preload("monai.networks.nets", "tests.helpers.shard_jobs")
 
 
 def infer_with_monai(world: World) -> list[float]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.library_jobs import refused, unchanged
+from tests.helpers.pool import preload
 from tests.helpers.ranks import run_ranks
 from tests.helpers.shard_jobs import (
     plain_steps,
@@ -21,6 +22,7 @@ from tests.helpers.shard_jobs import (
 )
 
 pytestmark = pytest.mark.dist
+preload("tests.helpers.shard_jobs", "tests.helpers.library_jobs")
 
 TRAININGS: dict[str, dict[str, Any]] = {
     "windows, and whole maps": {"net": "whole", "image": [16, 9], "mesh": [1, 2], "windows": True},

@@ -34,9 +34,20 @@ KEPT = 8
 """Ranks that wait for jobs; more of a larger world end with it."""
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["torch._dynamo", "torch.distributed", "hires.worker", "pytest", "tests.helpers.rank_server"]
-)
+_modules = ["torch._dynamo", "torch.distributed", "hires.worker", "pytest"]
+_modules.append("tests.helpers.rank_server")
+
+
+def preload(*modules: str) -> None:
+    """Lets the fork server import what every rank of a file of tests would import, once.
+
+    A file calls it as it is imported: the server starts with the first rank.
+    """
+    _modules[-1:-1] = modules  # before what sets aside all that was imported
+    _context.set_forkserver_preload(_modules)
+
+
+preload()
 
 
 @dataclass(frozen=True)

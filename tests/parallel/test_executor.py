@@ -16,9 +16,11 @@ from hires.plan.program import events
 from hires.plan.proof.prove import creation
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.logged_steps import logged_step
+from tests.helpers.pool import preload
 from tests.helpers.ranks import run_ranks
 
 pytestmark = pytest.mark.dist
+preload("tests.helpers.logged_steps")
 BLOCK = {"checkpoint": "block"}
 FUSED = {"stages": 2, "spatial_stages": 2, "halo": {"fuse": 3, "overlap": "on"}}
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

@@ -9,8 +9,10 @@ import pytest
 import yaml
 
 from tests.helpers.layouts import verified
+from tests.helpers.pool import preload
 
 pytest.importorskip("monai.networks.nets")
+preload("monai.networks.nets")
 
 NETWORKS = yaml.safe_load(Path(__file__).with_name("public_networks.yaml").read_text())
 LAYOUTS: list[dict[str, Any]] = [

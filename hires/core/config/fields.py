@@ -125,7 +125,7 @@ class Section:
             readers = field.metadata.get("of", ())
             key, _, _ = readers[0].rpartition("=") if readers else ("", "", "")
             mine = getattr(self, key or "name", None)
-            is_known = key or mine in names_of(type(self))
+            is_known = key or mine in names_of(typing.cast(Any, type(self)))
             if not readers or field.name not in keys or not is_known:
                 continue
             values = [one.rpartition("=")[2] for one in readers]
@@ -197,6 +197,7 @@ def span(facts: Mapping[str, Any]) -> str:
     return ", ".join(words + ([f"below {below}"] if below is not None else []))
 
 
+@functools.cache
 def names_of(section: type[Section]) -> list[str]:
     """Returns the values of a section's ``name`` of which it is said what they read."""
     fields = dataclasses.fields(typing.cast(Any, section))
@@ -303,7 +304,7 @@ def build(cls: type[T], values: Any, prefix: str = "", usable: bool = False) -> 
     if not isinstance(values, dict):
         raise ConfigError(f"{whole} must hold keys, not {values!r}")
     names = names or [field.name for field in dataclasses.fields(typing.cast(Any, cls))]
-    hints = {name: hint for name, hint in typing.get_type_hints(cls).items() if name in names}
+    hints = {name: hint for name, hint in _hints(typing.cast(Any, cls)).items() if name in names}
     unknown = sorted(str(k) for k in values if k not in hints)
     if unknown and not usable:
         inside = [
@@ -330,6 +331,11 @@ def build(cls: type[T], values: Any, prefix: str = "", usable: bool = False) -> 
     problems.done()
     assert built is not None
     return built
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def _typed(hint: Any, item: Any, key: str, usable: bool) -> Any:
