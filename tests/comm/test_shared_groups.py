@@ -10,6 +10,7 @@ import random
 import re
 import signal
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -116,11 +117,16 @@ def killed(world: World, backend: str) -> list[str]:
     """Returns how each kind of wait ended for a rank whose peer was killed in the meantime."""
     if world.rank == 1:  # a process of its own, so that this one can answer
         if not (child := os.fork()):
-            comm.init([backend], world=world, timeout_s=60)
-            comm.new_group()
-            comm.barrier()
-            os.kill(os.getpid(), signal.SIGKILL)
-        os.waitpid(child, 0)
+            try:
+                comm.init([backend], world=world, timeout_s=PATIENCE_S)
+                comm.new_group()
+                comm.barrier()
+                os.kill(os.getpid(), signal.SIGKILL)
+            finally:
+                traceback.print_exc()
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status), status
         return []
     comm.init([backend], world=world, timeout_s=PATIENCE_S)
     group, numbers = comm.new_group(), torch.zeros(100_000)
