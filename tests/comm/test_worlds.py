@@ -289,6 +289,21 @@ def test_patience_with_slow_disks_does_not_wait_an_hour_for_a_rank_that_does_not
     assert "rank 1" in error
 
 
+def late_in_patience(world: World) -> int:
+    """Returns what the ranks agree on; rank 1 is busy with a file for longer than the limit."""
+    comm.init(["gloo"], world=world, timeout_s=1.0)
+    comm.max_all(0, patient=True)
+    time.sleep(2.0 * world.rank)
+    largest = comm.max_all(world.rank, patient=True)
+    comm.shutdown()
+    return largest
+
+
+@pytest.mark.dist
+def test_rank_at_a_large_file_may_take_longer_than_the_limit():
+    assert run_ranks(late_in_patience, 2) == [1, 1]
+
+
 # ---- one rank, with stand-ins for backends
 
 

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from hires import comm
 from hires.cli.data_keys import with_classes
 from hires.core.config.run_config import RunConfig
 from hires.core.epoch_lines import line_text
 from hires.core.errors import ConfigError, PlanError
 from hires.core.evaluation_summary import PIXELS
+from hires.core.ranks.world import World
 from hires.core.store import checkpoints, records
 from hires.core.store.network_weights import find_weights
 from hires.core.store.step_lines import ENDED_LINE
+from hires.engine.epochs import Epochs
+from hires.parallel.executor import Executor, StepResult
 from hires.plan.validation import evaluation_of
 from tests.helpers.evaluations import UNET, expected
 from tests.helpers.layouts import config_of, plan_of
-from tests.helpers.saved import attempt, lines_of, losses, run_folder, tensors_at
+from tests.helpers.ranks import run_ranks
+from tests.helpers.saved import attempt, lines_of, losses, numbered, run_folder, tensors_at
 
 pytestmark = pytest.mark.dist
 
@@ -87,6 +93,26 @@ def test_best_checkpoint_is_kept_and_found(tmp_path: Path):
     assert find_weights(str(path)).path == checkpoints.place(path, 9)
 
 
+def recorders(world: World, folder: str) -> list[bool]:
+    """Runs an attempt; returns whether the rank's status is of the step that runs, for each."""
+    seen, whole = list[bool](), Executor.step
+
+    def step(executor: Executor, *args: Any, **keys: Any) -> StepResult:
+        seen.append(comm.activity.recorder is executor.recorder)
+        return whole(executor, *args, **keys)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Executor, "step", step)
+        assert numbered(world, folder, 0) == 0
+    return seen
+
+
+def test_status_of_a_rank_is_of_the_step_that_runs(tmp_path: Path):
+    path = run_folder(tmp_path, training())
+    evaluations = 3 * 3  # of 12 images each
+    assert run_ranks(recorders, 1, str(path)) == [[True] * (6 + evaluations)]
+
+
 def test_training_without_progress_ends_early_and_says_why(tmp_path: Path):
     keys = {"optimizer": {"lr": 1e-30, "weight_decay": 0.0}, "steps": 20}
     wanted = {"every": 2, "metric": "top1", "patience": 2, "min_delta": 0.9}
@@ -110,6 +136,18 @@ def test_epochs_end_where_their_last_image_is(tmp_path: Path):
     each = [line["loss"] for line in lines_of(path, 0, "step")]
     means = [line["loss"] for line in epochs]
     assert means == pytest.approx([sum(each[:7]) / 7, sum(each[7:14]) / 7], rel=1e-12)
+
+
+def test_each_epoch_has_its_own_seconds(monkeypatch: pytest.MonkeyPatch):
+    clock_s = 100.0
+    monkeypatch.setattr("hires.engine.epochs.time", SimpleNamespace(perf_counter=lambda: clock_s))
+    counted, noted = Epochs(training(steps=9), 12, 0), []
+    for step in range(6):
+        clock_s += step
+        noted.append(counted.add(step, float(step)))
+    first, second = filter(None, noted)
+    assert (first["epoch_s"], first["left_s"]) == (0 + 1 + 2, 3 * 2.0)
+    assert (second["epoch_s"], second["left_s"]) == (3 + 4 + 5, 12 * 1.0)
 
 
 PAIRS = {

@@ -143,7 +143,14 @@ def test_job_that_leaves_no_exit_json_has_the_end_that_slurm_tells(
         assert records.read_record(run)["state"] == state
 
 
-@pytest.mark.parametrize("answers", [(job("RUNNING"), "true", job("RUNNING")), (SILENT,)])
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (job("RUNNING"), "true", job("RUNNING")),
+        ("true", job("PENDING"), "true", job("RUNNING")),
+        (SILENT,),
+    ],
+)
 def test_one_odd_answer_or_none_is_no_verdict(run, squeue, answers):
     squeue(*answers)
     assert waited(run, lambda: end(run, 0, "done"))[0].state == "done"

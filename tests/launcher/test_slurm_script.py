@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -278,3 +280,18 @@ def test_arrays_share_the_limit_of_their_command(tmp_path, path):
     lines = (path / "arrays").read_text().splitlines()
     assert lines[:4] == [waits, f"{array}%3", f"{waits},afterany:7", f"{array}%3"]
     assert lines[4:] == [waits, array] * 2
+
+
+def test_runs_that_ask_for_other_modules_are_arrays_of_their_own(tmp_path, path):
+    command(path, "sbatch", "echo 7")
+    wanted = []
+    for number, modules in enumerate((["cuda/12"], ["cuda/13"])):
+        made = dataclasses.replace(
+            config(), seed=number, results=str(tmp_path), cluster=ClusterConfig(modules=modules)
+        )
+        argv = ("hires", "run")
+        wanted.append(FrozenRun(rundir.freeze(made, {"world": 1}, argv), argv, made))
+    assert all(one.job for one in submit_all(wanted, SubmitOptions(["hires"])))
+    scripts = sorted(tmp_path.glob("default/arrays/*/job.sbatch"))
+    loads = [re.findall(r"cuda/1[23]", script.read_text()) for script in scripts]
+    assert [{*words} for words in loads] == [{"cuda/12"}, {"cuda/13"}]

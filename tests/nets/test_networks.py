@@ -147,6 +147,9 @@ def test_maps_have_the_published_sizes():
     widths = [256, 320, 576, 576, 576, 608, 608, 1056, 1024, 1024]
     sizes = [27] * 2 + [14] * 5 + [7] * 3
     assert shapes == [[1, width, size, size] for width, size in zip(widths, sizes, strict=True)]
+    kinds = {nn.AvgPool2d: "avg", nn.MaxPool2d: "max"}
+    pools = [kinds[type(m)] for m in inception.blocks.modules() if type(m) in kinds]
+    assert " ".join(pools) == "avg avg max avg avg avg avg max avg max"
     # The published ports' pools keep an incomplete window.
     assert counter.get_total_flops() / 2 == pytest.approx(2_048e6, rel=0.04)
 

@@ -148,8 +148,9 @@ def test_seconds_between_and_beyond_points():
     seconds, mpi = MeasuredSeconds(MEASURED).seconds, Route("mpi")
     case = Case("all_reduce", 2, True, "cpu", "float", LARGE)
     assert seconds(case, mpi) == 4e-3
-    between = seconds(case._replace(num_bytes=32768), mpi)
-    assert between == pytest.approx((3e-6 * 4e-3) ** 0.5)  # halfway between the logarithms
+    for power, share in ((11, 0.1), (15, 0.5), (18, 0.8)):  # of the way between the logarithms
+        between = seconds(case._replace(num_bytes=2**power), mpi)
+        assert between == pytest.approx(3e-6 ** (1 - share) * 4e-3**share)
     assert seconds(case._replace(num_bytes=4 * LARGE), mpi) == pytest.approx(16e-3)
     assert seconds(case._replace(num_bytes=1), mpi) == 3e-6
     assert seconds(case._replace(ranks=4), mpi) == 4e-3

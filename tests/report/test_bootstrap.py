@@ -70,6 +70,10 @@ def test_steps_that_depend_on_each_other_are_drawn_in_blocks():
     assert block_length(series(rng, 500)) <= 3
     assert block_length(series(rng, 500, memory=0.9)) > 20
     assert block_length(np.ones(50)) == block_length(np.array([1.0, 2.0])) == 1
+    lengths = [
+        block_length(series(np.random.default_rng(seed), 40, memory=0.7)) for seed in range(100)
+    ]
+    assert np.mean(lengths) == pytest.approx(7.7, abs=0.5)  # Carlstein's of this memory
     long = [[Repeat("0", rng.uniform(1, 2, 50_000))] for _ in "ab"]  # they are taken in groups
     low, high = compare(*long, rng, 500).interval()
     assert low < 1 < high < 1.05

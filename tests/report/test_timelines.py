@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -154,5 +155,10 @@ def test_columns_are_time_and_measured_stands_below_planned():
     assert lines[1:3] == planned
     assert lines[4] == "measured, step 0: 6.0000 s"
     assert [line.replace(" ", "")[:8] for line in lines[5:7]] == ["rank0:F0", "rank1:.."]
+    plan = plan_of(stages=2, microbatches=2, replicas=2)
+    one = simulate(plan, EqualCosts(plan)).ranks
+    both = [*one, *(replace(spans, rank=2 + spans.rank) for spans in one)]
+    lines = [line.partition(": ")[2] for line in timeline_lines(plan, both, width=10 + 6 * 4)]
+    assert lines[1:5] == [line.partition(": ")[2] for line in 2 * planned]
     lines = timeline_lines(plan_of(), [StepSpans(0, 3, "", 0.0)], width=20)
     assert lines[4] == "  rank 0: .........."  # without spans it is idle

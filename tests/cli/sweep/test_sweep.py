@@ -209,6 +209,14 @@ def test_point_that_another_machine_runs_is_left_to_it_as_it_is(hires, fake_rank
     assert not (run / "a2").exists()
 
 
+def test_point_that_lacks_attempts_is_pending(hires, fake_ranks):
+    words = ("sweep", *SMALL, "--json")
+    assert json.loads(hires(*words).out)["points"][0]["state"] == "done"
+    begin(runs()[0], 1, host="another", boot="1", space="pid:[1]", pid=7)
+    [point] = json.loads(hires(*words, "--repeat", "2").out)["points"]
+    assert (point["state"], point["complete_attempts"]) == ("pending", [0])
+
+
 WORDS = ("sweep", *SMALL, "parallel=sp", "campaign=mend", "seed=0,1,2")
 RANKS = {str(rank): "once 1" for rank in range(2)}
 """The first attempt of seed 1 hangs until something is killed."""

@@ -82,6 +82,10 @@ def test_states_and_names_choose_what_is_run_again(hires, runs, fake_ranks):
     answer = hires("retry", "mine", "--state", "done")
     assert (answer.code, "this rank was told to fail" in answer.err) == (1, True)
     assert (ends(runs["failed"]), ends(runs["done"])) == (["failed"], ["done", "failed"])
+    fake_ranks({"0": f"picky {runs['failed'].name}"})  # of two runs the first one fails
+    names = runs["failed"].name, runs["done"].name
+    answer = hires("retry", *names, "--state", "failed,done")
+    assert (answer.code, answer.out) == (1, f"{names[0]}: failed\n{names[1]}: done\n")
     for states, text in (
         ("fialed", "--state 'fialed' is unknown; did you mean failed?"),
         ("running", "a run that is running cannot be run again"),
