@@ -70,6 +70,9 @@ def test_layouts_are_composed_of_their_words():
     for name in CHOICES["parallel"]:
         keys = choice_keys("parallel", name)
         assert from_dict({"batch": 64, "parallel": keys}).parallel.label in (name, "dp"), name
+    # One stage is no pipeline: this was sp+pp+gems.
+    both_ways = {"tiles": [2, 1], "directions": 2, "schedule": "gems_1f1b"}
+    assert from_dict({"batch": 64, "parallel": both_ways}).parallel.label == "sp+gems"
     assert choice_keys("parallel", "sp+pp+gems+dp") == {
         "name": "sp+pp+gems+dp",
         "tiles": [2, 1],

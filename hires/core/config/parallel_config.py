@@ -155,7 +155,7 @@ class ParallelConfig(Section, key="parallel", choices=_layouts(), choice_keys=la
         holds = {
             "sp": any(grid != [1, 1] for grid in self.grids),
             "lp": self.stages > 1 and not piped and (not mirrored or "lp" in given),
-            "pp": piped and (self.stages > 1 or mirrored),
+            "pp": piped and self.stages > 1,
             "gems": mirrored,
             "local_dp": self.local_dp > 1,
             "dp": self.replicas > 1,
