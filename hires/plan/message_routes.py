@@ -68,8 +68,10 @@ def group_route(
         # compares the tables, and one ends a run in which a rank could not go on.
         return Route(_fallback(plan, "cpu")) if plan.world > 1 else None
     ranks = groups(plan)[group]
-    facts = len(ranks), is_on_one_node(plan, ranks), dtype, elements * BYTES[dtype]
-    return route_of(plan, operation, *facts, is_bucket) if len(ranks) > 1 else None
+    if len(ranks) == 1:
+        return None
+    same_node, num_bytes = is_on_one_node(plan, ranks), elements * BYTES[dtype]
+    return route_of(plan, operation, len(ranks), same_node, dtype, num_bytes, is_bucket)
 
 
 def is_on_one_node(plan: Plan, ranks: Sequence[int]) -> bool:

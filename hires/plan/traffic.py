@@ -250,9 +250,11 @@ def _routes(
     is_bucket: bool = False,
 ) -> list[Route]:
     """Returns the routes of a collective of some groups, within a node first."""
-    near = sorted({is_on_one_node(plan, ranks) for ranks in groups}, reverse=True)
-    facts = dtype, size, is_bucket
-    routes = (route_of(plan, operation, len(groups[0]), one, *facts) for one in near)
+    near, ranks = {is_on_one_node(plan, ranks) for ranks in groups}, len(groups[0])
+    routes = (
+        route_of(plan, operation, ranks, one, dtype, size, is_bucket)
+        for one in sorted(near, reverse=True)
+    )
     return [*dict.fromkeys(routes)]
 
 

@@ -116,9 +116,10 @@ def fuse_norms(graph: Graph) -> Graph:
         params |= zip(names, _scale_and_shift(norm, kept, graph), strict=True)
         args = {"input": {"value": norm.inputs[0]}, "activation": activation}
         args |= {"weight": {"param": names[0]}, "bias": {"param": names[1]}}
-        facts = norm.shape, norm.dtype, norm.layer
         nodes |= {norm.name: None}
-        nodes[last.name] = Node(last.name, "fused_norm.default", args, *facts, norm.flops)
+        nodes[last.name] = Node(
+            last.name, "fused_norm.default", args, norm.shape, norm.dtype, norm.layer, norm.flops
+        )
     return edited(graph, nodes, params) if nodes else graph
 
 

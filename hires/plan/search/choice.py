@@ -71,12 +71,24 @@ class Option:
         KeyError, TypeError, ValueError or ConfigError: it is damaged.
         """
         candidate = candidate_of(values["keys"])
-        changed = resolve(candidate.applied(config))
-        parts = ("step_s", "computing", "waiting_for_messages", "bubble", "waiting_for_cores")
-        time = StepTime(*(float(values[part]) for part in parts))
-        sizes = values["peak_bytes"], values["memory_rehearsed"]
-        sent = values["sent_bytes"], values["messages"]
-        return Option(candidate, changed, time, *sizes, *sent, values["fits"], values["limit"])
+        time = StepTime(
+            step_s=float(values["step_s"]),
+            computing=float(values["computing"]),
+            messages=float(values["waiting_for_messages"]),
+            bubble=float(values["bubble"]),
+            crowding=float(values["waiting_for_cores"]),
+        )
+        return Option(
+            candidate,
+            resolve(candidate.applied(config)),
+            time,
+            peak_bytes=values["peak_bytes"],
+            rehearsed=values["memory_rehearsed"],
+            sent_bytes=values["sent_bytes"],
+            messages=values["messages"],
+            fits=values["fits"],
+            limit=values["limit"],
+        )
 
 
 @dataclass

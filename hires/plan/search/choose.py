@@ -281,10 +281,18 @@ class Chooser:
             choice.reasons[str(error).split(";")[0]] += 1
             self.errors[candidate] = str(error)
             return []
-        step, estimate = self.machine.step_time(plan), estimator.estimate(candidate)
-        sent = int(plan.totals.get("bytes", 0)), int(plan.totals.get("messages", 0))
-        peak = int(estimate.peak_bytes)
-        option = Option(candidate, config, step, peak, False, *sent, True, step.limit, peak)
+        step, peak = self.machine.step_time(plan), int(estimator.estimate(candidate).peak_bytes)
+        option = Option(
+            candidate,
+            config,
+            step,
+            peak_bytes=peak,
+            rehearsed=False,
+            sent_bytes=int(plan.totals.get("bytes", 0)),
+            messages=int(plan.totals.get("messages", 0)),
+            limit=step.limit,
+            estimated_bytes=peak,
+        )
         return [(option, plan)]
 
     def _with_cuts(

@@ -120,9 +120,15 @@ class Estimator:
             link = self.network.link([0, grid[0] * grid[1] - 1])
             if grid not in self._borrowed:
                 self._borrowed[grid] = borrowed_numbers(self.graph, grid)
-            of_pass = self.seconds, link, self.width, self.training
             self._tables[share] = stage_table(
-                self.graph, share, *of_pass, self._facts, self._borrowed[grid]
+                self.graph,
+                share,
+                seconds=self.seconds,
+                link=link,
+                width=self.width,
+                training=self.training,
+                every=self._facts,
+                borrowed=self._borrowed[grid],
             )
         return self._tables[share]
 
@@ -324,8 +330,12 @@ class Estimator:
         moment          ^                                    + again + beside, of the stage at work
         """
         bounds = [*itertools.pairwise(self.bounds(candidate))]
-        facts = zip(tables, bounds, self.shares(candidate), strict=True)
-        stages = [self._stage_bytes(candidate, stage, *own) for stage, own in enumerate(facts)]
+        stages = [
+            self._stage_bytes(candidate, stage, table, own_bounds, share)
+            for stage, (table, own_bounds, share) in enumerate(
+                zip(tables, bounds, self.shares(candidate), strict=True)
+            )
+        ]
         # Ranks of the same stages do the same.
         ranks = range(pipeline.num_ranks)
         alike = {tuple(of[rank] for of in pipeline.stage_of): rank for rank in ranks}

@@ -100,6 +100,7 @@ def borrowed_numbers(graph: Graph, grid: tuple[int, int]) -> list[int]:
 def stage_table(
     graph: Graph,
     share: RankShare,
+    *,
     seconds: Seconds,
     link: Link,
     width: int,

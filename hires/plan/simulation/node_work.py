@@ -89,11 +89,18 @@ def node_work(
             num_bytes += part(value) * value_bytes(graph, value, dtype)
     num_bytes += params_bytes(graph, node, dtype)
     own, family = part(node.name), family_of(graph, node, facts)
-    flops = own * _flops(graph, node, family)
-    sizes = _sizes(graph, node, family, own)
-    input_grad = any(value != INPUT and graph.needs_grad(value) for value in node.inputs)
-    pass_ = back, training, dtype
-    return NodeWork(node.kind, family, *pass_, flops, num_bytes, sizes, input_grad, shared)
+    return NodeWork(
+        node.kind,
+        family,
+        back,
+        training,
+        dtype,
+        flops=own * _flops(graph, node, family),
+        num_bytes=num_bytes,
+        sizes=_sizes(graph, node, family, own),
+        input_grad=any(value != INPUT and graph.needs_grad(value) for value in node.inputs),
+        shared=shared,
+    )
 
 
 def family_of(graph: Graph, node: Node, facts: OperatorFacts | None = None) -> str:

@@ -267,14 +267,15 @@ class _Points:
                     ready.append(reader)
             begin_s = max((end_s[other] for other in self.behind[point]), default=0.0)
             if isinstance(point, Message):
-                of_message = self.calls[point].num_bytes, self.events[point]
-                busy_s, latency_s = network.message_s(point.source, point.target, *of_message)
+                num_bytes, event = self.calls[point].num_bytes, self.events[point]
+                source, target = point.source, point.target
+                busy_s, latency_s = network.message_s(source, target, num_bytes, event)
                 begin_s = max(begin_s, *(passed_s[other] for other in served[point]), 0.0)
                 passed_s[point] = begin_s + busy_s
                 end_s[point] = passed_s[point] + latency_s
             elif isinstance(point, Meeting):
-                of_meeting = self.calls[point], self.events[point]
-                end_s[point] = begin_s + network.meeting_s(self.members[point.group], *of_meeting)
+                ranks, call = self.members[point.group], self.calls[point]
+                end_s[point] = begin_s + network.meeting_s(ranks, call, self.events[point])
             else:
                 end_s[point] = begin_s + self.seconds[point]
         assert len(end_s) == len(left), "points of a step wait for each other in a circle"

@@ -170,8 +170,8 @@ def test_options_are_ranked_and_counted():
         assert option.candidate.applied(base).parallel == option.config.parallel
     assert choice.planned == len(choice.options) + len(choice.out)
     assert choice.considered == choice.planned + choice.left + choice.reasons.total()
-    for time in (option.time for option in choice.options):
-        whole = time.computing + time.messages + time.bubble + time.crowding
+    for spent in (option.time for option in choice.options):
+        whole = spent.computing + spent.messages + spent.bubble + spent.crowding
         assert whole == pytest.approx(1)
     # None that is planned by itself is faster.
     every = (order for shape in shapes(base, 2, LAYERS) for order in orders(base, shape))
