@@ -54,6 +54,8 @@ def run(task: Mapping[str, Any], module: Any) -> int:
     result: Result | None = None
     code, last = 0, ""
     try:
+        if folder is not None:
+            make_folder(folder, OPTION)
         for measured in module.measure({**task, "before": _before(folder, task, origin)}):
             load = {"load_average": list(os.getloadavg())}
             result = {**origin, **load, **measured, "complete": False}
@@ -92,7 +94,6 @@ def _before(folder: Path | None, task: Mapping[str, Any], origin: Result) -> dic
 
 def _keep(folder: Path | None, task: Mapping[str, Any], module: Any, result: Result) -> None:
     if folder is not None:
-        make_folder(folder, OPTION)
         write_atomically(folder / f"{task['name']}.json", _json(result), option=OPTION)
         text = page(result, _tables(module, result), folder.name, str(task.get("notes", "")))
         write_atomically(folder / "README.md", text, option=OPTION)

@@ -120,9 +120,10 @@ def _message_cells(rows: Sequence[Row], ways: Sequence[str]) -> dict[str, str]:
     us = {name: f"{row['step_s']['median'] * 1e6:.1f}" for name, row in right.items()}
     wrong = {row["name"]: "WRONG" for row in rows if not row["ok"]}
     fastest = min(us, key=lambda name: float(us[name]), default="-")
-    cells, values = {"size": size(rows[0]["bytes"]), "fastest": fastest}, ["-"] * 4
+    num_bytes, values = rows[0]["bytes"], ["-"] * 4  # 0: of a barrier
+    cells = {"size": size(num_bytes) if num_bytes else "-", "fastest": fastest}
     if best := right.get(fastest):
-        rates = [f"{rate / 1e9:.3f}" for rate in best["bytes_per_s"]]
+        rates = [f"{rate / 1e9:.3f}" if rate else "-" for rate in best["bytes_per_s"]]
         values = [f"{best['step_s']['p99'] * 1e6:.1f}", *rates, str(best["step_s"]["count"])]
     cells |= dict(zip(("p99", "alg GB/s", "bus GB/s", "n"), values, strict=True))
     return {**cells, **{way: {**us, **wrong}.get(way, "-") for way in ways}}

@@ -184,7 +184,8 @@ def run_cells(
     binders = {way: _binder(way) for way in ways}
     for cell in (BenchCell(*values) for values in cells):
         buffers = BenchBuffers(cell, world.rank, world.size, str(place.torch))
-        facts = {"bytes": buffers.num_bytes, "ranks": world.size, "device": place.torch.type}
+        num_bytes = buffers.num_bytes * (cell.operation != BARRIER)
+        facts = {"bytes": num_bytes, "ranks": world.size, "device": place.torch.type}
         facts |= {**cell._asdict(), "ranks_per_node": world.local_size}
         rows: dict[str, Row] = {}
         runners: dict[str, MessageCalls] = {}

@@ -126,6 +126,8 @@ def task_of(*words, **changed):
         ("--routes mpi:segmented", "has no segment size"),
         ("--sizes 8KiB..4KiB", "--sizes 8KiB..4KiB is no size"),
         ("--routes table", "needs --table FILE"),
+        ("--hosts a,b", "--start torchrun starts ranks on this machine alone"),
+        ("--seconds 0", "--seconds 0: write a number above 0"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(words, message):

@@ -287,6 +287,7 @@ def test_bench_and_tune_become_the_benchmark_that_they_name(hires, monkeypatch):
         assert facts.items() <= json.loads(Path(str(caught.value)).read_text()).items()
     monkeypatch.undo()
     assert "\n  layouts " in hires("bench").out
+    assert "batch: 3\n" in hires("bench", "layouts", "--cfg", "job", "batch=3").out
 
 
 def test_what_a_terminal_would_obey_is_replaced_and_letters_of_all_languages_stay(monkeypatch):

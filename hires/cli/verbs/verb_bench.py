@@ -10,6 +10,7 @@ import fnmatch
 import importlib.util
 import itertools
 import json
+import math
 import os
 import shlex
 import shutil
@@ -25,8 +26,9 @@ from hires.cli.compose.compose_config import Composer, config_of
 from hires.cli.compose.overrides import key_in
 from hires.cli.data_keys import with_classes
 from hires.cli.options import JSON, Option, Parser, chosen, composing, number, option
+from hires.cli.screens.screen import print_config
 from hires.core.config.mpi_dialects import DIALECTS
-from hires.core.config.run_config import to_dict
+from hires.core.config.run_config import from_dict, to_dict
 from hires.core.errors import ConfigError
 from hires.core.python_command import module_command
 from hires.core.ranks import mpi_starter
@@ -107,6 +109,12 @@ def _ranks(text: str) -> list[int]:
     return sorted({*map(int, words)})
 
 
+def _seconds(text: str) -> float:
+    if not 0 < (seconds := float(text)) < math.inf:
+        raise ConfigError(f"--seconds {text}: write a number above 0, as 0.2")
+    return seconds
+
+
 def _starter(text: str) -> str:
     # ``auto`` is an MPI if there is one, else torchrun. Without an MPI of its own a job of Slurm
     # takes srun, which starts nothing outside of a job.
@@ -140,7 +148,7 @@ def message_options(operations: Sequence[str]) -> tuple[Option, ...]:
                choices=("cpu", "cuda"), default="cpu"),
         number("--rounds", "turns of each library in a cell", default=5),
         option("--seconds", "S", "of each library in a cell (default: 0.2)",
-               type=float, default=0.2),
+               type=_seconds, default=0.2),
         TIMEOUT,
         JSON,
     )  # fmt: skip
@@ -169,11 +177,17 @@ def main(words: Sequence[str]) -> int:
     if not words or {"--help", "-h"} & {*words}:
         PARSER.print_help()
         return 0
-    return become(composed_task(PARSER.read(words)))
+    args = PARSER.read(words)
+    task = composed_task(args)
+    if args.cfg:  # of the first row
+        return print_config(from_dict(task["rows"][0]["config"]), args.json)
+    return become(task)
 
 
 def message_task(args: Namespace, kind: str, name: str) -> dict[str, Any]:
-    """Returns a measurement of messages as plain values."""
+    """Returns a measurement of messages as plain values; ConfigError: it cannot start so."""
+    if args.hosts and not DIALECTS[args.start].hosts:
+        raise ConfigError(f"--start {args.start} starts ranks on this machine alone; use an MPI")
     values = {key: value for key, value in vars(args).items() if key not in ("argv", "rows")}
     return {**values, "kind": kind, "name": name, "command": shlex.join(args.argv)}
 
