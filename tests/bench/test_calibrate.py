@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from hires.bench import calibrate_machine as calibrate
-from hires.bench import calibration_chains as chains
 from hires.bench.bench_main import run
-from hires.bench.calibration_chains import Chain, chain_config
+from hires.bench.calibrate_machine import Chain, chain_config
 from hires.bench.calibration_times import NodeTimes, typical
 from hires.core.errors import RunError
 from hires.plan.operators.operator_facts import BATCH_NORM, CONV, CONV_1X1, POINTWISE
@@ -29,10 +28,9 @@ def cache(tmp_path, monkeypatch):
     """A cache of its own, and one small network."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("HIRES_CACHE", raising=False)
-    for module in (calibrate, chains):
-        monkeypatch.setattr(module, "CHAINS", [TINY])
-    monkeypatch.setattr(chains, "TILED", [0])
-    monkeypatch.setattr(chains, "PACE", 0)
+    monkeypatch.setattr(calibrate, "CHAINS", [TINY])
+    monkeypatch.setattr(calibrate, "TILED", [0])
+    monkeypatch.setattr(calibrate, "PACE", 0)
     return tmp_path
 
 
@@ -65,8 +63,8 @@ def test_calibration_that_fails_leaves_no_file(cache, monkeypatch):
 
 
 def test_chains_have_the_layers_that_they_describe():
-    assert all(Chain(one["words"], 10).fc.out_features == 10 for one in chains.CHAINS)
-    trained = chains.row_with_plan(chain_config(chains.CHAINS[0], "fp32", "train")).plan
+    assert all(Chain(one["words"], 10).fc.out_features == 10 for one in calibrate.CHAINS)
+    trained = calibrate.row_with_plan(chain_config(calibrate.CHAINS[0], "fp32", "train")).plan
     assert len({family_of(trained.graph, node) for node in trained.graph.nodes}) > 8
 
 
@@ -99,7 +97,7 @@ def test_samples_of_a_network_join_at_the_usual_pace_and_replace_their_own_alone
 
 def test_own_network_is_measured_in_parts_of_its_batch_and_in_tiles():
     config = chain_config({**TINY, "batch": 6}, "fp32", "train")
-    networks = chains.own_networks(dataclasses.replace(config, ranks=3))
+    networks = calibrate.own_networks(dataclasses.replace(config, ranks=3))
     assert [timed.config.batch for timed in networks if timed.ranks == 1] == [6, 3, 1]
     timed = [(timed.config.batch, timed.config.parallel) for timed in networks if timed.ranks > 1]
     cuts = [(batch, parallel.tiles, parallel.halo.fuse) for batch, parallel in timed]
