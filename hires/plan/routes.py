@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hires.core.errors import ConfigError
+from hires.core.message_backends import BACKEND_FACTS
 from hires.core.registry import offer
 from hires.core.units import parse_size
 
-BACKENDS = ("gloo", "nccl", "mpi", "shm")
-STREAMED = ("nccl",)
+BACKENDS = (*BACKEND_FACTS,)
+STREAMED = tuple(name for name in BACKENDS if BACKEND_FACTS[name].has_streams)
 """Backends whose messages pass streams of a GPU."""
-MEMORY = ("shm",)
+MEMORY = tuple(name for name in BACKENDS if BACKEND_FACTS[name].one_machine)
 """Backends that need all ranks on one machine."""
 OWN, MESSAGE, SEGMENTED, DIRECT = "collective", "message", "segmented", "direct"
 CHANNEL, FLAT = "channel", "flat"

@@ -20,12 +20,13 @@ from hires import comm
 from hires.comm.backends import group_calls
 from hires.comm.backends.backend import BACKENDS, Backend, Post
 from hires.comm.backends.fifo import JoinedWork
-from hires.comm.backends.group_calls import StreamWaits
+from hires.comm.backends.group_calls import Channels, GroupCall, StreamWaits
 from hires.comm.backends.nccl import NcclBackend
 from hires.comm.comm_world import CommWorld, Group, set_default
+from hires.comm.dispatch import plan_message
 from hires.comm.process_group import HiresProcessGroup
 from hires.core.config.run_config import to_dict
-from hires.core.errors import CommError
+from hires.core.errors import CommError, PeerError
 from hires.core.ranks.world import World
 from hires.plan.channels import channels
 from tests.helpers.jobs import verify
@@ -140,6 +141,37 @@ def test_messages_of_a_batch_and_those_that_torch_coalesces_are_one_group_call(s
     group._end_coalescing().wait()
     assert streams.texts == [["recv 1 5", "send 1 0", "recv 2 0"], ["recv 1 0", "send 2 0"]]
     assert again.tolist() == [1.0, 1.0]
+
+
+class LateWork:
+    """Messages that are complete when they are told to be; keeps the limits of its waits."""
+
+    def __init__(self) -> None:
+        self.is_done, self.limits = False, list[timedelta]()
+
+    def is_completed(self) -> bool:
+        return self.is_done
+
+    def wait(self, *limit: timedelta) -> bool:
+        self.limits += limit
+        if not self.is_done:
+            raise PeerError("it is late")
+        return True
+
+
+def test_message_on_a_channel_can_be_looked_at_and_stays_under_way_after_a_limit(streams: Streams):
+    """It had no is_completed(), and its wait took no limit."""
+    work, unit = LateWork(), GroupCall(Channels(streams, [], CPU), "a halo")
+    unit.works = [work, work]
+    call = plan_message("recv", 1, comm.default_world().all_ranks, "channel", "nccl", "")
+    handle = comm.Handle(unit, call)
+    assert not handle.is_completed()
+    with pytest.raises(CommError, match=r"a receive from rank 1 .* it is late"):
+        handle.wait(0.5)
+    assert work.limits == [timedelta(seconds=0.5)]
+    work.is_done = True
+    assert handle.is_completed()
+    assert handle.wait()
 
 
 # ---- what a stream waits for

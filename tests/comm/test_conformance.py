@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers import new_backend
 from tests.helpers.conformance import Spec, conform
 from tests.helpers.mistakes import mistake
 from tests.helpers.mpi_ranks import run_mpi
@@ -33,6 +34,7 @@ WORLDS: dict[str, tuple[int, Spec, Sequence[str]]] = {
     "shm": (3, Spec(("shm",)), ALL),
     "gloo, shm": (2, Spec(("gloo", "shm"), "shm"), ("operations", "messages", "kinds")),
     "torch over shm": (2, Spec(("shm",), through="torch"), BY_TORCH),
+    "files": (3, Spec(("files",), types=SOME), ("operations", "messages")),
     "gloo of four": (4, Spec(("gloo",), types=(torch.int16,)), ("reductions",)),
     **{name: (3, *world) for name, world in algorithms("gloo").items()},
 }
@@ -53,6 +55,27 @@ CASES = [(name, part) for name, (_, _, parts) in WORLDS.items() for part in part
 @pytest.mark.parametrize(("name", "part"), CASES, ids=[f"{one}-{part}" for one, part in CASES])
 def test_backend_conforms(name: str, part: str):
     assert [one[f"{name} {part}"] for one in wrong_in(name)] == [[]] * WORLDS[name][0]
+
+
+PLAN_OVER_FILES = """
+import hires.backends
+hires.backends.__path__.append({folder!r})
+from hires.core.config.comm_config import CommConfig
+from hires.plan.proof.prove import judged
+from hires.plan.traffic import backends_of_plan
+from tests.helpers.layouts import config_of, plan_of
+plan = plan_of(config_of(parallel={{"tiles": [2, 1]}}, comm={{"backend": "files"}}))
+assert "files" in CommConfig.choices
+assert plan.ok, plan.findings
+assert backends_of_plan(plan)[0] == "files"
+assert any(rule.route.startswith("files") for rule in plan.routes), plan.routes
+assert judged(plan).to_dict()["ok"]
+"""
+
+
+def test_new_backend_is_one_module_that_is_listed_routed_and_proved(python):
+    answer = python("-c", PLAN_OVER_FILES.format(folder=new_backend.FOLDER))
+    assert answer.code == 0, answer.err
 
 
 OVER_MPI = {

@@ -23,7 +23,7 @@ from hires.comm.backends.backend import BACKENDS
 from hires.comm.backends.null import NullBackend
 from hires.comm.backends.rendezvous import WorldMeeting
 from hires.core.config.comm_config import CommConfig
-from hires.core.errors import CommError
+from hires.core.errors import CommError, ConfigError
 from hires.core.ranks.world import World
 from hires.core.store.file_names import SECRET, attempt_dir
 from hires.plan.traffic import CALLED
@@ -360,6 +360,12 @@ def test_rank_whose_second_backend_fails_waits_for_no_other(monkeypatch):
     with pytest.raises(CommError, match="no room"):
         comm.init(["mpi", "shm"], world=WORLD, timeout_s=1.0)
     assert ends == ["alone"]
+    assert not comm.is_initialized()
+
+
+def test_check_that_is_unknown_is_refused():
+    with pytest.raises(ConfigError, match="unknown check 'never'; choose one of off, late, every"):
+        comm.init(["null"], world=WORLD, check="never")
     assert not comm.is_initialized()
 
 

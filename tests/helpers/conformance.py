@@ -25,7 +25,7 @@ from hires.comm.backends import mpi_backend, rendezvous, rings, rounds
 from hires.core.ranks import mpi_library
 from hires.core.ranks.world import World
 from hires.plan.routes import CARRIES, OWN, parse_route
-from tests.helpers import hard_tensors
+from tests.helpers import hard_tensors, new_backend
 from tests.helpers.operations import CARRIED_ONLY, EVEN, FLOATS, TYPES, UNEVEN, Members, values
 
 
@@ -51,6 +51,8 @@ class Lib:
         self, world: World, spec: Spec, place: rendezvous.WorldMeeting | None = None
     ) -> None:
         warnings.simplefilter("ignore")  # of torch, about its own experiments
+        if "files" in spec.backends:
+            new_backend.register()
         self.spec, self.world, self.is_torch = spec, world, spec.through == "torch"
         # Tensors of a few thousand bytes go in many pieces.
         rounds.SLOT_BYTES, rounds.WHOLE_BYTES, rings.CELL_BYTES = 2000, 64, 1024

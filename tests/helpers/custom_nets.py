@@ -104,6 +104,20 @@ class Cells(nn.Module):
         return self.head(y.mean((2, 3)))
 
 
+class Wrapped(nn.Module):
+    """A map that goes on at its ends: of two tiles each reads rows of the other above and below."""
+
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.stem, self.conv = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 4, 3)
+        self.head = nn.Linear(4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x)
+        y = F.pad(y, (0, 0, y.shape[2] // 2, y.shape[2]), "circular")
+        return self.head(F.relu(self.conv(y)).mean((2, 3)))  # type: ignore[no-any-return]
+
+
 class Textured(nn.Module):
     """Norms of samples, reductions, pads of every kind, bins, cubic scaling and dropout."""
 

@@ -54,8 +54,6 @@ TURNS: dict[str, Forward] = {
     ),
     "half": lambda n, x: x.roll(4, 2) - x,
     "all around": lambda n, x: F.pad(x, (7, 7, 8, 8), "circular"),
-    # The first tile reads rows 4 and 5 of the second both above and below its own.
-    "twice": lambda n, x: F.pad(x, (0, 0, 4, 8), "circular"),
     "convolutions": lambda n, x: n.op(n.op(x)),
 }
 HAND_MADE: dict[str, Forward] = {

@@ -108,8 +108,11 @@ class GroupCall:
         self.peers: set[int] = set()
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Waits for the messages; on a GPU its stream does, within the limit of its waits."""
-        self._home.wait(self)
+        """Waits for the messages; on a GPU its stream does, within the limit of its waits.
+
+        CommError: they are not complete after ``timeout``, and stay under way.
+        """
+        self._home.wait(self, timeout)
         return True
 
     def is_completed(self) -> bool:
@@ -158,13 +161,13 @@ class Channels:
             unit.posts = []
         self._open.clear()
 
-    def wait(self, unit: GroupCall) -> None:
+    def wait(self, unit: GroupCall, timeout: datetime.timedelta | None = None) -> None:
         """Waits for the messages of a unit; on a GPU its stream does, and not this process."""
         if self._open:
             self.end_call()
+        for work in dict.fromkeys(unit.works):  # a group call is one work of all its messages
+            work.wait(*() if timeout is None else (timeout,))
         works, unit.works = unit.works, []
-        for work in dict.fromkeys(works):  # a group call is one work of all its messages
-            work.wait()
         if works and self._waits is not None:
             peers = sorted(unit.peers)
             among = f"rank{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}"

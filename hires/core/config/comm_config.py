@@ -9,14 +9,12 @@ from typing import Any
 from hires.core.config import library_options
 from hires.core.config.fields import MOST_STEPS, Section, value
 from hires.core.errors import ConfigError
+from hires.core.message_backends import BACKEND_FACTS
 from hires.core.precisions import HALF
 
 BACKENDS = {
     "auto": "nccl where every rank computes on a GPU of its own, else gloo",
-    "gloo": "torch.distributed over gloo; ranks of one machine share memory for small messages",
-    "mpi": "The MPI whose launcher starts the ranks (launcher=mpirun, or slurm with an MPI)",
-    "nccl": "From GPU to GPU over NCCL, one rank on each; barriers and agreements over gloo",
-    "shm": "Memory that the ranks of one machine share carries every message",
+    **{name: BACKEND_FACTS[name].summary for name in BACKEND_FACTS},
 }
 
 
