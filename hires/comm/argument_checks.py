@@ -17,7 +17,7 @@ from hires.plan.routes import Route
 def require_members(ranks: Sequence[int], rank: int) -> None:
     """Raises CommError where a rank is not in a group."""
     if rank not in ranks:
-        raise CommError(f"rank {rank} is not among ranks {[*ranks]}; name one of these")
+        raise CommError(f"rank {rank!r} is not among ranks {[*ranks]}; name one of these")
 
 
 def require_one_each(tensors: Sequence[Tensor], group: Group, like: Tensor | None = None) -> None:

@@ -25,6 +25,7 @@ SUM = dist.ReduceOp.SUM
 WRONG: list[tuple[Callable[[Any, int], Any], str]] = [
     # a call with a group of ranks 0 and 1, by rank 1 of three; what its error says
     (lambda g, r: comm.broadcast(X, 7), "rank 7 is not among ranks [0, 1, 2]"),
+    (lambda g, r: comm.broadcast(X, "0"), "rank '0' is not among ranks [0, 1, 2]"),
     (lambda g, r: comm.broadcast(X, 2, g), "rank 2 is not among ranks [0, 1]"),
     (lambda g, r: comm.broadcast([1], 0), "expected a torch.Tensor, got [1]"),
     (lambda g, r: comm.all_gather(X, X), "give a list of one tensor for each rank"),

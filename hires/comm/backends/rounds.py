@@ -225,7 +225,9 @@ class Rounds:
         for rank, word in enumerate(words):
             if word % KINDS != self.kind:
                 names = f"ranks {self._ranks[rank]} and {self._ranks[self._index]}"
-                raise PeerError(f"{names} are in operations of another name, type or reduction")
+                raise PeerError(
+                    f"{names} are in operations of another name, type, reduction or root"
+                )
         return max(given)
 
     def mismatch(self, member: int, given: int, expected: int) -> PeerError:

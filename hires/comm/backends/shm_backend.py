@@ -134,7 +134,7 @@ class ShmBackend(Backend):
         """Reduces a tensor into that of a rank."""
         among = self.members(group)
         takes = among.place(dst) == among.index
-        return self._begin(among, async_op, [tensor], Rounds.reduce, tensor, op, takes)
+        return self._begin(among, async_op, [tensor], Rounds.reduce, tensor, op, takes, root=dst)
 
     def broadcast(
         self, tensor: Tensor, src: int, group: ShmGroup | None = None, async_op: bool = False
@@ -144,7 +144,7 @@ class ShmBackend(Backend):
         root, taken = among.place(src), list[Tensor | None]([None] * len(among.ranks))
         given = tensor if among.index == root else None
         taken[root] = None if among.index == root else tensor
-        return self._begin(among, async_op, [tensor], Rounds.share, given, taken)
+        return self._begin(among, async_op, [tensor], Rounds.share, given, taken, root=src)
 
     def all_gather(
         self,
@@ -195,9 +195,10 @@ class ShmBackend(Backend):
         tensors: Sequence[Tensor],
         call: Callable[..., None],
         *args: Any,
+        root: int | None = None,
     ) -> FifoWork | None:
         # What decides the result, besides the sizes: ranks that differ in it find it out at once.
-        facts = call.__name__, tensors[0].dtype if tensors else None
+        facts = call.__name__, tensors[0].dtype if tensors else None, root
         kind = _kind_of(*facts, *(one for one in args if isinstance(one, _Reduction)))
         if async_op:
             return among.fifo.begin(lambda: _run(among, kind, call, args), tensors)
