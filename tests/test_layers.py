@@ -50,6 +50,8 @@ def module_of(path: Path) -> str:
 
 def imports(tree: ast.AST) -> Iterator[str]:
     """Yields the dotted name of every import but those for types."""
+    if isinstance(tree, ast.expr):
+        return  # holds none
     if isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test):
         return
     if isinstance(tree, ast.Import):

@@ -7,7 +7,6 @@ import json
 import socket
 
 import pytest
-from selenium.webdriver.common.keys import Keys
 
 from hires.report.report import write_report
 from tests.helpers.browser import browser
@@ -17,6 +16,8 @@ from tests.helpers.report_runs import report_run, sized_campaign
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
+ENTER, ESCAPE = "\ue007", "\ue00c"
+"""Keys, by their numbers in the protocol of WebDriver."""
 _REACH_OUT = """
 fetch(arguments[0] + '/x').catch(() => {});
 new Image().src = arguments[0] + '/y.png';
@@ -105,7 +106,7 @@ def test_tables_are_sorted_by_click_and_keyboard_and_filtered(opened):
         assert column(opened, "throughput", "median")[1] == sorted(before, key=float)[::order]
         assert head.get_attribute("aria-sort") == direction
     place, before = column(opened, "throughput", "image")
-    opened.one(f"#table-throughput th:nth-child({place}) button").send_keys(Keys.ENTER)
+    opened.one(f"#table-throughput th:nth-child({place}) button").send_keys(ENTER)
     by_number = sorted(before, key=lambda text: int(text.split("x")[0]))
     assert column(opened, "throughput", "image")[1] == by_number
     place, _ = column(opened, "precision", "error of first")
@@ -118,7 +119,7 @@ def test_tables_are_sorted_by_click_and_keyboard_and_filtered(opened):
     field.send_keys("SP+GEMS 64x64")
     assert column(opened, "memory", "layout")[1] == ["sp+gems"] * 4
     assert opened.one("[data-table=memory] .rows").text == f"4 of {len(every)} rows"
-    field.send_keys(Keys.ESCAPE)
+    field.send_keys(ESCAPE)
     assert column(opened, "memory", "layout")[1] == every
 
 
@@ -127,9 +128,9 @@ def test_boxes_of_runs_are_filtered_and_opened_by_keyboard_and_by_links(opened):
     field = opened.one("#filter-boxes")
     field.send_keys("failed nan")
     [box] = [box for box in opened.all(".box") if box.is_displayed()]
-    box.find_element("tag name", "summary").send_keys(Keys.ENTER)
+    box.find_element("tag name", "summary").send_keys(ENTER)
     assert "the loss is" in box.text
-    field.send_keys(Keys.ESCAPE)
+    field.send_keys(ESCAPE)
     link = opened.one("#table-throughput tbody a")
     box = opened.one(f"#{link.get_attribute('href').rpartition('#')[2]}")
     for _ in range(2):  # only a change of the hash was listened to, and the same link changes none

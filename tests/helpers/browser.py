@@ -7,11 +7,12 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from selenium import webdriver
-from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import WebDriverWait
+from tests.helpers.patience import until
+
+if TYPE_CHECKING:
+    from selenium import webdriver
 
 CHROMIUM, DRIVER = "chromium", "chromedriver"
 _OPTIONS = (
@@ -44,7 +45,7 @@ class Browser:
         self.console(), self.requests()
         address = path.absolute().as_uri()
         self.driver.get(address)
-        WebDriverWait(self.driver, LAID_OUT_S).until(lambda _: self.run(_IS_THERE, address))
+        until(lambda: self.run(_IS_THERE, address), address, patience_s=LAID_OUT_S)
         self.driver.execute_async_script(_LAID_OUT)  # type: ignore[no-untyped-call]
 
     def resize(self, width: int, *, dark: bool = False) -> None:
@@ -60,11 +61,11 @@ class Browser:
 
     def all(self, selector: str) -> list[Any]:
         """Returns the elements that a selector names."""
-        return list(self.driver.find_elements(By.CSS_SELECTOR, selector))
+        return list(self.driver.find_elements("css selector", selector))
 
     def one(self, selector: str) -> Any:
         """Returns the first element that a selector names."""
-        return self.driver.find_element(By.CSS_SELECTOR, selector)
+        return self.driver.find_element("css selector", selector)
 
     def console(self) -> list[str]:
         """Returns what the console has said since it was last asked."""
@@ -81,6 +82,8 @@ class Browser:
 @contextlib.contextmanager
 def browser() -> Iterator[Browser]:
     """Starts a browser, and ends it however the test ends."""
+    from selenium import webdriver  # takes a second, and most runs of the tests open no page
+
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which(CHROMIUM) or CHROMIUM
     for word in _OPTIONS:
