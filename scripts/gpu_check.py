@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/gpu_check.py [FOLDER]       what each part printed is kept in FOLDER
 
-Parts: the tests marked ``gpu`` (layouts beside one process, NCCL, predicted memory, int8 kernels),
-and layouts beside torch's own. A part that fails ends none of the others.
+Parts: the test marked ``gpu`` (layouts on a GPU beside one process, messages by gloo), and layouts
+beside torch's own. A part that fails does not end the other.
 """
 
 from __future__ import annotations
