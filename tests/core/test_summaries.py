@@ -145,7 +145,7 @@ def test_rate_is_a_number_in_every_step_of_every_length(name: str):
 
 
 def test_rate_of_a_replica_is_multiplied_by_their_number():
-    keys = {"optimizer": {"lr": 0.1, "scale_lr": True}, "parallel": {"replicas": 4}}
+    keys = {"optimizer": {"lr": 0.1, "scale_lr": True}, "parallel": {"replicas": 4, "stages": 2}}
     assert learning_rate(from_dict({**keys, "batch": 8}), 0) == pytest.approx(0.4)
 
 

@@ -95,6 +95,8 @@ def read_record(folder: StrPath) -> Values | None:
     record = reading.read_json(path)
     if record.get("schema", SCHEMA) != SCHEMA:
         raise RunError(f"{path}: {other_schema(record)}")
+    if record and not isinstance(record.get("state"), str):
+        raise RunError(f"{path} is damaged: it has no state; run the experiment again")
     return record or None
 
 

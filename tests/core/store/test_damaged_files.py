@@ -88,7 +88,11 @@ OTHERS: dict[str, tuple[Callable[[Path], Any], ...]] = {
     file_names.JOB: (lambda run: Attempt(run, 0).job_name,),
     file_names.PLAN: (records.read_plan, records.read_world),
     file_names.PLANNED: (attempts.reproduce_line_of,),
-    file_names.RECORD: (records.read_record, records.done_attempt, rundir.open_run),
+    file_names.RECORD: (
+        # The attempt's, which is damaged here; `hires run` took an object without a state for one.
+        lambda run: (records.read_record(run / "a0") or {"state": ""})["state"],
+        lambda run: records.done_attempt(run / "a0"),
+    ),
     file_names.SECRET: (lambda run: meeting.with_secret(WORLD, run / "a0"),),
     file_names.SUBMIT_LOCK: (lambda run: files.is_locked(run.parent / ".submit.lock"),),
     file_names.SWEEP_LOCK: (lambda run: campaign.is_locked(run.parent),),
