@@ -18,9 +18,10 @@ from hires.core.ranks.world import World
 from hires.engine.build import build_rank
 from hires.engine.device import Accelerator, open_device
 from hires.engine.verify import reference_step
-from hires.parallel import stage, window
+from hires.parallel import stage
 from hires.parallel.norms import NormTiles
 from hires.parallel.slot_pass import SlotPass
+from hires.parallel.window import Window
 from hires.plan.plan import Plan
 from hires.plan.traffic import backends_of_plan
 from tests.helpers import simulated_device
@@ -36,7 +37,7 @@ def _on_host(slot: SlotPass) -> Iterator[None]:
         slot.context.device = before
 
 
-_empty, _rows, _shares = SlotPass.empty, window._rows, NormTiles.shares
+_empty, _rows, _shares = SlotPass.empty, Window.tap_rows, NormTiles.shares
 _constant = stage.constant_tensor
 
 
@@ -58,7 +59,7 @@ MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "weights": (Accelerator, "place", lambda device, tensor: tensor),
     "images": (Accelerator, "uploads", lambda device: None),
     "receives": (SlotPass, "empty", _empty_on_host),
-    "rows of a scaling": (window, "_rows", lambda taps, x: _rows(taps, torch.empty(0))),
+    "rows of a scaling": (Window, "tap_rows", lambda w, dim, _: _rows(w, dim, torch.device("cpu"))),
     "shares of the tiles": (NormTiles, "shares", lambda t, like: t._shares.to(like.dtype)),
     "memory of images": (Simulated, "keep_for", lambda device, tensor, stream: None),
     "constants": (stage, "constant_tensor", lambda fact: _Stuck(_constant(fact))),
