@@ -61,6 +61,8 @@ class GlooGroup(Members):
 class GlooBackend(Backend):
     """The functions of torch.distributed over gloo."""
 
+    name = "gloo"
+
     def __init__(self) -> None:
         self._numbers = rendezvous.GroupNumbers()
 
@@ -68,7 +70,7 @@ class GlooBackend(Backend):
         """Joins the world; RuntimeError: a rank does not come within ``timeout_s``."""
         world = meeting.world
         rendezvous.choose_interface(world)
-        self._store = meeting.part("gloo", timeout_s)
+        self._store = meeting.part(self.name, timeout_s)
         self.rank, self._join_s = world.rank, timeout_s
         self._is_local = world.local_size == world.size
         self._all = self._group([*range(world.size)], timeout_s)

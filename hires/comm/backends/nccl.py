@@ -28,6 +28,7 @@ _ABORT_S = 10.0
 class NcclBackend(GlooBackend):
     """Collectives and messages of GPUs, which pass streams in the order of posting."""
 
+    name = "nccl"
     has_streams = gathers_quickly = True
     devices = ("cpu", "cuda")
 
