@@ -123,8 +123,15 @@ class HiresWork(dist.Work):
                 ended = threading.Event()
                 run_in_thread(lambda: self._settle(future, ended))
                 self._ended = ended
-            self._future = future
+            # An error that is set is a value to torch's C++: DistributedDataParallel would take it
+            # for tensors, and end by SIGSEGV. One that a callback raises is an error.
+            self._future = future.then(self._outcome)
         return self._future
+
+    def _outcome(self, _: Future[Any]) -> list[Any]:
+        if self._error is not None:
+            raise self._error
+        return self._results
 
     def _settle(self, future: Future[Any], ended: threading.Event | None = None) -> None:
         try:
@@ -133,7 +140,4 @@ class HiresWork(dist.Work):
             self._error = error
         if ended is not None:
             ended.set()
-        if self._error is None:
-            future.set_result(self._results)
-        else:
-            future.set_exception(self._error)
+        future.set_result(self._results)

@@ -125,6 +125,28 @@ def test_script_runs_under_torchrun(installed, tmp_path):
     assert "failed to bind" not in done.stderr
 
 
+LEAVES_EARLY = """
+import datetime, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("hires", timeout=datetime.timedelta(seconds=5))
+model = DistributedDataParallel(torch.nn.Linear(8, 4))
+for _ in range(3):
+    model(torch.ones(2, 8)).sum().backward()
+if dist.get_rank() == 0:
+    try:
+        model(torch.ones(2, 8)).sum().backward()
+    except RuntimeError as error:
+        print("caught", error)
+"""
+
+
+@pytest.mark.dist
+def test_backward_pass_of_ddp_that_a_rank_leaves_ends_with_an_error(installed, tmp_path):
+    done = started(TORCHRUN, LEAVES_EARLY, installed, tmp_path)
+    assert "SIGSEGV" not in done.stderr
+    assert re.search("caught .*rank 1", done.stdout), done.stderr
+
+
 @pytest.mark.mpi
 def test_script_runs_under_mpirun_without_variables_of_torch(mpi, installed, tmp_path):
     config = RunConfig(launcher=LauncherConfig("mpirun", mpi=mpi))
