@@ -32,10 +32,10 @@ from hires.plan.memory import machine_bytes
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Finding
 from hires.plan.route_choice import resolve
-from hires.plan.search.advice import ranks_offered
 from hires.plan.search.candidates import DECIDED, Given
 from hires.plan.search.choice import Choice, NoRoomError
 from hires.plan.search.choose import MEMORY, Chooser
+from hires.plan.search.remedies import ranks_offered
 from hires.plan.simulation.machine_calibration import calibration_or_defaults
 from hires.plan.simulation.machine_model import machine_of
 

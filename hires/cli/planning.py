@@ -40,7 +40,7 @@ from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
 from hires.plan.route_choice import table_digest
-from hires.plan.search.advice import fewer_on_a_node, offered, other_layouts
+from hires.plan.search.remedies import fewer_on_a_node, offered, other_layouts
 from hires.plan.validation import evaluation_of, with_evaluations, with_validation
 from hires.quant.scales import require_pair, scales_of, stored_scales
 

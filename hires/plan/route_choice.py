@@ -3,7 +3,7 @@
 ``comm.table`` names the table: ``default`` ships with hires, ``tuned`` is what ``hires tune comm``
 has written for this machine (before that, one that ships), anything else is a file. With
 ``comm.granularity=coarse`` one backend carries all sizes of an operation
-(:func:`hires.plan.point_times.coarse`).
+(:func:`hires.plan.tuning_table.coarse`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from hires.core.ranks import memory_files
 from hires.core.registry import offer
 from hires.plan.hardware import MPI, backend_of, device_of, mpi_lacks
 from hires.plan.plan import Finding
-from hires.plan.point_times import coarse
 from hires.plan.routes import BACKENDS, MEMORY, STREAMED
-from hires.plan.tuning_table import DEFAULT, DISTURBED, MADE, TuningRule, TuningTable
+from hires.plan.tuning_table import DEFAULT, DISTURBED, MADE, TuningRule, TuningTable, coarse
 
 TUNED = "tuned"
 TUNED_FOLDER, TUNED_FILE = "comm-tuning", "table.json"

@@ -16,12 +16,11 @@ from hires.plan.event import Event
 from hires.plan.message_routes import is_on_one_node
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
-from hires.plan.point_times import MeasuredSeconds
 from hires.plan.routes import parse_route
 from hires.plan.simulation.costs import ADD_TOUCHES, Device, Roofline
 from hires.plan.simulation.machine_model import MeasuredNetwork, crowded_step_s
 from hires.plan.simulation.simulate import Link, Network, Simulation, simulate
-from hires.plan.tuning_table import TuningTable
+from hires.plan.tuning_table import MeasuredSeconds, TuningTable
 from tests.helpers.graphs import chain
 from tests.helpers.simulated import EqualCosts
 from tests.helpers.small_plans import config_of, forked

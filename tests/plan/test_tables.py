@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hires.core.errors import ConfigError
-from hires.plan.point_times import MeasuredSeconds, coarse
 from hires.plan.routes import Route, parse_route
-from hires.plan.tuning_table import Case, TuningTable
+from hires.plan.tuning_table import Case, MeasuredSeconds, TuningTable, coarse
 
 
 def test_text_and_route():

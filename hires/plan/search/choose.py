@@ -47,7 +47,7 @@ from hires.plan.search.candidates import (
 from hires.plan.search.choice import Choice, NoRoomError, Option
 from hires.plan.search.estimate import Estimator
 from hires.plan.search.memory_rehearsal import OUT_ABOVE, PlannedOption, Rehearsal
-from hires.plan.search.no_layout import cannot_run, no_plan, none_of, nothing_fits
+from hires.plan.search.remedies import cannot_run, no_plan, none_of, nothing_fits
 from hires.plan.simulation.machine_model import MachineModel
 from hires.plan.simulation.node_work import NodeWork, node_work
 

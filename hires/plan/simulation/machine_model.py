@@ -20,7 +20,6 @@ from hires.core.errors import ConfigError
 from hires.plan.event import Event
 from hires.plan.hardware import CUDA, device_of, gpus_of_node
 from hires.plan.plan import Plan
-from hires.plan.point_times import MeasuredSeconds
 from hires.plan.route_choice import table_of
 from hires.plan.routes import dtype_class
 from hires.plan.simulation.calibrated_device import CalibratedDevice
@@ -29,7 +28,7 @@ from hires.plan.simulation.machine_calibration import COMMAND, Calibration
 from hires.plan.simulation.node_work import NodeWork
 from hires.plan.simulation.simulate import Link, Network, PassingTime, Simulation, simulate
 from hires.plan.traffic import Operation
-from hires.plan.tuning_table import Case
+from hires.plan.tuning_table import Case, MeasuredSeconds
 
 LAUNCH_S = 10e-6
 """Of one operator of PyTorch in eager mode."""

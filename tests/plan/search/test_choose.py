@@ -17,19 +17,20 @@ from hires.plan.checks import check_numbers
 from hires.plan.memory import RankMemory, Room
 from hires.plan.partition import crossing
 from hires.plan.planner import make_plan
-from hires.plan.search.advice import offered
 from hires.plan.search.candidates import (
     Candidate,
     LayoutShape,
     candidate_of,
     orders,
     shapes,
+    trials,
     variants,
 )
 from hires.plan.search.choice import NoRoomError
 from hires.plan.search.choose import Chooser
 from hires.plan.search.estimate import Estimator
 from hires.plan.search.memory_rehearsal import MOST_FAILURES
+from hires.plan.search.remedies import offered
 from hires.plan.simulation.costs import Device
 from hires.plan.simulation.machine_model import MachineModel
 from hires.plan.simulation.simulate import Link, Network
@@ -73,7 +74,10 @@ def test_every_order_of_every_shape_is_sensible_and_has_the_ranks(ranks):
             changed = one.applied(base)
             assert changed.parallel.num_ranks == ranks
             assert check_numbers(changed) == []
-    assert seen
+    assert {one.checkpoint for one in seen} == {"none", "block", "stage"}
+    assert {one.shards_optimizer for one in seen} == {False, ranks > 1}
+    tiles = Candidate(LayoutShape(1, 1, 1, (2, 1), 1, 1))
+    assert [one.fuse for one in trials(base, tiles, {})] == [2, 4]
 
 
 def test_given_orders_and_those_with_the_fewest_microbatches_in_flight_are_listed():
