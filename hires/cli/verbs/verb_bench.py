@@ -49,7 +49,12 @@ FIELDS = {
 }
 """Of a row, besides ``name``, ``keys``, ``task``, ``each`` and ``needs``."""
 TYPES = [name for names in DTYPES.values() for name in names if name[:4] not in ("comp", "bool")]
-OUT = option("--out", "FOLDER", "keep README.md and JSON there, after each round", default="")
+OUT = option(
+    "--out",
+    "FOLDER",
+    "keep README.md and JSON there; the same command goes on from what was stopped",
+    default="",
+)
 TIMEOUT = number("--timeout", "seconds for each start of ranks", default=3600)
 PARSER = Parser(
     "bench",
