@@ -28,7 +28,7 @@ run: $(INSTALLED)  ## write a small folder of images, train on it and print the 
 test: $(INSTALLED)  ## run the tests that guard a promise, JOBS=2 at a time
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-test-all: $(INSTALLED)  ## run what `make test` runs, and what searches longer: networks of libraries, random programs, 4096 ranks
+test-all: $(INSTALLED)  ## run what `make test` runs, and what searches longer: random programs, compilers, choices of layouts
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not mpi and not gpu and not slurm and not browser" $(ARGS)
 
 test-mpi: $(INSTALLED)  ## run the tests that need an MPI; as root it installs Debian's Open MPI and MPICH first
@@ -43,7 +43,7 @@ test-browser: $(INSTALLED)  ## open the page of a report in a headless Chromium,
 	$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
 
 check: lint  ## run ruff, mypy and the fast tests
-	$(BIN)/python -m pytest -m "not dist and not slow and not wide and not mpi and not gpu and not slurm and not browser" $(ARGS)
+	$(BIN)/python -m pytest -m "not dist and not slow and not mpi and not gpu and not slurm and not browser" $(ARGS)
 
 lint: $(INSTALLED)  ## run ruff and mypy
 	$(BIN)/ruff check .

@@ -119,6 +119,9 @@ def main() -> int:
     parser.add_argument("-k", default="", metavar="TEXT", help="only faults that contain it")
     args = parser.parse_args()
     chosen, missed = [*faults(args.parts, args.k)], 0
+    if not chosen:
+        parts = ", ".join(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+        parser.error(f"no fault of {args.parts or 'any part'} contains {args.k!r}; parts: {parts}")
     with tempfile.TemporaryDirectory(prefix="hires-faults-") as name:
         folder = Path(name)
         copy_of_sources(folder)

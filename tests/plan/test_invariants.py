@@ -98,6 +98,16 @@ def test_world_is_deadlock_free_and_its_messages_are_counted(name, monkeypatch):
         assert not prove(planned(name, task), backend).problems
 
 
+def test_4096_ranks_are_proved_and_each_holds_one_stage():
+    for layout in ({"tiles": [2, 2]}, {"stages": 4, "schedule": "1f1b"}):
+        plan = plan_of(batch=1024, **layout, replicas=1024)
+        assert plan.world == 4096
+        assert plan.verdict.startswith("deadlock-free")
+        every = groups(plan)
+        holders = [every[gradient_group(plan, stage)] for stage in range(len(plan.stages))]
+        assert sorted(itertools.chain(*holders)) == [*range(4096)]
+
+
 RULES = [
     {"operations": ["send"], "same_node": True, "max_bytes": 1024, "route": "gloo"},
     {"operations": ["send"], "min_bytes": 1024, "route": "mpi"},
