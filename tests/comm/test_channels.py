@@ -74,8 +74,8 @@ def verify_on_channels(
     BACKENDS._items["nccl"] = OverGloo
     dist.is_nccl_available = lambda: True
     torch.set_num_threads(1)
-    # Its routes are those of the plan for gloo; without them everything takes its backend.
-    verdict = verify(world, config, {**plan, "routes": []}, folder)
+    # Its routes are those of the plan for gloo; by this one everything takes its backend.
+    verdict = verify(world, config, {**plan, "routes": [{"route": "nccl"}]}, folder)
     return verdict, [one.calls for one in made]
 
 
