@@ -318,7 +318,8 @@ class Doubling(NullBackend):
 
 @pytest.fixture
 def own_backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(BACKENDS, "_items", dict(BACKENDS._items))
+    every = {name: BACKENDS[name] for name in BACKENDS}  # those of the package are found by now
+    monkeypatch.setattr(BACKENDS, "_items", every)
     yield
     comm.shutdown()
 
