@@ -8,7 +8,7 @@
     finish(folder, result)    if any: writes more files of a whole result, returns what to say
 
 ``--out`` is written anew each time, so Ctrl-C, SIGTERM or an error loses nothing; the same command
-on the same commit and machine goes on from there. Exit codes: 0 done, 1 a rank failed or a result
+on the same commit and machine resumes it. Exit codes: 0 done, 1 a rank failed or a result
 is wrong, 2 bad options, 3 an impossible layout, 130 stopped.
 """
 
@@ -37,7 +37,7 @@ KINDS = {
 }
 OPTION = "--out FOLDER"
 SAME = ("command", "git", "hires", "torch", "hardware")
-"""What a stopped measurement must share with one that goes on from it."""
+"""What a stopped measurement must share with the one that resumes it."""
 
 
 def result_of(groups: Mapping[str, Sequence[Row]], facts: Sequence[str] = ()) -> Result:

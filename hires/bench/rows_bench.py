@@ -109,10 +109,9 @@ def worlds_of(rows: Sequence[BenchRow]) -> dict[int, list[BenchRow]]:
     sizes = sorted({row.ranks for row in rows if row.ranks > 1}) or [FEWEST_RANKS] * bool(rows)
     worlds: dict[int, list[BenchRow]] = {}
     for size in sizes:
-        own = {r.name: r for r in rows if r.ranks == size or (r.ranks == 1 and size == sizes[0])}
-        bases = {row.baseline for row in own.values()}
-        beside = {r.name for r in rows if r.ranks == 1 and r.name in bases}
-        worlds[size] = [row for row in rows if row.name in own or row.name in beside]
+        names = {r.name for r in rows if r.ranks == size or (r.ranks == 1 and size == sizes[0])}
+        names |= {row.baseline for row in rows if row.name in names}
+        worlds[size] = [r for r in rows if r.name in names and r.ranks in (1, size)]
     return worlds
 
 

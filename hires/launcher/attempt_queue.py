@@ -191,7 +191,7 @@ class LocalQueue:
             end = launch(path, number, module=self._module, interrupts=run.interrupts, gpus=gpus)
         except BaseException as error:
             end = End(State.FAILED, str(error) or type(error).__name__, "launch")
-            # The queue goes on even if the end cannot be written.
+            # The queue continues even if the end cannot be written.
             with contextlib.suppress(Exception):
                 if not Attempt(path, number).has_ended:
                     end_without_ranks(path, number, end)

@@ -25,7 +25,7 @@ class AbsoluteDifference(Loss):
 
     def sums(self, output: Tensor, target: Tensor) -> Tensor:
         """Returns the sum of the differences, and their number."""
-        return with_count((output - target).abs().sum(), output.numel())
+        return with_count((output - target).abs())
 
 
 @LOSSES.register("l2")
@@ -37,7 +37,7 @@ class SquaredDifference(Loss):
 
     def sums(self, output: Tensor, target: Tensor) -> Tensor:
         """Returns the sum of the squares, and their number."""
-        return with_count((output - target).square().sum(), output.numel())
+        return with_count((output - target).square())
 
 
 @LOSSES.register("custom")
@@ -56,7 +56,7 @@ class OwnLoss(Loss):
     def sums(self, output: Tensor, target: Tensor) -> Tensor:
         """Returns the sum of the function's terms, and their number."""
         terms = self._function(output, self._target(output, target), reduction="none")
-        return with_count(terms.sum(), terms.numel())
+        return with_count(terms)
 
     def mean(self, output: Tensor, target: Tensor) -> Tensor:
         """Returns what the function makes of a whole output; ConfigError: it is no number."""
@@ -84,11 +84,11 @@ class OwnLoss(Loss):
         return labels_of(output, target) if self.keys.compares == CLASSES else target
 
 
-def with_count(total: Tensor, count: int) -> Tensor:
-    """Returns a sum and how many terms it has."""
+def with_count(terms: Tensor) -> Tensor:
+    """Returns the sum of some terms, and their number."""
     import torch
 
-    return torch.stack((total, total.new_tensor(float(count))))
+    return torch.stack((terms.sum(), terms.new_tensor(float(terms.numel()))))
 
 
 def _reduces(function: Callable[..., Any]) -> bool:

@@ -12,6 +12,7 @@ A need beyond the tile's own rows is a halo, a need beyond the image is the ring
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -145,27 +146,25 @@ declare(
         int8=f"{_INT8}avg_pool",
     ),
 )
-_REDUCTION = "hires.parallel.reductions:reduction"
+adaptive = functools.partial(
+    OperatorFacts,
+    ("reduction", "window"),
+    "output_size",
+    kernel="hires.parallel.reductions:reduction",
+)
+"""Makes the entry of a pool whose windows follow from the size of its output."""
 declare(
     "adaptive_avg_pool2d",
-    OperatorFacts(
-        ("reduction", "window"),
-        "output_size",
+    adaptive(
         window=WindowFacts(windows.bins, resample),
         reduction=lambda node: 1,
-        kernel=_REDUCTION,
         int8=f"{_INT8}adaptive_pool",
     ),
 )
 declare(
     "adaptive_max_pool2d",
-    OperatorFacts(
-        ("reduction", "window"),
-        "output_size",
-        window=WindowFacts(windows.bins, max_of_bins),
-        reduction=lambda node: 3,
-        kernel=_REDUCTION,
-        has_kinks=True,
+    adaptive(
+        window=WindowFacts(windows.bins, max_of_bins), reduction=lambda node: 3, has_kinks=True
     ),
 )
 

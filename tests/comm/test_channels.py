@@ -144,7 +144,7 @@ def test_messages_of_a_batch_and_those_that_torch_coalesces_are_one_group_call(s
 
 
 class LateWork:
-    """Messages that are complete when they are told to be; keeps the limits of its waits."""
+    """Messages that a test completes; records the limits of its waits."""
 
     def __init__(self) -> None:
         self.is_done, self.limits = False, list[timedelta]()

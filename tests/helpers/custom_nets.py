@@ -105,7 +105,7 @@ class Cells(nn.Module):
 
 
 class Wrapped(nn.Module):
-    """A map that goes on at its ends: of two tiles each reads rows of the other above and below."""
+    """A map that wraps around: each of two tiles reads rows of the other above and below it."""
 
     def __init__(self, classes: int = 5) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ TYPES = [name for names in DTYPES.values() for name in names if name[:4] not in 
 OUT = option(
     "--out",
     "FOLDER",
-    "keep README.md and JSON there; the same command goes on from what was stopped",
+    "keep README.md and JSON there; the same command resumes a stopped measurement",
     default="",
 )
 TIMEOUT = number("--timeout", "seconds for each start of ranks", default=3600)

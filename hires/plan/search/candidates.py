@@ -45,9 +45,9 @@ Values = Callable[[RunConfig, "LayoutShape"], Sequence[Any]]
 def _dimension(key: str, default: Any = dataclasses.MISSING, **values: Values) -> Any:
     """Returns a field of a layout, and what a search needs of the key that it stands for.
 
-    To add a dimension: a field of :class:`Candidate`, and its values. ``estimated``: those that are
-    looked at where a layout needs too much memory, and whose cost the estimate knows; ``planned``:
-    those with which good layouts are planned again, as the estimate says nothing of their cost.
+    To add a dimension: a field of :class:`Candidate`, and its values. ``estimated``: values to try
+    where a layout needs too much memory, whose cost the estimate knows; ``planned``: values with
+    which good layouts are planned again, since the estimate says nothing of their cost.
     """
     return dataclasses.field(default=default, metadata={"key": key, **values})
 
@@ -248,7 +248,7 @@ def variants(
 
 
 def trials(config: RunConfig, candidate: Candidate, given: Given) -> Iterator[Candidate]:
-    """Yields a layout with other values of what only a plan tells the cost of, as fused halos."""
+    """Yields a layout with other values of keys whose cost only a plan tells, as of fused halos."""
     yield from _others(config, candidate, given, "planned")
 
 

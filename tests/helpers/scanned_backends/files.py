@@ -1,4 +1,4 @@
-"""A backend over files, as a user would add it in ``hires.backends``: no file of hires knows it."""
+"""A backend over files, as a user would add it in ``hires.backends``; nothing else is changed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def opened() -> Any:
             return True
 
     class FileGroup(Members):
-        """Some ranks; their number tells their messages from those of others."""
+        """Some ranks, with the number that the names of their files begin with."""
 
         number = 0
 
