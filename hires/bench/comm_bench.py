@@ -37,7 +37,6 @@ from hires.bench.peers.mpi4py_calls import RawMpi
 from hires.bench.race import Samples, noise_of, race, spread
 from hires.bench.start_ranks import join_world, stream_ranks
 from hires.comm.backends import rendezvous
-from hires.comm.backends.backend import BACKENDS
 from hires.comm.backends.mpi_backend import MpiBackend
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import ConfigError, HiresError
@@ -81,7 +80,7 @@ def has_mpi(task: Mapping[str, Any]) -> bool:
 def routes_here(task: Mapping[str, Any]) -> list[str]:
     """Returns the routes that a machine may have, the backends themselves first."""
     own = "shm" if task["device"] == "cpu" else "nccl"
-    backends = [name for name in ("gloo", *["mpi"] * has_mpi(task), own) if name in BACKENDS]
+    backends = ["gloo", *["mpi"] * has_mpi(task), own]
     routes = [*backends]
     for name in (name for name in backends if name != "shm"):
         routes += [f"{name}:direct"] * is_possible(Route(name, DIRECT))
@@ -169,7 +168,7 @@ def run_cells(
     routes = [parse_route(way).backend for way in ways if way not in (*BASELINES, TABLE)]
     routes += table.backends if table is not None else []
     routes += ["gloo"] * (RAW_GLOO in ways) + ["mpi"] * (RAW_MPI4PY in ways)
-    order = ("gloo", "mpi", "nccl", "shm", "null")  # the first one is for agreements
+    order = ("gloo", "mpi", "nccl", "shm")  # the first one is for agreements
     backends = [name for name in order if name in routes] or ["gloo"]
     join_world(world, WAIT_S, backends, device, table=table)
     if RAW_GLOO in ways:

@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
-from hires.comm.backends.backend import BACKENDS, Backend
+from hires.comm.backends.backend import Backend
 from hires.comm.backends.group_calls import StreamWaits
 from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.message_log import MessageLog
 from hires.comm.sequence_check import SequenceCheck
 from hires.comm.staging import Allocate, Staging, plain_empty
 from hires.core.errors import CommError
+from hires.core.message_backends import BACKEND_FACTS
 from hires.core.ranks.heartbeat import Activity
 from hires.core.ranks.timeline import Recorder
 from hires.plan.tuning_table import TuningTable
@@ -100,7 +101,7 @@ class CommWorld:
     log: MessageLog | None = None
     """Keeps what messages cost, while steps run."""
     streams: StreamWaits | None = None  # what streams of the device wait for, where they do
-    texts: Callable[[str], list[str]] | None = None  # exchanges texts of all ranks, where it can
+    texts: Callable[..., list[str]] | None = None  # exchanges texts of all ranks, where it can
     check: SequenceCheck | None = None  # keeps calls, and compares them where ranks wait
     patient: Group | None = None  # all ranks with a long timeout, once one was needed
     num_groups: Counter[tuple[int, ...]] = field(default_factory=Counter)
@@ -135,7 +136,7 @@ class CommWorld:
 
     def staging(self, name: str, method: str = "", dtype: torch.dtype | None = None) -> Staging:
         """Returns the host's buffers beside a backend, for tensors of a type in an operation."""
-        reaches = BACKENDS[name].devices if name in BACKENDS else Backend.devices
+        reaches = BACKEND_FACTS[name].backend.devices
         backend = self.backends.get(name)
         if backend is not None and backend.reaches(method, dtype):
             name, reaches = f"{name} beside GPUs", (*reaches, "cuda")

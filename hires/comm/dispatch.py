@@ -19,13 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hires.comm import message_log as logs
 from hires.comm.argument_checks import wrong_argument
-from hires.comm.backends.backend import BACKENDS, Alone, Backend, Members, Messages, Work
+from hires.comm.backends.backend import Alone, Backend, Members, Messages, Work
 from hires.comm.backends.fifo import JoinedWork
 from hires.comm.backends.null import NullBackend
 from hires.comm.comm_world import NOT_JOINED, Group, group_or_all
 from hires.comm.plain_reductions import REDUCED
 from hires.comm.staging import Staging
 from hires.core.errors import CommError
+from hires.core.message_backends import BACKEND_FACTS
 from hires.core.ranks.call_records import CallChannel, CallFacts
 from hires.plan.routes import (
     CARRIES,
@@ -250,7 +251,7 @@ def route_of(
             route = Route(route.backend)
     else:
         small = operation == logs.ALL_GATHER and num_bytes <= DIRECT_BYTES
-        direct = small and not BACKENDS[world.default].gathers_quickly
+        direct = small and not BACKEND_FACTS[world.default].backend.gathers_quickly
         route = Route(world.default, DIRECT if direct else OWN)
     if route.backend not in world.backends:
         in_use = ", ".join(world.backends)

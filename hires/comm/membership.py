@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from hires.comm.agreements import compare_starts, gather_texts
 from hires.comm.backends import rendezvous
-from hires.comm.backends.backend import BACKENDS
 from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.comm_world import (
     NOT_JOINED,
@@ -31,6 +30,7 @@ from hires.comm.sequence_check import CHECKS, join_check
 from hires.comm.staging import Allocate, plain_empty
 from hires.comm.world_search import world_here
 from hires.core.errors import CommError, ConfigError
+from hires.core.message_backends import BACKEND_FACTS
 from hires.core.ranks.world import World
 from hires.plan.tuning_table import TuningTable
 
@@ -54,7 +54,7 @@ def init(
     """Joins the default world with one or several backends; the first carries what names no other.
 
     Args:
-        backends: names of ``BACKENDS``.
+        backends: names of ``hires.core.message_backends.BACKEND_FACTS``.
         world: this rank among all, or where they meet; by default as the environment says:
             torchrun's variables, or those of an MPI's launcher.
         timeout_s: longest wait for another rank, now and later.
@@ -104,6 +104,7 @@ def _join(
             f"the tuning table names {' and '.join(missing)}, and this world begins with "
             f"{', '.join(backends)}; add what is missing, or take a table without it"
         )
+    classes = {name: BACKEND_FACTS[name].backend for name in backends}
     meeting = (
         place if isinstance(place, WorldMeeting) else WorldMeeting(place or world_here(backends))
     )
@@ -111,20 +112,21 @@ def _join(
     joined.meeting, joined.timeout_s, joined.rank = meeting, timeout_s, world.rank
     _joined.append(joined)
     try:
-        for name in backends:
-            backend = BACKENDS[name]()
-            join = functools.partial(backend.join, meeting, timeout_s)
-            waiting(join, f"the rendezvous at {world.address}:{world.port}", joined, ranks)
-            joined.backends[name] = backend
-        handles = dict.fromkeys(joined.backends)
-        joined.all_ranks = Group(ranks, world.rank, handles, world=joined)
+        joined.all_ranks = Group(ranks, world.rank, dict.fromkeys(backends), world=joined)
         joined.nodes = tuple(rank // world.local_size * world.local_size for rank in ranks)
-        meets = world.size > 1 and not joined.backend.is_alone
+        what = f"the rendezvous at {world.address}:{world.port}"
+        meets = world.size > 1 and not classes[backends[0]].is_alone
         if meets:
-            store = meeting.part("texts", timeout_s)
+            meet = functools.partial(meeting.part, "texts", timeout_s)
+            store = waiting(meet, what, joined, ranks)
             joined.texts = rendezvous.texts(store, world.size, world.rank)
+        # Compared first: a backend that another rank does not join would wait for it in vain.
         own_plan, digest = [f"plan {plan}"] if plan else [], table.digest if table else "none"
         compare_starts(joined, f"backends {', '.join(backends)}", f"table {digest}", *own_plan)
+        for name, kind in classes.items():
+            backend = kind()
+            waiting(functools.partial(backend.join, meeting, timeout_s), what, joined, ranks)
+            joined.backends[name] = backend
         if table is not None and world.local_size < world.size:
             # Machines may have different numbers of ranks.
             firsts = gather_texts(str(world.rank - world.local_rank), world=joined)

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from hires.comm.backends.backend import BACKENDS, Backend
+from hires.comm.backends.backend import Backend
 from hires.comm.backends.null import NullBackend
 from hires.comm.comm_world import CommWorld, set_default
 from hires.comm.staging import Staged, Staging
+from hires.core.message_backends import BACKEND_FACTS
 
 
 class SilentStaging(Staging):
@@ -55,13 +56,12 @@ def rehearsal(
     Nothing is sent, and receive buffers keep their contents. All else is as in a real run; with
     ``staging`` messages go through that, but for those of ``backends`` that reach any device.
     """
-    silent, names = NullBackend(rank), [*backends] or ["null"]
+    silent, names = NullBackend(rank), [*backends] or ["gloo"]
     host = staging or Staging(Backend.devices)
     stagings = {
-        name: Staging(BACKENDS[name].devices)
-        if len(BACKENDS[name].devices) > 1 and backends
-        else host
+        name: Staging(reaches) if len(reaches) > 1 and backends else host
         for name in names
+        for reaches in [BACKEND_FACTS[name].backend.devices]
     }
     alone = CommWorld(dict.fromkeys(names, silent), rank, stagings=stagings)
     before = set_default(alone)

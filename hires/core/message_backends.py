@@ -5,11 +5,11 @@ To add one: a module in ``hires.backends`` with its facts and its class, and a t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
 from typing import Any
 
-from hires.core.registry import Registry
+from hires.core.registry import Named, Registry, imported
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,17 @@ class BackendFacts:
 
     summary: str
     """A sentence for those who choose one."""
+    opened: Named
+    """Returns its class, on a rank; or where that is, as ``module:name``."""
     has_streams: bool = False
     """Whether messages pass streams of a GPU in the order of posting, without tags."""
     one_machine: bool = False
     """Whether it needs all ranks on one machine."""
-    opened: Callable[[], Any] | None = None
-    """Returns its class, a :class:`hires.comm.backends.backend.Backend`, on a rank; None: that is
-    registered in ``hires.comm.backends``."""
+
+    @functools.cached_property
+    def backend(self) -> Any:
+        """Its class, a subclass of :class:`hires.comm.backends.backend.Backend`."""
+        return self.opened() if callable(self.opened) else imported(self.opened)
 
 
 BACKEND_FACTS: Registry[BackendFacts] = Registry("backend", "hires.backends")

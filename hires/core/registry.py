@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hires.core.errors import ConfigError
 
 T = TypeVar("T")
+
+Named = Callable[..., Any] | str
+"""A function or class, or where it is, as ``module:name``: that may import what the entry of a
+registry must not, as torch."""
 
 
 class Registry(Generic[T]):
@@ -55,6 +60,15 @@ class Registry(Generic[T]):
             for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
                 importlib.import_module(f"{package}.{found.name}")
         return self._items
+
+
+@functools.cache
+def imported(named: Named | None) -> Any:
+    """Returns a function or class, or None; imports the module that it is in."""
+    if not isinstance(named, str):
+        return named
+    module, _, name = named.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:

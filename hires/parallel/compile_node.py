@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hires.core.registry import imported
 from hires.nets.random_draws import Draws, Places
 from hires.parallel.context import Context, Packer
 from hires.parallel.conversion_kernels import CONVERSIONS, count_once
@@ -33,7 +34,7 @@ from hires.plan.factors import local_size
 from hires.plan.graph import Node
 from hires.plan.groups import used_both_ways
 from hires.plan.halos import on_one_map
-from hires.plan.operators.operator_facts import facts_of, imported, is_random
+from hires.plan.operators.operator_facts import facts_of, is_random
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.rules import SHARDED, TILED, WHOLE, dims_of, rule_in
 from hires.plan.tiling import inside

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hires.core.registry import imported
 from hires.parallel.context import Context
 from hires.parallel.fused_products import FusedConvolution, with_sum_and_activation
 from hires.parallel.halo import Borrowed, Exchange, Frame, gather_window, part
@@ -36,7 +37,7 @@ from hires.parallel.torch_faults import (
     product_type,
 )
 from hires.plan.graph import Node, Rect
-from hires.plan.operators.operator_facts import facts_of, imported
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.windows import pair
 from hires.plan.resampling import RESAMPLINGS, Taps
 from hires.plan.routes import MEMORY

@@ -135,7 +135,7 @@ def test_sizes_and_tags_without_end_take_bounded_memory_and_keep_their_numbers(m
     monkeypatch.setattr(call_records, "MOST_CHANNELS", 20)
     with comm.rehearsal(0):
         joined, ring = comm.default_world(), call_records.CallRing(())
-        world = joined.all_ranks = Group([0, 1], 0, {"null": None})
+        world = joined.all_ranks = Group([0, 1], 0, {"gloo": None})
         joined.check = SimpleNamespace(ring=ring, note=ring.note)
         for size in range(1, 50):
             comm.all_reduce(torch.zeros(size))
@@ -145,7 +145,7 @@ def test_sizes_and_tags_without_end_take_bounded_memory_and_keep_their_numbers(m
         [sends] = [call for call in world.calls.values() if call.peer == 1]
         assert len(sends.channels) <= 8
         record = ring.record(0)
-    assert record.channels["all ranks over null"] == [49, [0, 1]]
+    assert record.channels["all ranks over gloo"] == [49, [0, 1]]
     # Tag 3 goes on where it was; further tags than are counted are no calls of the record.
-    assert record.channels["messages 0 to 1, tag 3, in all ranks over null"] == [2, [0, 1]]
+    assert record.channels["messages 0 to 1, tag 3, in all ranks over gloo"] == [2, [0, 1]]
     assert len([name for name in record.channels if name.startswith("messages")]) == 20

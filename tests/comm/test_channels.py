@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from hires import comm
 from hires.comm.backends import group_calls
-from hires.comm.backends.backend import BACKENDS, Backend, Post
+from hires.comm.backends.backend import Backend, Post
 from hires.comm.backends.fifo import JoinedWork
 from hires.comm.backends.group_calls import Channels, GroupCall, StreamWaits
 from hires.comm.backends.nccl import NcclBackend
@@ -27,6 +27,7 @@ from hires.comm.dispatch import plan_message
 from hires.comm.process_group import HiresProcessGroup
 from hires.core.config.run_config import to_dict
 from hires.core.errors import CommError, PeerError
+from hires.core.message_backends import BACKEND_FACTS
 from hires.core.ranks.world import World
 from hires.plan.channels import channels
 from tests.helpers.jobs import verify
@@ -71,7 +72,7 @@ def verify_on_channels(
             made.append(Coalescing(dist.ProcessGroupGloo(store, index, size, patience)))
             return made[-1]
 
-    BACKENDS._items["nccl"] = OverGloo
+    vars(BACKEND_FACTS["nccl"])["backend"] = OverGloo
     dist.is_nccl_available = lambda: True
     torch.set_num_threads(1)
     # Its routes are those of the plan for gloo; by this one everything takes its backend.

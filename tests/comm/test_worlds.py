@@ -6,7 +6,6 @@ import gc
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +16,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from hires import comm, worker
-from hires.comm import membership
 from hires.comm.backends import rendezvous
-from hires.comm.backends.backend import BACKENDS
 from hires.comm.backends.null import NullBackend
 from hires.comm.backends.rendezvous import WorldMeeting
-from hires.core.config.comm_config import CommConfig
 from hires.core.errors import CommError, ConfigError
+from hires.core.message_backends import BACKEND_FACTS, BackendFacts
 from hires.core.ranks.world import World
 from hires.core.store.file_names import SECRET, attempt_dir
 from hires.plan.traffic import CALLED
@@ -198,7 +195,7 @@ def different_begins(world: World, names: list[str], plan: str, route: str) -> s
 @pytest.mark.parametrize(
     ("backends", "plan", "route"),
     [
-        (["gloo", "null"], "same", "gloo"),
+        (["gloo", "shm"], "same", "gloo"),
         (["gloo"], "other", "gloo"),
         (["gloo"], "same", "gloo:segmented:1KiB"),
     ],
@@ -318,8 +315,8 @@ class Doubling(NullBackend):
 
 @pytest.fixture
 def own_backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    every = {name: BACKENDS[name] for name in BACKENDS}  # those of the package are found by now
-    monkeypatch.setattr(BACKENDS, "_items", every)
+    every = {name: BACKEND_FACTS[name] for name in BACKEND_FACTS}
+    monkeypatch.setattr(BACKEND_FACTS, "_items", every)
     yield
     comm.shutdown()
 
@@ -328,7 +325,7 @@ def own_backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_backend_that_was_registered_carries_messages_and_frees_its_groups(monkeypatch):
     freed: list[object] = []
     monkeypatch.setattr(Doubling, "destroy_group", lambda _, group: freed.append(group))
-    BACKENDS.register("doubling")(Doubling)
+    BACKEND_FACTS.register("doubling")(BackendFacts("", lambda: Doubling))
     comm.init(["doubling"], world=WORLD, timeout_s=1.0)
     group, tensor = comm.new_group([0, 1]), torch.ones(3)
     handle = group.handles["doubling"]
@@ -356,8 +353,9 @@ def test_rank_whose_second_backend_fails_waits_for_no_other(monkeypatch):
         destroy_process_group=lambda: ends.append("together"),
         abort=lambda: ends.append("alone"),
     )
-    backends = {"mpi": lambda: joined, "shm": lambda: SimpleNamespace(join=fail)}
-    monkeypatch.setattr(membership, "BACKENDS", backends)
+    for name, made in (("mpi", joined), ("shm", SimpleNamespace(join=fail))):
+        kind = type("Kind", (), {"is_alone": True, "__new__": lambda _, made=made: made})
+        monkeypatch.setitem(BACKEND_FACTS._items, name, BackendFacts("", lambda kind=kind: kind))
     with pytest.raises(CommError, match="no room"):
         comm.init(["mpi", "shm"], world=WORLD, timeout_s=1.0)
     assert ends == ["alone"]
@@ -366,13 +364,8 @@ def test_rank_whose_second_backend_fails_waits_for_no_other(monkeypatch):
 
 def test_check_that_is_unknown_is_refused():
     with pytest.raises(ConfigError, match="unknown check 'never'; choose one of off, late, every"):
-        comm.init(["null"], world=WORLD, check="never")
+        comm.init(["gloo"], world=WORLD, check="never")
     assert not comm.is_initialized()
-
-
-def test_backends_of_the_config_are_there():
-    [chosen] = [one for one in fields(CommConfig) if one.name == "backend"]
-    assert {*chosen.metadata["choices"]} - {"auto"} <= {*BACKENDS}
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from hires.core.errors import PlanError
+from hires.core.registry import imported
 from hires.parallel.reductions import REDUCTIONS
 from hires.parallel.torch_faults import SUBSTITUTES
 from hires.plan.graph_samples import GraphOfSamples
-from hires.plan.operators.operator_facts import OPERATORS, facts_of, imported, operator_rows
+from hires.plan.operators.operator_facts import OPERATORS, facts_of, operator_rows
 from hires.plan.regions import ALONE, MESSAGES, Region, reasons, regions_of
 from tests.helpers import layouts, new_operator
 from tests.helpers.small_plans import forked, plan_of

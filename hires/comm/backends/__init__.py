@@ -1,1 +1,1 @@
-"""Holds the classes of backends; each file registers its own in ``BACKENDS`` of :mod:`.backend`."""
+"""Holds the classes of backends, and what they share; ``hires.backends`` names the classes."""

@@ -32,8 +32,6 @@ from torch import Tensor
 
 from hires.comm.backends.fifo import JoinedWork
 from hires.comm.backends.rendezvous import WorldMeeting
-from hires.core.message_backends import BACKEND_FACTS
-from hires.core.registry import Registry
 
 SUM = dist.ReduceOp.SUM
 
@@ -264,28 +262,6 @@ class Backend:
 
     def _terms(self, like: Tensor, group: Any) -> list[Tensor]:
         return [torch.empty_like(like) for _ in self.members(group).ranks]
-
-
-class BackendClasses(Registry[type[Backend]]):
-    """The classes of backends: those of this package, and those that facts open."""
-
-    def get(self, name: str) -> type[Backend] | None:
-        """Returns the class of that name, or None."""
-        facts = BACKEND_FACTS.get(name)
-        if name not in self._scanned() and facts is not None and facts.opened is not None:
-            self.register(name)(facts.opened())
-        return super().get(name)
-
-    def __getitem__(self, name: str) -> type[Backend]:
-        """Returns the class of that name; ConfigError: there is none."""
-        return self.get(name) or super().__getitem__(name)
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self.get(name) is not None
-
-
-BACKENDS = BackendClasses("backend", "hires.comm.backends")
-"""``comm.backend`` -> its class."""
 
 
 class Alone(Backend):

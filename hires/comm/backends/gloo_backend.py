@@ -23,7 +23,6 @@ from torch import Tensor
 
 from hires.comm.backends import rendezvous
 from hires.comm.backends.backend import (
-    BACKENDS,
     RESERVED_TAGS,
     SUM,
     TAGS,
@@ -57,7 +56,6 @@ class GlooGroup(Members):
     of_devices: Any = None  # that of tensors on GPUs, beside gloo
 
 
-@BACKENDS.register("gloo")
 class GlooBackend(Backend):
     """The functions of torch.distributed over gloo."""
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hires.comm.backends.backend import BACKENDS, BITS, COMBINE, HALVES, SUM, finished, row_of
+from hires.comm.backends.backend import BITS, COMBINE, HALVES, SUM, finished, row_of
 from hires.comm.backends.fifo import JoinedWork
 from hires.comm.backends.mpi_progress import EAGER_BYTES, LOOK_BYTES, MpiWork
 from hires.comm.backends.mpi_world import SMALL, MpiGroup, MpiWorld
@@ -60,7 +60,6 @@ REDUCTIONS: dict[Any, str] = {
 }
 
 
-@BACKENDS.register("mpi")
 class MpiBackend(MpiWorld):
     """The functions of torch.distributed over one MPI library."""
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires.comm.backends import rendezvous
-from hires.comm.backends.backend import BACKENDS, Post
+from hires.comm.backends.backend import Post
 from hires.comm.backends.gloo_backend import GlooBackend, GlooGroup
 from hires.comm.backends.rendezvous import WorldMeeting
 from hires.core.errors import CommError
@@ -24,7 +24,6 @@ _ABORT_S = 10.0
 """How long NCCL may take to end what is under way."""
 
 
-@BACKENDS.register("nccl")
 class NcclBackend(GlooBackend):
     """Collectives and messages of GPUs, which pass streams in the order of posting."""
 

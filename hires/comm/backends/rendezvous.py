@@ -288,19 +288,23 @@ def part(whole: Any, name: str) -> Any:
     return _library.PrefixStore(name, whole)
 
 
-def texts(whole: Any, num_ranks: int, index: int) -> Callable[[str], list[str]]:
+def texts(whole: Any, num_ranks: int, index: int) -> Callable[..., list[str]]:
     """Returns a function that exchanges texts of some ranks, in a part of a store for them alone.
 
     The first rank collects the texts and hands them out together, so that a call costs each other
-    rank two looks at the store. It deletes what all have read.
+    rank two looks at the store. It deletes what all have read. The call of ranks that leave now is
+    ``is_last``: no text is handed out, and the first rank, with which the store may go, returns
+    when the others have read what came before.
     """
     rounds = itertools.count()
 
-    def exchange(text: str) -> list[str]:
+    def exchange(text: str, is_last: bool = False) -> list[str]:
         number = next(rounds)
         own = part(whole, f"texts {number}")
         if index == 0:
             others = [_get(own, str(rank), rank) for rank in range(1, num_ranks)]
+            if is_last:
+                return []
             own.set("all", json.dumps([text, *others]))
             for rank in range(1, num_ranks):
                 own.delete_key(str(rank))
@@ -308,6 +312,8 @@ def texts(whole: Any, num_ranks: int, index: int) -> Callable[[str], list[str]]:
                 part(whole, f"texts {number - 1}").delete_key("all")
         else:
             own.set(str(index), text)
+            if is_last:
+                return []
         return list(json.loads(_get(own, "all", 0)))
 
     return exchange

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from hires.comm.backends import rendezvous, rings, rounds
-from hires.comm.backends.backend import BACKENDS, SUM, Backend, Inputs, Members
+from hires.comm.backends.backend import SUM, Backend, Inputs, Members
 from hires.comm.backends.counters import CROWDED_SPINS, SPINS
 from hires.comm.backends.fifo import Fifo, FifoWork
 from hires.comm.backends.peer_messages import PeerMessage, PeerMessages
@@ -50,7 +50,6 @@ class ShmGroup(Members):
         return self.rounds
 
 
-@BACKENDS.register("shm")
 class ShmBackend(Backend):
     """The functions of torch.distributed in the memory of one machine."""
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hires.core.registry import Registry
+from hires.core.registry import Named, Registry
 from hires.plan.graph import Graph, Node
 from hires.plan.operators.products import Product
 from hires.plan.tiling import Axes
@@ -47,10 +45,6 @@ dims, copies, every k-th row; pixels stay in their tile. ``product``: along the 
 ``softmax``: along rows, columns or pixels, from such a sum.
 ``constant``: of the type of its input, whatever that holds. ``element``: one tensor of a list.
 """
-
-
-Named = Callable[..., Any] | str
-"""A function, or where it is, as ``module:function``: it may import torch, which no plan needs."""
 
 
 @dataclass(frozen=True)
@@ -176,15 +170,6 @@ def declare(names: str, facts: OperatorFacts) -> None:
 def windowed(window: WindowFacts, **facts: Any) -> OperatorFacts:
     """Returns the entry of an operator that reads a window of pixels in every use."""
     return OperatorFacts(("window",), window=window, **facts)
-
-
-@functools.cache
-def imported(function: Named | None) -> Any:
-    """Returns a function of an entry, or None; imports the module that it is in."""
-    if not isinstance(function, str):
-        return function
-    module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def facts_of(kind: str) -> OperatorFacts:

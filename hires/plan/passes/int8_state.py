@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 from hires.core.config.precision_config import DYNAMIC, STATIC
 from hires.core.errors import ConfigError
+from hires.core.registry import imported
 from hires.plan.conversions import renamed
 from hires.plan.graph import INPUT, Graph, Node, Parameter
-from hires.plan.operators.operator_facts import facts_of, imported
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.passes.fuse import edited
 from hires.quant.affine import FACTOR_LIMIT, Affine
 

@@ -98,4 +98,4 @@ def opened() -> Any:
     return FileBackend
 
 
-BACKEND_FACTS.register("files")(BackendFacts("Files in a folder that all ranks see", opened=opened))
+BACKEND_FACTS.register("files")(BackendFacts("Files in a folder that all ranks see", opened))
