@@ -49,7 +49,7 @@ def earlier_steps(own: Attempt) -> Iterator[EarlierSteps]:
 
 
 def lines_before(own: Attempt, kind: str) -> tuple[list[Values], Values | None]:
-    """Returns the lines of a kind, one a step, of the earlier attempts that this one continues.
+    """Returns the lines of a kind, one a step, of the attempts that this one continues, in order.
 
     It also returns the line of the checkpoint at which the first of them began; None at step 0.
     Steps before it are another run's.
@@ -58,7 +58,8 @@ def lines_before(own: Attempt, kind: str) -> tuple[list[Values], Values | None]:
     begin = begin_of(own.metrics)
     for attempt, steps in earlier_steps(own):
         held = attempt.metrics
-        lines += [line for line in _of_kind(held, kind) if line["step"] < steps.stop]
+        before = [line for line in _of_kind(held, kind) if line["step"] < steps.stop]
+        lines = before + lines  # the latest attempt comes first
         begin = begin_of(held)
     return lines, begin
 

@@ -92,6 +92,18 @@ def test_steps_of_the_attempts_that_a_run_goes_on_with_count_and_their_times_do_
     assert record["throughput"]["discarded"] == [{"step": 2, "why": "warm-up"}]
 
 
+def test_last_better_evaluation_of_all_attempts_is_the_best(run):
+    def evaluated(number, top1, better):
+        facts = {"metric": "top1", "top1": top1, "better": better}
+        return {"kind": "validated", "rank": 0, "step": number, **facts}
+
+    tell_attempt(run, 0, [*steps(0, 2), evaluated(0, 0.2, True)])
+    tell_attempt(run, 1, [began(1, 0), *steps(1, 3), evaluated(1, 0.6, True)])
+    tell_attempt(run, 2, [began(2, 1), *steps(2, 5), evaluated(4, 0.5, False)])
+    found = records.finish(run, 2, "done")["validation"]
+    assert (found["best"]["step"], found["last"]["step"], found["count"]) == (1, 4, 3)
+
+
 def test_memory_has_one_entry_per_rank_with_its_place(run):
     sizes = {"params_bytes": 1, "grads_bytes": 2, "optimizer_bytes": 3}
     tell(run, {"kind": "memory", "rank": 0, "peak_bytes": 7, "source": "rss", **sizes})
