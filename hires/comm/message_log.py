@@ -33,9 +33,9 @@ from hires.core.store import message_entries
 from hires.core.store.files import append_metric
 from hires.core.store.message_entries import ENTRY
 from hires.core.store.provenance import clock_name
-from hires.plan.event import POSTS, Event
+from hires.plan.event import BARRIER, POSTS, Event
 from hires.plan.routes import exact_size
-from hires.plan.traffic import BARRIER, CALLED, Operation, planned_rows
+from hires.plan.traffic import CALLED, planned_rows
 
 (
     SEND, RECV, ALL_GATHER, ALL_REDUCE, REDUCE, BROADCAST, REDUCE_SCATTER, ALL_TO_ALL, GATHER,
@@ -92,20 +92,17 @@ class Place(Protocol):
 class MessageLog:
     """The messages of one rank in its steps.
 
-    ``operations`` are those of the plan by the number of their event (``traffic.operations``).
-    ``keeps_all`` keeps more entries.
+    ``events`` are those of its program. ``keeps_all`` keeps more entries.
     """
 
-    def __init__(
-        self, place: Place, operations: Sequence[Operation | None], keeps_all: bool = False
-    ) -> None:
-        self.operations = operations
-        self._place, num_messages = place, sum(one is not None for one in operations)
+    def __init__(self, place: Place, events: Sequence[Event], keeps_all: bool = False) -> None:
+        self._events = events
+        self._place, num_messages = place, sum(bool(event.traffic) for event in events)
         least = FULL_ENTRIES if keeps_all else SUMMARY_ENTRIES
         self._keeps_all = keeps_all
         self._entries = collections.deque[bytes](maxlen=max(least, 4 * num_messages))
         self._total = 0  # entries so far, those that are not kept any more included
-        self._kinds = [one.kind if one else "" for one in operations]
+        self._kinds = [event.traffic for event in events]
         self._counts = False  # whether a step that counts has begun
         self._first, self._num_steps, self._step_s = 0, 0, 0.0
         self._sorted = -1, np.empty(0, DTYPE)  # entries of so many
@@ -161,17 +158,17 @@ class MessageLog:
         # The barrier lies before the step that is timed.
         step_s = self._step_s + sum(row["wait_s"] for row in rows if row["kind"] == BARRIER)
         steps = {"first": self._first, "steps": self._num_steps, "step_s": round(step_s, 9)}
-        return {**steps, "rows": rows, "planned": planned_rows(self.operations)}
+        return {**steps, "rows": rows, "planned": planned_rows(self._events)}
 
     def entries(self) -> NDArray[Any]:
         """Returns the entries that are kept, fields of :data:`DTYPE`, by the end of each."""
         entries = np.frombuffer(b"".join(self._entries), DTYPE)
         return entries[np.argsort(entries["ended"], kind="stable")]
 
-    def write(self, folder: Path, rank: int, events: Sequence[Event], groups: Groups) -> None:
+    def write(self, folder: Path, rank: int, groups: Groups) -> None:
         """Appends the summary to the lines of an attempt, and writes the entries if it keeps all.
 
-        ``events`` and ``groups`` are those of the plan. RunError: it cannot.
+        ``groups`` are those of the plan. RunError: it cannot.
         """
         append_metric(folder, rank, "comm", **self.summary())
         if not self._keeps_all:
@@ -183,7 +180,7 @@ class MessageLog:
             "dropped": self._total - len(entries),
             "operations": CALLED,
             "ways": {way: _ways[way] for way in sorted({*entries["way"].tolist()})},
-            "events": {at: self._named(events[at], at, groups) for at in numbers},
+            "events": {at: self._named(self._events[at], groups) for at in numbers},
         }
         message_entries.write(folder, rank, header, entries.tobytes())
 
@@ -200,10 +197,10 @@ class MessageLog:
         ways = [" ".join(_ways[way]) for way in np.unique(rows["way"]).tolist()]
         return len(rows), int(rows["bytes"].sum()), ", ".join(ways)
 
-    def _named(self, event: Event, at: int, groups: Groups) -> tuple[str, str, list[int]]:
+    def _named(self, event: Event, groups: Groups) -> tuple[str, str, list[int]]:
         is_pair = event.kind in POSTS
         ranks = [event.peer] if is_pair else [*groups[event.peer]] if event.peer >= 0 else []
-        return self._kinds[at], event.part.action, ranks
+        return event.traffic, event.part.action, ranks
 
 
 def _add(sums: _Sums, key: _Key, count: int, size: int, issue_s: float, wait_s: float) -> None:

@@ -11,14 +11,13 @@ Of the memory of ``shm`` a page counts once it is touched:
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 
 from hires.comm.backends import rings, rounds
 from hires.comm.backends.counters import LINE
 from hires.parallel.context import Context
-from hires.plan.event import BYTES, JOINT, POSTS
+from hires.plan.event import POSTS
 from hires.plan.groups import groups
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan
@@ -35,12 +34,9 @@ def backend_bytes(plan: Plan, rank: int) -> int:
     messages: dict[tuple[str, int], int] = defaultdict(int)  # and to or from each rank
     for event in events(plan, rank):
         route = event.route
-        if route is None or event.kind not in (*POSTS, *JOINT):
+        if route is None or not event.counts or route.backend not in MEMORY:
             continue
-        if route.backend not in MEMORY:
-            continue
-        num_bytes = math.prod(event.shape) * BYTES[event.dtype]
-        num_bytes = min(num_bytes, route.segment_bytes or num_bytes)
+        num_bytes = min(event.num_bytes, route.segment_bytes or event.num_bytes)
         if event.kind in POSTS:
             ways = [(event.kind, event.peer)]
         elif route.algorithm != DIRECT:

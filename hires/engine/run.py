@@ -36,7 +36,6 @@ from hires.engine.memory_meter import PeakMeter
 from hires.engine.region_compiler import LateGraphs
 from hires.engine.seen_outputs import Observer
 from hires.engine.validate import Validation
-from hires.plan import traffic
 from hires.plan.groups import groups
 
 PREEMPTION_SIGNAL = signal.SIGUSR2
@@ -174,8 +173,7 @@ def message_log(engine: RankEngine, config: RunConfig) -> comm.MessageLog | None
     plan, cursor = engine.context.plan, engine.executor.cursor
     if config.comm.log == "off" or plan.world == 1:
         return None
-    calls = traffic.operations(plan, engine.context.rank, cursor.events)
-    return comm.MessageLog(cursor, calls, config.comm.log == "full")
+    return comm.MessageLog(cursor, cursor.events, config.comm.log == "full")
 
 
 def _ends_before(step: int, saver: Saver) -> bool:
@@ -193,7 +191,7 @@ def _recorded(engine: RankEngine, log: comm.MessageLog | None, folder: Path) -> 
         plan, rank = engine.context.plan, engine.context.rank
         engine.recorder.write(folder, rank, log.calls_between if log else None)
         if log is not None:
-            log.write(folder, rank, engine.executor.cursor.events, groups(plan))
+            log.write(folder, rank, groups(plan))
 
     try:
         yield

@@ -25,10 +25,14 @@ Kinds that concern others too:
     barrier                 all ranks of the world meet
     agree                   the same with an answer: whether all gradients are finite
     grad_norm               the same with another: the sum of the squares of all gradients
+
+Only the program and the executor tell kinds apart. The proof and the simulation ask for the role of
+an event, and what counts messages for its operation and its traffic.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from typing import NamedTuple
 
@@ -37,18 +41,21 @@ from hires.plan.plan import Box
 from hires.plan.routes import Route
 
 POSTS = ("send", "recv")
-DIVIDED = ("reduce_scatter", "all_gather")
-"""Those of a divided update, which are named by their operations."""
 OF_WORLD = ("agree", "grad_norm")
 """All ranks bring one number of theirs together."""
-MEETINGS = ("collective", "create", "barrier", *OF_WORLD, "publish", *DIVIDED)
-"""All members of a group come to these, and none goes on before the last has come."""
-ALONE = ("begin", "read", "forward", "backward", "end", "statistics", "optimise")
-"""These need no other rank."""
+ALONE, MEETING = "alone", "meeting"
+"""Roles of events that need no other rank, and of those to which all members of a group come and
+from which none goes on before the last has come."""
+_ROLES = dict.fromkeys(
+    ("begin", "read", "forward", "backward", "end", "statistics", "optimise"), ALONE
+) | dict.fromkeys(
+    ("collective", "create", "barrier", *OF_WORLD, "publish", "reduce_scatter", "all_gather"),
+    MEETING,
+)
 WORLD = -1
 """The group of all ranks."""
-JOINT = ("collective", "issue", *OF_WORLD, "publish", *DIVIDED)
-"""Collectives that bring numbers together."""
+BARRIER = "barrier"
+"""Traffic of the agreement to begin a step, which lies before the time of that step."""
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "complex64": 8, "complex128": 16}
 BYTES |= {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
@@ -70,6 +77,9 @@ class Part(NamedTuple):
     ``sums_of`` (gradients) or ``publications`` (parameters)."""
 
 
+NOWHERE = Part()
+
+
 class Event(NamedTuple):
     """One thing that a rank does."""
 
@@ -87,14 +97,34 @@ class Event(NamedTuple):
     call: int = 0
     """Sends and receives next to each other with the same number, not 0, are one group call; only a
     stream-ordered backend sees a difference."""
-    part: Part = Part()
+    part: Part = NOWHERE
     box: Box | None = None
     """The part of the value that a message holds."""
     channel: int = 0
     """Number of the communicator that carries a message where each has a stream of its own
     (:mod:`hires.plan.channels`); 0: one of its two ranks, lane and way alone."""
     route: Route | None = None
-    """How it travels; None: by the backend of the plan."""
+    """How it travels; None: nowhere, as of a group of one rank."""
+    operation: str = ""
+    """What the rank calls; of a wait nothing, as it belongs to the call that began the message."""
+    traffic: str = ""
+    """What travels: ``stage``, ``join``, the kind of a ``CommOp``, ``gradient``, ``parameter``,
+    ``agree``, ``grad_norm`` or ``barrier``."""
+
+    @property
+    def role(self) -> str:
+        """``ALONE``, ``MEETING``, or its kind: a post, a wait or ``issue``."""
+        return _ROLES.get(self.kind, self.kind)
+
+    @property
+    def counts(self) -> bool:
+        """Whether numbers of the step travel to other ranks."""
+        return self.route is not None and self.traffic not in ("", BARRIER)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a message, or that the rank contributes to a collective."""
+        return math.prod(self.shape) * BYTES[self.dtype]
 
     @property
     def words(self) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from hires.plan.halos import ran_back
 from hires.plan.operators.operator_table import updates_statistics
@@ -62,16 +61,9 @@ def num_holders(plan: Plan, stage: int) -> int:
     return len(groups(plan)[gradient_group(plan, stage)])
 
 
-class Agreement(NamedTuple):
-    """The message of every rank when all ranks agree on one number."""
-
-    shape: tuple[int, ...] = (1,)
-    dtype: str = "int64"
-
-
-AGREEMENT = Agreement()
-NORM = Agreement(dtype="float64")
-"""The same, with which the norm of all gradients is found."""
+AGREEMENT, NORM = "int64", "float64"
+"""Types of the number with which all ranks agree, and of that with which they find the norm of all
+gradients."""
 
 
 def wide_dtype(plan: Plan) -> str:

@@ -24,9 +24,6 @@ from hires.plan.plan import Plan, derived
 from hires.plan.routes import CHANNEL, FLAT, MESSAGE, OWN, STREAMED, Route, dtype_class
 from hires.plan.tuning_table import Case, first_route
 
-SUMMED = ("loss",)
-"""Kinds of ``CommOp`` whose numbers are summed; those of the other collectives are gathered."""
-
 
 @derived
 def route_of(

@@ -115,6 +115,11 @@ class CommOp:
         """Whether its messages are pixels of one tile for another; else it is a collective."""
         return self.kind in ("halo", "gather", "crop")
 
+    @property
+    def operation(self) -> str:
+        """The collective that brings its numbers together."""
+        return "all_reduce" if self.kind == "loss" else "all_gather"
+
 
 @dataclass(frozen=True, eq=False)
 class Edge:

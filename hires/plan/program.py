@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hires.plan.channels import channel_of
-from hires.plan.event import WORLD, Event, Part
+from hires.plan.event import BARRIER, NOWHERE, WORLD, Event, Part
 from hires.plan.gradient_sums import sums_of
 from hires.plan.graph import INPUT, Node
 from hires.plan.groups import (
@@ -39,9 +39,9 @@ from hires.plan.groups import (
     wide_dtype,
 )
 from hires.plan.halos import companions, map_shape, name_of
-from hires.plan.message_routes import SUMMED, group_route, send_route
+from hires.plan.message_routes import group_route, send_route
 from hires.plan.ownership import PUBLISH, publications
-from hires.plan.plan import Box, CommOp, Plan, Stage, derived
+from hires.plan.plan import Box, CommOp, Edge, Plan, Stage, derived
 
 
 class Peer(NamedTuple):
@@ -71,9 +71,10 @@ def events(plan: Plan, rank: int) -> Iterator[Event]:
     def alone(kind: str, what: str, action: str = "") -> Event:
         return Event(kind, -1, 0, what=what, part=Part(action))
 
-    of_world = group_route(plan, "all_reduce", WORLD, AGREEMENT.dtype, math.prod(AGREEMENT.shape))
-    of_norm = group_route(plan, "all_reduce", WORLD, NORM.dtype, math.prod(NORM.shape))
-    yield alone("barrier", "the agreement to begin the step")._replace(route=of_world)
+    def of_world(kind: str, what: str, dtype: str = AGREEMENT) -> Event:
+        return _joint(plan, kind, ("all_reduce", kind), WORLD, (1, dtype), what)
+
+    yield of_world(BARRIER, "the agreement to begin the step")
     if plan.training:
         yield alone("begin", "the step")
     for action in actions[:1]:
@@ -97,12 +98,9 @@ def events(plan: Plan, rank: int) -> Iterator[Event]:
             yield from _gradient_events(plan, stage, "wait_issued")
         yield alone("statistics", "the running statistics")
         if plan.scales_loss:
-            what = "the agreement that all gradients are finite"
-            one = AGREEMENT
-            yield Event("agree", WORLD, 0, one.shape, one.dtype, what, route=of_world)
+            yield of_world("agree", "the agreement that all gradients are finite")
         if plan.clips_gradients:
-            what, one = "the norm of all gradients", NORM
-            yield Event("grad_norm", WORLD, 0, one.shape, one.dtype, what, route=of_norm)
+            yield of_world("grad_norm", "the norm of all gradients", NORM)
         yield alone("optimise", "the parameters")
         for stage in held_stages(plan, rank):
             yield from _publish_events(plan, stage)
@@ -206,10 +204,8 @@ def _inside(
                 what = f"{op.kind} of {op.node}{again} in {action}"
                 part = Part(action, op.node, op.value, step.back, op_index(plan, stage.index, op))
                 group = tile_group(plan, rank, direction)
-                operation = "all_reduce" if op.kind in SUMMED else "all_gather"
-                route = group_route(plan, operation, group, wide, op.elements)
-                shape = (op.elements,)
-                yield Event("collective", group, 0, shape, wide, what, part=part, route=route)
+                facts = (op.operation, op.kind), group, (op.elements, wide)
+                yield _joint(plan, "collective", *facts, what, 0, part)
                 continue
             call = next(calls)
             messages = functools.partial(halo_messages, plan, rank, direction, action, call)
@@ -242,9 +238,10 @@ def _gradient_events(plan: Plan, stage: int, kind: str, action: str = "") -> Ite
         early = bool(one.node) and kind == "issue"
         part = Part(action, one.node if early else "", "", early, index)
         group, is_bucket = gradient_group(plan, stage), not one.alone and not one.scatters
-        route = group_route(plan, one.operation, group, one.dtype, one.elements, is_bucket)
-        name, shape = one.operation if one.scatters else kind, (one.elements,)
-        yield Event(name, group, index, shape, one.dtype, what, part=part, route=route)
+        name, numbers = one.operation if one.scatters else kind, (one.elements, one.dtype)
+        call = one.operation, "gradient"
+        event = _joint(plan, name, call, group, numbers, what, index, part, is_bucket)
+        yield event._replace(operation="", traffic="") if kind == "wait_issued" else event
 
 
 def _publish_events(plan: Plan, stage: int) -> Iterator[Event]:
@@ -253,9 +250,30 @@ def _publish_events(plan: Plan, stage: int) -> Iterator[Event]:
     for number, one in enumerate(publications(plan, stage)):
         what = f"parameters of stage {stage}"
         what += f" from rank {one.owner}" if one.kind == PUBLISH else ""
-        route = group_route(plan, one.operation, group, one.dtype, one.elements)
-        shape, part = (one.elements,), Part(number=number)
-        yield Event(one.kind, group, number, shape, one.dtype, what, part=part, route=route)
+        call, numbers = (one.operation, "parameter"), (one.elements, one.dtype)
+        yield _joint(plan, one.kind, call, group, numbers, what, number, Part(number=number))
+
+
+def _joint(
+    plan: Plan,
+    kind: str,
+    call: tuple[str, str],
+    group: int,
+    numbers: tuple[int, str],
+    what: str,
+    tag: int = 0,
+    part: Part = NOWHERE,
+    is_bucket: bool = False,
+) -> Event:
+    """Returns an event of a group.
+
+    ``call``: operation and traffic; ``numbers``: how many of which type; ``is_bucket``: they are
+    of several tensors.
+    """
+    (operation, traffic), (elements, dtype) = call, numbers
+    facts = Event(kind, group, tag, (elements,), dtype, what, part=part)
+    route = group_route(plan, operation, group, dtype, elements, is_bucket)
+    return facts._replace(route=route, operation=operation, traffic=traffic)
 
 
 def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool, call: int = 0) -> list[Event]:
@@ -265,7 +283,7 @@ def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool, call: int 
     kind, posts = "send" if outgoing else "recv", []
     # A gradient leaves the stage that read the value and comes to the stage that made it.
     for index, there, peers in links(plan, back)[stage, outgoing].get(tile, ()):
-        value = plan.edges[index].value
+        value, traffic = plan.edges[index].value, edge_kind(plan, plan.edges[index])
         part = Part(action, "", value, back, index)
         what = f"{'the gradient of ' if back else ''}{value} in {action}"
         tag = (2 * index + back) * plan.total_microbatches + int(action[1:])
@@ -275,11 +293,15 @@ def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool, call: int 
         for one in peers:
             peer = plan.rank_of(replica, direction, there, one.tile)
             route = send_route(plan, rank, peer, dtype, math.prod(one.shape))
-            shape, box = one.shape, one.box
-            posts.append(
-                Event(kind, peer, tag, shape, dtype, what, lane, call, part, box, channel, route)
-            )
+            facts, shape, box = (channel, route, kind, traffic), one.shape, one.box
+            posts.append(Event(kind, peer, tag, shape, dtype, what, lane, call, part, box, *facts))
     return posts
+
+
+def edge_kind(plan: Plan, edge: Edge) -> str:
+    """Returns what the messages of an edge are counted as."""
+    counts = {plan.stages[index].num_ranks for index in (edge.source, edge.target)}
+    return "stage" if len(counts) == 1 else "join"
 
 
 def halo_messages(
@@ -314,11 +336,9 @@ def halo_messages(
         sending = one.is_source == back
         peer = plan.rank_of(replica, direction, stage, one.tile)
         route = send_route(plan, rank, peer, dtype, math.prod(one.shape))
-        shape, box = one.shape, one.box
         kind, posts = ("send", sends) if sending else ("recv", receives)
-        posts.append(
-            Event(kind, peer, tag, shape, dtype, what, lane, call, part, box, channel, route)
-        )
+        facts, shape, box = (channel, route, kind, op.kind), one.shape, one.box
+        posts.append(Event(kind, peer, tag, shape, dtype, what, lane, call, part, box, *facts))
     return sends, receives
 
 

@@ -14,26 +14,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hires.core.units import MIB
-from hires.plan.event import BYTES, DIVIDED, JOINT, OF_WORLD, POSTS, WORLD, Event
+from hires.plan.event import BYTES, OF_WORLD, WORLD, Event
 from hires.plan.gradient_sums import sums_of
 from hires.plan.groups import AGREEMENT, gradient_group, groups, num_tile_groups, wide_dtype
 from hires.plan.halos import map_shape
-from hires.plan.message_routes import SUMMED, group_route, is_on_one_node, route_of
-from hires.plan.ownership import (
-    PUBLISH,
-    REDUCE_SCATTER,
-    publications,
-)
+from hires.plan.message_routes import group_route, is_on_one_node, route_of
+from hires.plan.ownership import publications
 from hires.plan.plan import Plan, Stage, derived
-from hires.plan.program import events, pass_comm
+from hires.plan.program import edge_kind, events, pass_comm
 from hires.plan.routes import Route
 
 BOUNDS = (1024, 16 * 1024, 256 * 1024, 4 * MIB)
 CLASSES = ("below 1 KiB", "1 to 16 KiB", "16 to 256 KiB", "256 KiB to 4 MiB", "4 MiB and more")
 """Size classes of messages; the bounds lie between them."""
-
-
-AGREEMENT_BYTES = math.prod(AGREEMENT.shape) * BYTES[AGREEMENT.dtype]
 
 
 class PassTraffic(NamedTuple):
@@ -51,6 +44,8 @@ class PassTraffic(NamedTuple):
     """Of the messages."""
     to_all: int = 0
     """In the place of messages: bytes that every rank sends to every other one."""
+    operation: str = ""
+    """The collective that does it."""
 
 
 def pass_traffic(plan: Plan) -> Iterator[PassTraffic]:
@@ -59,7 +54,7 @@ def pass_traffic(plan: Plan) -> Iterator[PassTraffic]:
     for back in (False, True) if plan.training else (False,):
         for edge in plan.edges:
             makers, readers = plan.stages[edge.source], plan.stages[edge.target]
-            kind = _edge_kind(makers, readers)
+            kind = edge_kind(plan, edge)
             rows, dtype = edge.back if back else edge.messages, plan.dtype_of(edge.value)
             whole, width = edge.shape(graph), BYTES[dtype]
             sizes = [math.prod(row.box.shape(whole)) * width for row in rows]
@@ -70,7 +65,8 @@ def pass_traffic(plan: Plan) -> Iterator[PassTraffic]:
                 dtype = plan.dtype_of(op.value)
                 width, to_all = BYTES[dtype], op.elements * wide
                 sizes = [math.prod(row.box.shape(whole)) * width for row in op.messages]
-                yield PassTraffic(op.kind, stage, stage, way_back, sizes, dtype, to_all)
+                facts = sizes, dtype, to_all, op.operation
+                yield PassTraffic(op.kind, stage, stage, way_back, *facts)
 
 
 CALLED = (
@@ -78,77 +74,22 @@ CALLED = (
     "all_to_all", "gather", "scatter", "barrier",
 )  # fmt: skip
 """What ranks call; an agreement, as in the barrier of a step, is an all-reduce of one number."""
-BARRIER = "barrier"
-"""Kind of the agreement to begin a step, which lies before the time of that step."""
 
 
-class Operation(NamedTuple):
-    """The call of one rank that an event stands for."""
-
-    operation: str
-    """One of ``CALLED``."""
-    kind: str
-    """``stage``, ``join``, the kind of a ``CommOp``, ``gradient``, ``parameter``, ``agree`` or
-    ``barrier``."""
-    num_bytes: int
-    """Of a collective those that the rank contributes."""
-    route: Route | None = None
-    """None: the plan has no routes."""
-
-
-def operations(plan: Plan, rank: int, events: Sequence[Event]) -> list[Operation | None]:
-    """Returns the call of every event of a rank's step; None of those that send nothing.
-
-    A wait belongs to the call that began the message.
-    """
-    return [_operation(plan, rank, event) if plan.world > 1 else None for event in events]
-
-
-def planned_rows(operations: Sequence[Operation | None]) -> list[dict[str, Any]]:
+def planned_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
     """Returns calls by operation, kind, ``size`` (2^size bytes and more, -1 of none) and route.
 
     A row has their ``count`` and ``bytes``, and of its route the backend and the algorithm.
     """
     sums: dict[tuple[str, str, int, str, str], list[int]] = {}
-    for one in operations:
-        if one is not None:
-            way = ("", "") if one.route is None else one.route.names
-            key = one.operation, one.kind, one.num_bytes.bit_length() - 1, *way
+    for one in events:
+        if one.traffic and one.route is not None:
+            key = one.operation, one.traffic, one.num_bytes.bit_length() - 1, *one.route.names
             held = sums.setdefault(key, [0, 0])
             held[0] += 1
             held[1] += one.num_bytes
     names = ("operation", "kind", "size", "backend", "algorithm", "count", "bytes")
     return [dict(zip(names, (*key, *sums[key]), strict=True)) for key in sorted(sums)]
-
-
-def _operation(plan: Plan, rank: int, event: Event) -> Operation | None:
-    part = event.part
-    if event.kind == "barrier":
-        return Operation("all_reduce", BARRIER, AGREEMENT_BYTES, event.route)
-    if event.kind not in (*POSTS, *JOINT):
-        return None
-    num_bytes = math.prod(event.shape) * BYTES[event.dtype]
-    if event.kind == PUBLISH:
-        return Operation("broadcast", "parameter", num_bytes, event.route)
-    if event.kind in DIVIDED:
-        kind = "gradient" if event.kind == REDUCE_SCATTER else "parameter"
-        return Operation(event.kind, kind, num_bytes, event.route)
-    if event.kind in (*OF_WORLD, "issue") or not part.node:
-        if event.kind in POSTS:
-            edge = plan.edges[part.number]
-            makers, readers = plan.stages[edge.source], plan.stages[edge.target]
-            return Operation(event.kind, _edge_kind(makers, readers), num_bytes, event.route)
-        kind = event.kind if event.kind in OF_WORLD else "gradient"
-        return Operation("all_reduce", kind, num_bytes, event.route)
-    stage = plan.slot_of(rank, plan.direction_of(part.action)).stage
-    kind = plan.stages[stage].comm[part.number].kind
-    call = "all_reduce" if kind in SUMMED else "all_gather"
-    call = event.kind if event.kind in POSTS else call
-    return Operation(call, kind, num_bytes, event.route)
-
-
-def _edge_kind(makers: Stage, readers: Stage) -> str:
-    return "stage" if makers.num_ranks == readers.num_ranks else "join"
 
 
 def by_class(plan: Plan) -> dict[tuple[str, int], tuple[int, int]]:
@@ -210,10 +151,12 @@ def _pass_sums(plan: Plan) -> Iterator[TrafficSum]:
             ways = dict.fromkeys(route_of(plan, "send", 2, n, one.dtype, size) for n in near)
             yield TrafficSum(one.kind, number, number * size, size, [*ways])
         if one.to_all:
-            call = "all_reduce" if one.kind in SUMMED else "all_gather"
             every = groups(plan)[: num_tile_groups(plan)]
             of_stage, ranks = every[one.makers.index :: len(plan.stages)], one.makers.num_ranks
-            number, routes = ranks * plan.pieces, _routes(plan, of_stage, call, wide, one.to_all)
+            number, routes = (
+                ranks * plan.pieces,
+                _routes(plan, of_stage, one.operation, wide, one.to_all),
+            )
             sent_bytes = number * (ranks - 1) * one.to_all
             yield TrafficSum(one.kind, number, sent_bytes, one.to_all, routes)
 
@@ -235,10 +178,11 @@ def _step_sums(plan: Plan) -> Iterator[TrafficSum]:
     agreements = [("agree", plan.scales_loss), ("grad_norm", plan.clips_gradients)]
     for kind, is_wanted in agreements if plan.world > 1 else ():
         if is_wanted:  # each has the same size
-            sent_bytes = 2 * (plan.world - 1) * AGREEMENT_BYTES
-            route = group_route(plan, "all_reduce", WORLD, AGREEMENT.dtype, 1)
+            size = BYTES[AGREEMENT]
+            sent_bytes = 2 * (plan.world - 1) * size
+            route = group_route(plan, "all_reduce", WORLD, AGREEMENT, 1)
             assert route is not None
-            yield TrafficSum(kind, plan.world, sent_bytes, AGREEMENT_BYTES, [route])
+            yield TrafficSum(kind, plan.world, sent_bytes, size, [route])
 
 
 def _routes(
@@ -273,12 +217,11 @@ def matrix(plan: Plan) -> list[list[float]]:
     sent = [[0.0] * plan.world for _ in range(plan.world)]
     members = [*groups(plan), [*range(plan.world)]]  # the last has the index of the world
     for rank in range(plan.world):
-        program = [*events(plan, rank)]
-        for event, call in zip(program, operations(plan, rank, program), strict=True):
-            if call is None or call.operation == "recv" or call.kind == BARRIER:
+        for event in events(plan, rank):
+            if not event.counts or event.operation == "recv":
                 continue
-            ranks = [rank, event.peer] if event.kind == "send" else members[event.peer]
-            parts = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1}.get(call.operation)
+            ranks = [rank, event.peer] if event.operation == "send" else members[event.peer]
+            parts = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1}.get(event.operation)
             for target in {*ranks} - {rank}:
-                sent[rank][target] += call.num_bytes * (parts / len(ranks) if parts else 1)
+                sent[rank][target] += event.num_bytes * (parts / len(ranks) if parts else 1)
     return sent

@@ -21,8 +21,9 @@ from hires.nets.build_network import build_model
 from hires.plan import traffic
 from hires.plan.event import Event, Part
 from hires.plan.plan import Plan
+from hires.plan.program import events
 from hires.plan.rank_kinds import representatives
-from hires.plan.traffic import Operation, backends_of_plan
+from hires.plan.traffic import backends_of_plan
 from tests.helpers.layouts import config_of
 from tests.helpers.traces import plan_of
 
@@ -42,8 +43,7 @@ def logged_step(config: Any, plan: Plan, rank: int) -> MessageLog:
         engine = assemble(config, contexts, tensors, [])
         executor = engine.executor
         executor.methods["agree"] = lambda event: None  # there are no numbers to look at
-        calls = traffic.operations(plan, rank, executor.cursor.events)
-        log = MessageLog(executor.cursor, calls)
+        log = MessageLog(executor.cursor, executor.cursor.events)
         with comm.logged(log):
             executor.step([_blank_feed(config, one, LiveBytes()) for one in contexts])
             log.end_step(0, 1.0, counts=True)
@@ -73,13 +73,13 @@ def test_rank_logs_the_calls_and_bytes_of_its_plan(name: str):
     plan = plan_of(config)
     for rank in sorted(set(representatives(plan))):
         log = logged_step(config, plan, rank)
-        summary = log.summary()
+        summary, program = log.summary(), [*events(plan, rank)]
         # The barrier and the agreement are not rehearsed.
         planned = [r for r in summary["planned"] if r["kind"] not in ("barrier", "agree")]
         assert by_kind(summary["rows"]) == by_kind(planned)
         # Message by message, in the order of the program's events.
         for entry in log.entries():
-            one = log.operations[entry["event"]]
+            one = program[entry["event"]]
             said = (traffic.CALLED[entry["operation"]], entry["bytes"])
             assert said == (one.operation, one.num_bytes)
             assert message_log._ways[entry["way"]] == one.route.names
@@ -92,7 +92,7 @@ class At:
 
 
 def filled(sizes: list[int]) -> MessageLog:
-    log = MessageLog(At(), [Operation("send", "halo", 8)])
+    log = MessageLog(At(), [Event("send", 1, 0, (1,), "int64", traffic="halo")])
     for size in sizes:
         log.note(log.issue(SEND, BY_MPI, size, 1.0), 2.0)
     return log
@@ -129,16 +129,18 @@ def test_messages_between_steps_count_in_none():
 
 
 def test_full_log_names_kind_action_and_ranks_of_its_entries(tmp_path):
-    events = [Event("barrier", -1, 0), Event("send", 3, 0, part=Part("F1")), Event("agree", -1, 0)]
-    events.append(Event("collective", 1, 0, part=Part("B0")))
-    kinds = ("barrier", "stage", "agree", "gradient")
+    facts = ("barrier", -1, "", ""), ("send", 3, "F1", "stage"), ("agree", -1, "", "agree")
+    events = [
+        Event(kind, peer, 0, (1,), "int64", part=Part(action), traffic=traffic or kind)
+        for kind, peer, action, traffic in (*facts, ("collective", 1, "B0", "gradient"))
+    ]
     place = At()
-    log = MessageLog(place, [Operation("all_reduce", kind, 8) for kind in kinds], True)
+    log = MessageLog(place, events, True)
     for number in (4, 0, 1, 2, 3):
         place.at = number
         log.note_blocking(ALL_GATHER, BY_MPI, number, clock())
     (tmp_path / "logs").mkdir()
-    log.write(tmp_path, 2, events, [[0, 1], [1, 2]])
+    log.write(tmp_path, 2, [[0, 1], [1, 2]])
     [ranks] = message_entries.read(tmp_path)
     assert [(m.kind, m.action, m.ranks, m.num_bytes) for m in ranks.messages] == [
         ("gradient", "B0", [1, 2], 4), ("", "", [], 0), ("barrier", "", [], 1),

@@ -13,7 +13,7 @@ from hires.core.ranks.world import World
 from hires.engine.build import build_rank
 from hires.parallel import cursor, gradients
 from hires.plan import gradient_sums
-from hires.plan.event import ALONE
+from hires.plan.event import ALONE, Event
 from hires.plan.plan import Plan
 from hires.plan.routes import Route
 from tests.helpers.jobs import join
@@ -55,7 +55,7 @@ def logged_step(
         events[one], events[other] = events[other], events[one]
         walk.events = events
     for kind, method in engine.executor.methods.items():
-        if kind in ALONE:
+        if Event(kind, -1, 0).role == ALONE:
             engine.executor.methods[kind] = _logged_first(log, method)
     engine.executor.begin(lambda: not log.append(("barrier", "")))
     engine.executor.step(engine.loaders)

@@ -14,7 +14,7 @@ from hires.core.store.message_sums import ROUTED_KEYS
 from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.simulation.simulate import simulate
-from hires.plan.traffic import operations, planned_rows
+from hires.plan.traffic import planned_rows
 from tests.helpers.simulated import EqualCosts
 from tests.helpers.small_plans import LAYOUTS, config_of, plan_of
 
@@ -96,7 +96,7 @@ def _fill(folder: Path, plan: Plan, config: RunConfig, step_s: float) -> None:
 
 def message_line(plan: Plan, rank: int, steps: int, step_s: float) -> dict[str, Any]:
     """Returns what a rank records of its messages: those of its plan, each of them 1 ms long."""
-    planned = planned_rows(operations(plan, rank, [*events(plan, rank)]))
+    planned = planned_rows([*events(plan, rank)])
     rows = []
     for row in planned:
         key = {name: row[name] for name in ROUTED_KEYS}

@@ -161,7 +161,7 @@ class Execution(Threads):
                 self.issue(rank, event)
             elif event.kind == "wait_issued":
                 self.wait(lambda event=event: self.is_summed(rank, event))  # type: ignore[misc]
-            elif event.kind not in ALONE:
+            elif event.role != ALONE:
                 self.meet(rank, event)
             at += steps
         self.ended.add(rank)

@@ -17,7 +17,7 @@ import pytest
 
 from hires.core.schedules import started
 from hires.plan import traffic
-from hires.plan.event import ALONE, JOINT, POSTS, Event
+from hires.plan.event import ALONE, BARRIER, POSTS, Event
 from hires.plan.groups import gradient_group, groups, tile_group
 from hires.plan.layout import held_by
 from hires.plan.plan import Plan
@@ -136,18 +136,18 @@ def check_traffic(plan: Plan) -> None:
     counted: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     everyone = [*range(plan.world)]
     for rank, program in enumerate(programs_of(plan)):
-        for event, call in zip(program, traffic.operations(plan, rank, program), strict=True):
-            if call is None or call.operation == "recv" or call.kind == "barrier":
+        for event in program:
+            if not event.counts or event.operation == "recv":
                 continue
             pair = event.kind == "send"
             ranks = [rank, event.peer] if pair else everyone
             if event.kind in ("collective", "issue"):
                 ranks = groups(plan)[event.peer]
-            each = call.num_bytes * (2 / len(ranks) if call.operation == "all_reduce" else 1)
+            each = event.num_bytes * (2 / len(ranks) if event.operation == "all_reduce" else 1)
             for target in ranks:
                 matrix[rank][target] += each if target != rank else 0
-            counted[call.kind][0] += 1
-            counted[call.kind][1] += each * (len(ranks) - 1)
+            counted[event.traffic][0] += 1
+            counted[event.traffic][1] += each * (len(ranks) - 1)
     totals = by_kind(plan)
     assert {kind: count for kind, (count, _) in counted.items()} == {
         kind: messages for kind, (messages, _) in totals.items()
@@ -172,7 +172,7 @@ def check_routes(plan: Plan) -> list[tuple[int, Event]]:
         (rank, event)
         for rank, program in enumerate(programs_of(plan))
         for event in program
-        if event.kind in (*POSTS, *JOINT, "barrier")
+        if event.traffic
     ]
     sides: dict[tuple[object, ...], object] = {}
     for rank, event in routed:
@@ -245,8 +245,8 @@ def test_simulated_step_has_the_events_of_the_plan_and_the_length_of_its_schedul
             passes = [span.action for span in line.spans if span.kind in ("forward", "backward")]
             assert passes == plan.actions_of(rank)
             items = timed_program(plan, rank, EqualCosts(plan))
-            assert [item.event for item in items if item.event] == [
-                e for e in events(plan, rank) if e.kind not in (*ALONE, "barrier")
+            assert [item.event for item in items if item.event.role != ALONE] == [
+                e for e in events(plan, rank) if e.role != ALONE and e.kind != BARRIER
             ]
 
 

@@ -11,7 +11,7 @@ import pytest
 from hires.core.errors import ConfigError, PlanError
 from hires.nets.trace import trace
 from hires.plan import gradient_sums, traffic
-from hires.plan.event import JOINT, POSTS, WORLD, Event
+from hires.plan.event import POSTS, WORLD, Event
 from hires.plan.gradient_sums import TOGETHER
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
@@ -164,9 +164,8 @@ def routed_plan(comm=None, launcher=None, **parallel: Any) -> Plan:
 
 
 def routed(plan: Plan) -> list[tuple[int, Event]]:
-    kinds = (*POSTS, *JOINT, "barrier")
     every = ((rank, e) for rank in range(plan.world) for e in events(plan, rank))
-    return [(rank, event) for rank, event in every if event.kind in kinds]
+    return [(rank, event) for rank, event in every if event.traffic]
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from hires.plan.ownership import (
 from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.proof.explain import prove_each
-from hires.plan.traffic import operations
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.small_plans import by_kind
 
@@ -75,7 +74,7 @@ def test_holders_scatter_before_the_update_and_gather_behind_it():
         assert REDUCE_SCATTER in kinds[:update]
         assert {*kinds[update + 1 :]} == {ALL_GATHER}
         assert not {PUBLISH, "issue"} & {*kinds}
-        calls = [one for one in operations(plan, rank, own) if one is not None]
+        calls = [event for event in own if event.traffic]
         numbers = sum(plan.stages[slot.stage].params for slot in plan.slots_of(rank))
         sent = sum(one.num_bytes for one in calls if one.operation == "reduce_scatter")
         assert sent == 8 * numbers

@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hires.plan.event import JOINT, MEETINGS, WORLD, Event
+from hires.plan.event import MEETING, WORLD, Event
 from hires.plan.proof.step_order import (
+    MESSAGE,
     OTHER,
     Node,
     Proof,
@@ -18,7 +19,6 @@ from hires.plan.proof.step_order import (
     reached,
     tag_of,
 )
-from hires.plan.routes import STREAMED
 
 
 def prove_each(
@@ -61,7 +61,7 @@ class _Steps:
         """Yields the events of a rank but the collectives of groups that it is no member of."""
         for event in self.programs[rank]:
             group = self.groups.get(event.peer, [])
-            if (event.kind in MEETINGS or event.kind == "issue") and rank not in group:
+            if event.role in (MEETING, "issue") and rank not in group:
                 self.proof.problems.append(
                     f"rank {rank} is no member of the group {group} of {event.words}"
                 )
@@ -75,7 +75,7 @@ class _Steps:
         """Counts messages and collectives whose sides have met, and compares what they say."""
         problems = self.proof.problems
         for post, (source, send) in self.step.events.items():
-            if send.kind != "send" or not self._has_met(post, send):
+            if send.kind != "send" or not self._has_met(post):
                 continue
             self.proof.num_messages += 1
             target, receive = self.step.events[_other(post)]
@@ -89,7 +89,7 @@ class _Steps:
             if meeting not in self.reached:
                 continue
             (first_rank, first), *others = self._present(meeting)
-            self.proof.num_collectives += first.kind in JOINT
+            self.proof.num_collectives += first.counts
             for rank, event in others:
                 if event != first:
                     problems.append(
@@ -98,12 +98,9 @@ class _Steps:
                         f"{event.words} {list(event.shape)}{_by(event, first)}"
                     )
 
-    def _has_met(self, post: Node, event: Event) -> bool:
+    def _has_met(self, post: Node) -> bool:
         """Whether both sides of a message are under way."""
-        sides = [post, _other(post)]
-        if event.backend in STREAMED:
-            sides = [("head", side) for side in sides]
-        return self.reached.issuperset(sides)
+        return (MESSAGE, post[1]) in self.reached
 
     def _present(self, meeting: Node) -> list[tuple[int, Event]]:
         """Returns the ranks that have come to a collective, and what each calls there."""
@@ -128,7 +125,7 @@ class _Steps:
         problems += self._one_sided()
         for program in self.read.values():
             for post, event in program.unread:
-                if self._has_met(post, event):
+                if self._has_met(post):
                     rank = self.step.events[post][0]
                     words = f"{self._words(event)} from rank {event.peer}"
                     problems.append(f"rank {rank} never waits for {words}")
@@ -185,9 +182,9 @@ class _Steps:
                 if ("head", unit.posts[0][0]) in self.reached:
                     return [node]
                 node = ("head", unit.posts[0][0])
-            elif node[0] == "head":
+            elif node[0] in ("head", MESSAGE):
                 unmet = [other for other in step.graph.get(node, ()) if other not in self.reached]
-                if not unmet:  # a post that no rank has
+                if not unmet:  # of a post that no rank has
                     return []
                 node = unmet[0]
             elif node in step.events:
@@ -208,7 +205,7 @@ class _Steps:
     def _sentence(self, waiter: Node) -> str:
         if not isinstance(waiter, int):
             unit = self.step.units[waiter]
-            post = next(event for post, event in unit.posts if not self._has_met(post, event))
+            post = next(event for post, event in unit.posts if not self._has_met(post))
             verb, side = ("send", "to") if post.kind == "send" else ("receive", "from")
             return (
                 f"the stream of rank {unit.rank} must first {verb} {self._words(post)} {side} "

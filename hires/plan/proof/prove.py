@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from hires.plan.event import Event
+from hires.plan.event import ALONE, Event
 from hires.plan.gradient_sums import sums_of
 from hires.plan.groups import groups
 from hires.plan.ownership import publications
@@ -92,7 +92,10 @@ def _proof_of(plan: Plan, first: int) -> Proof:
     members = [[rank for rank in group if rank in ranks] for group in groups(plan)]
 
     def begun() -> list[Iterator[Event]]:
-        return [chain(creation(members, rank), events(plan, rank)) for rank in ranks]
+        return [
+            chain(creation(members, rank), (e for e in events(plan, rank) if e.role != ALONE))
+            for rank in ranks
+        ]
 
     kinds = None if first else translated_kinds(plan)
     proof = prove_merged(begun(), members, kinds, first)

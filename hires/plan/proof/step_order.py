@@ -1,11 +1,13 @@
 r"""Builds the graph of what the events of a step wait for, and finds which of them are reached.
 
 No receive is a wildcard and no rank looks at a clock, so a step ends if and only if its events have
-an order in which each comes behind what it waits for:
+an order in which each comes behind what it waits for. The simulation of a step's time asks the same
+graph for its longest path.
 
-    wait_recv       behind the send of the message
-    wait_send(s)    behind the receives of the messages
-    collective      behind all that its members do before it
+    message         behind its two posts
+    wait_recv       behind the message
+    wait_send(s)    behind the messages
+    collective      behind all that its members do before it, and the one before it of its group
 
     rank 0    send a ------ wait_recv b          rank 0    wait_recv b --- send a
                     \     /                                       ^           |
@@ -15,14 +17,15 @@ an order in which each comes behind what it waits for:
 
 What a post and a wait mean follows from the route of the message:
 
-* ``gloo``, ``mpi`` and ``shm`` buffer nothing here: a send ends when its receive is posted.
-  Messages of one tag between two ranks keep their order, others pass each other.
+* ``gloo``, ``mpi`` and ``shm`` buffer nothing here: a send ends with its message. Messages of one
+  tag between two ranks keep their order, others pass each other.
 * ``nccl`` has a stream for each communicator (``hires.plan.channels``). A post holds up those
   behind it, and what a rank posts there in one call is a unit, which two more events describe:
 
       head        of a post: its unit is the first of its stream: behind the post, and behind the
                   done of the unit before it
-      done        of a unit: behind the head of each of its posts and of the other side of each
+      done        of a unit: behind the messages of its posts, which are behind the heads of both
+                  sides there
 
 Backends do not see each other: a tag means a message within one backend, and the collectives of a
 group have one order for each backend that carries some. A collective begins when all members have
@@ -48,7 +51,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hires.plan.event import ALONE, JOINT, MEETINGS, POSTS, WORLD, Event
+from hires.plan.event import ALONE, MEETING, POSTS, WORLD, Event
 from hires.plan.routes import STREAMED
 
 Node = Any
@@ -56,6 +59,8 @@ Node = Any
 Graph = dict[Node, list[Node]]
 """Node -> those that it comes behind; one that is no key is never reached."""
 OTHER = {"send": "recv", "recv": "send"}
+MESSAGE = "message"
+"""Begins the node of a message, as ``MEETING`` that of a collective."""
 
 
 @dataclass
@@ -125,8 +130,7 @@ class StepGraph:
         """Adds the events of a rank."""
         reader = _Reader(self, rank)
         for event in events:
-            if event.kind not in ALONE:
-                reader.add(event)
+            reader.add(event)
         for (kind, *_), posts in reader.open_posts.items():
             if kind == "recv":
                 reader.program.unread += [(post, event) for post, _, event in posts[:1]]
@@ -150,25 +154,27 @@ class _Reader:
     def add(self, event: Event) -> None:
         """Adds an event behind those before it."""
         wait = RankEvent((self.rank, len(self.program.waits)), event)
-        if event.kind in POSTS:
+        behind: list[Node] = []
+        role = event.role
+        if role in POSTS:
             self._post(event, wait)
-            behind = []
-        elif event.kind == "wait_recv":
+        elif role == "wait_recv":
             behind = self._wait_recv(event, wait)
-        elif event.kind in ("wait_send", "wait_sends"):
+        elif role in ("wait_send", "wait_sends"):
             behind = self._wait_sends(event, wait)
-        elif event.kind == "wait_issued":
+        elif role == "wait_issued":
             begun = self.issued[event.peer, event.tag]
             wait.meeting = begun.pop(0) if begun else ("never issued", wait.node)
             behind = [wait.meeting]
+        elif role == "issue":  # the rank does not wait for it
+            meeting = self._meet(event)
+            self.graph[meeting] += self.last
+            self.issued[event.peer, event.tag].append(meeting)
+            return
+        elif role == MEETING:
+            wait.node = wait.meeting = self._meet(event)
         else:
-            assert event.kind in MEETINGS or event.kind == "issue", event.kind
-            behind, meeting = [], self._meet(event)
-            if event.kind == "issue":  # the rank does not wait for it
-                self.graph.setdefault(meeting, []).extend(self.last)
-                self.issued[event.peer, event.tag].append(meeting)
-                return
-            wait.node = wait.meeting = meeting
+            assert role == ALONE, event.kind
         if self.last != [wait.node]:  # as equal messages to two peers, where events are merged
             behind += self.last
         self.graph.setdefault(wait.node, []).extend(behind)
@@ -189,16 +195,19 @@ class _Reader:
         if is_merged:
             facts = message, event.agreed, event.lane, event.channel
             self.program.posts[peer - self.rank][kind, event.lane].append(facts)
-        end: Node = OTHER[kind], message
+        end: Node = (MESSAGE, message)
+        sides: list[Node] = [node, (OTHER[kind], message)]
         if event.backend in STREAMED:
-            end = self._unit(event, node, (OTHER[kind], message)).done
+            sides = [("head", side) for side in sides]
+            end = self._unit(event, node, end).done
+        self.graph.setdefault((MESSAGE, message), sides)
         key = kind, peer, event.backend, event.tag
         if kind == "recv" and self.early[key]:  # nothing that is behind a wait ends it
             self.graph[self.early[key].pop(0).node].append(node)
         else:
             self.open_posts[key].append((node, end, event))
 
-    def _unit(self, event: Event, node: Node, other: Node) -> Unit:
+    def _unit(self, event: Event, node: Node, message: Node) -> Unit:
         """Adds a post to its unit, and what it means for this."""
         stream = event.backend, event.channel or (event.peer, event.lane)
         unit = self.units.get(stream)
@@ -207,7 +216,7 @@ class _Reader:
             self.step.units[unit.done] = unit
         unit.posts.append((node, event))
         self.graph.setdefault(("head", node), []).extend((*unit.before, node))
-        self.graph.setdefault(unit.done, []).extend((("head", node), ("head", other)))
+        self.graph.setdefault(unit.done, []).append(message)
         return unit
 
     def _wait_recv(self, event: Event, wait: RankEvent) -> list[Node]:
@@ -231,8 +240,10 @@ class _Reader:
 
     def _meet(self, event: Event) -> Node:
         calls = self.program.meetings[event.peer, event.backend]
-        meeting = "meeting", event.peer, event.backend, len(calls)
+        *group, number = meeting = MEETING, event.peer, event.backend, len(calls)
         calls.append(event)
+        if meeting not in self.graph:  # the collectives of a group run one after the other
+            self.graph[meeting] = [(*group, number - 1)] if number else []
         self.step.came[meeting][self.rank] = self.last[0] if self.last else None
         return meeting
 
@@ -298,7 +309,7 @@ def prove_merged(
         ]
         if any(other != calls[0] for other in calls[1:]):
             return None
-        proof.num_collectives += sum(event.kind in JOINT for event in calls[0])
+        proof.num_collectives += sum(event.counts for event in calls[0])
     return proof
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from hires.core.ranks import timeline
-from hires.plan.event import ALONE, BYTES, JOINT, Event
+from hires.plan.event import ALONE, BARRIER, BYTES, MEETING, Event
 from hires.plan.graph import Node, update_nodes
 from hires.plan.groups import held_stages
 from hires.plan.halos import BORDER_SHARE, extents_of
@@ -183,6 +183,8 @@ def _buffers_s(plan: Plan, device: DeviceSpeed, stage: int) -> float:
 
 
 SUMS = ("issue", "wait_issued")
+COMPUTES = Event("forward", -1, 0)
+"""Computation of a pass or an update, or a part of it."""
 
 
 class Item(NamedTuple):
@@ -192,8 +194,7 @@ class Item(NamedTuple):
     """As in ``hires.core.ranks.timeline``."""
     action: str
     """That it belongs to; empty at the end of the step."""
-    event: Event | None = None
-    """Communication; None: it computes."""
+    event: Event = COMPUTES
     seconds: float = 0.0
 
 
@@ -209,9 +210,9 @@ def timed_program(plan: Plan, rank: int, costs: Costs) -> list[Item]:
             items += _pass(plan, rank, action, [e for e in body if e.part.node], seconds)
             items += [Item(timeline.WAIT, action, e) for e in body if not e.part.node]
         elif event.kind == "optimise":
-            items.append(Item(timeline.OPTIMISER, "", None, costs.optimiser_s(rank)))
-        elif event.kind not in ALONE and event.kind != "barrier":
-            summed = event.kind in (*JOINT, *SUMS)
+            items.append(Item(timeline.OPTIMISER, "", COMPUTES, costs.optimiser_s(rank)))
+        elif event.role != ALONE and event.traffic != BARRIER:
+            summed = event.role in (MEETING, *SUMS)
             items.append(Item(timeline.GRADIENTS if summed else timeline.WAIT, action, event))
     return items
 
@@ -232,15 +233,16 @@ def _pass(
 
     def compute(step_s: float) -> None:
         """Adds computation to the piece before, if there is one."""
-        if items and items[-1].event is None:
+        if items and items[-1].event is COMPUTES:
             step_s += items.pop().seconds
-        items.append(Item(timeline.BACKWARD if back else timeline.FORWARD, action, None, step_s))
+        kind = timeline.BACKWARD if back else timeline.FORWARD
+        items.append(Item(kind, action, COMPUTES, step_s))
 
     for step, step_s in zip(steps_of(plan, stage, back), seconds, strict=True):
         here = []
         while left and left[0].part.node == step.node.name and left[0].part.back == step.back:
             here.append(left.popleft())
-        waited = {e.part.number for e in here if e.kind in ("wait_recv", "wait_send")}
+        waited = {e.part.number for e in here if e.role in ("wait_recv", "wait_send")}
         shares = [_hidden_share(plan, slot, stage.comm[index]) for index in sorted(waited)]
         hidden_s = step_s * min(shares, default=0.0)
         left_s = step_s
@@ -248,9 +250,9 @@ def _pass(
             compute(step_s - hidden_s)
             left_s = hidden_s
         for event in here:
-            kind = timeline.GRADIENTS if event.kind in SUMS else timeline.HALO
-            kind = timeline.COLLECTIVE if event.kind == "collective" else kind
-            if event.kind.startswith("wait") and hidden_s:
+            kind = timeline.GRADIENTS if event.role in SUMS else timeline.HALO
+            kind = timeline.COLLECTIVE if event.role == MEETING else kind
+            if event.role.startswith("wait") and hidden_s:
                 compute(hidden_s)
                 left_s, hidden_s = left_s - hidden_s, 0.0
             if kind != timeline.HALO and left_s:

@@ -27,7 +27,6 @@ from hires.plan.simulation.costs import Device, DeviceSpeed, Roofline
 from hires.plan.simulation.machine_calibration import COMMAND, Calibration
 from hires.plan.simulation.node_work import NodeWork
 from hires.plan.simulation.simulate import Link, Network, PassingTime, Simulation, simulate
-from hires.plan.traffic import Operation
 from hires.plan.tuning_table import Case, MeasuredSeconds
 
 LAUNCH_S = 10e-6
@@ -274,10 +273,10 @@ class MeasuredNetwork(Network):
         latency_s = min(latency_s, whole_s)
         return PassingTime(self.crowd * (whole_s - latency_s), self.crowd * latency_s)
 
-    def meeting_s(self, ranks: list[int], call: Operation, event: Event) -> float:
+    def meeting_s(self, ranks: list[int], event: Event) -> float:
         """Returns how long a collective takes from its last member's arrival."""
-        seconds = self._seconds(call.operation, ranks, call.num_bytes, event)
-        return super().meeting_s(ranks, call, event) if seconds is None else self.crowd * seconds
+        seconds = self._seconds(event.operation, ranks, event.num_bytes, event)
+        return super().meeting_s(ranks, event) if seconds is None else self.crowd * seconds
 
     def _seconds(
         self, operation: str, ranks: list[int], num_bytes: int, event: Event

@@ -1,8 +1,8 @@
 """Simulates how long a step of a plan takes: a discrete-event simulation of one replica.
 
 A message sets out when both sides have posted it (rendezvous) and its link is free, and a rank that
-waits for it goes on when it has arrived. So a step is a graph of points in time without a circle,
-and one walk in the order of the graph gives all of them.
+waits for it goes on when it has arrived. So one walk through the graph of the proof
+(:mod:`hires.plan.proof.step_order`), in which each node takes time, gives all points in time.
 
 Links serve messages in the order in which they would set out if all took no time. So every time is
 a sum or a maximum of earlier ones, and nothing that gets faster makes anything slower, as it could
@@ -12,19 +12,18 @@ where a link chose whom to serve next.
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from hires.core.ranks.timeline import BACKWARD, COLLECTIVE, FORWARD, HALO, Span, StepSpans
-from hires.plan.event import DIVIDED, JOINT, OF_WORLD, POSTS, WORLD, Event
+from hires.plan.event import ALONE, MEETING, WORLD, Event
 from hires.plan.groups import groups
-from hires.plan.ownership import PUBLISH
 from hires.plan.plan import Plan
+from hires.plan.proof.step_order import MESSAGE, Node, StepGraph
 from hires.plan.simulation.costs import Costs, Item, timed_program
-from hires.plan.traffic import Operation, operations
 
 
 @dataclass(frozen=True)
@@ -87,12 +86,12 @@ class Network:
         link = self.link([source, target])
         return PassingTime(self.crowd * link.travel_s(num_bytes), self.crowd * link.latency_s)
 
-    def meeting_s(self, ranks: list[int], call: Operation, event: Event) -> float:
+    def meeting_s(self, ranks: list[int], event: Event) -> float:
         """Returns how long a collective takes from its last member's arrival."""
-        if call.operation in ("broadcast", "reduce_scatter"):  # in parts: each passes one on
-            return self.gather_s(ranks, call.num_bytes / len(ranks))
-        seconds_of = self.gather_s if call.operation == "all_gather" else self.reduce_s
-        return seconds_of(ranks, call.num_bytes)
+        if event.operation in ("broadcast", "reduce_scatter"):  # in parts: each passes one on
+            return self.gather_s(ranks, event.num_bytes / len(ranks))
+        seconds_of = self.gather_s if event.operation == "all_gather" else self.reduce_s
+        return seconds_of(ranks, event.num_bytes)
 
     def gather_s(self, ranks: list[int], num_bytes: float) -> float:
         """Returns how long an all-gather takes from its last arrival; each hands in the bytes."""
@@ -114,28 +113,6 @@ class Network:
         share = 2 * (len(ranks) - 1) / len(ranks)
         rounds = (len(ranks) - 1).bit_length()
         return self.crowd * (2 * rounds * link.latency_s + share * link.travel_s(num_bytes))
-
-
-class Message(NamedTuple):
-    """One message: how many of its tag go the same way before it."""
-
-    source: int
-    target: int
-    tag: int
-    number: int
-
-
-class Meeting(NamedTuple):
-    """A collective, or a sum (``issue``): how many of its tag the group has before it."""
-
-    kind: str
-    group: int
-    tag: int
-    number: int
-
-
-Point = tuple[int, int] | Message | Meeting
-"""(rank, place in its program), or where ranks meet."""
 
 
 @dataclass
@@ -164,136 +141,96 @@ class Simulation:
 def simulate(plan: Plan, costs: Costs, network: Network | None = None) -> Simulation:
     """Returns what a step of a deadlock-free plan takes; no network: messages take no time."""
     programs = [timed_program(plan, rank, costs) for rank in range(plan.ranks_per_replica)]
-    points = _Points(plan)
-    for rank, program in enumerate(programs):
-        points.add(rank, program)
-    end_s = points.times(Network(), [])
+    timed = _TimedGraph(plan, programs)
+    end_s = timed.times(Network(), [])
     unlinked_s = max(end_s.values(), default=0.0)
     if network is not None and network != Network():
-        messages = [point for point in end_s if isinstance(point, Message)]
-        end_s = points.times(network, sorted(messages, key=lambda message: end_s[message]))
-    made = _simulation(programs, end_s)
+        messages = [node for node in end_s if node[0] == MESSAGE]
+        end_s = timed.times(network, sorted(messages, key=lambda node: end_s[node]))
+    ends = [[end_s[node] for node in places] for places in timed.places]
+    made = _simulation(programs, ends)
     made.unlinked_s = unlinked_s
     return made
 
 
-class _Points:
-    """What each point of a step comes behind: its rank's place before it, and what it waits for.
+class _TimedGraph:
+    """The graph of a step, and what its nodes take."""
 
-    A message is behind both of its posts, and both waits for it are behind the message:
-
-        rank 0   F0   send a ---.          wait a
-        rank 1   recv a ------ a ------ wait a   F0
-    """
-
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, programs: Sequence[Sequence[Item]]) -> None:
         self.members = dict(enumerate(groups(plan)))
         self.members[WORLD] = [*range(plan.world)]
-        self.plan = plan
-        self.behind: dict[Point, list[Point]] = defaultdict(list)
-        self.seconds: dict[Point, float] = {}  # that a place takes
-        self.calls: dict[Point, Operation] = {}  # that a message or meeting stands for
-        self.events: dict[Point, Event] = {}  # that begin it
+        self.step = StepGraph()
+        self.seconds: dict[Node, float] = {}  # that a rank computes
+        self.calls: dict[Node, Event] = {}  # of each collective
+        self.places: list[list[Node]] = []  # by rank: the node that ends each item
+        for rank, program in enumerate(programs):
+            read, places = self.step.read(rank, (item.event for item in program)), list[Node]()
+            waits = iter(read.waits)
+            for item in program:  # a sum that is issued holds up no rank
+                places.append(places[-1] if item.event.role == "issue" else next(waits).node)
+                if item.event.role == ALONE:
+                    self.seconds[places[-1]] = item.seconds
+            self.places.append(places)
+            for group, calls in read.meetings.items():
+                self.calls |= {(MEETING, *group, at): e for at, e in enumerate(calls)}
 
-    def add(self, rank: int, program: list[Item]) -> None:
-        """Adds what a rank does."""
-        counts: Counter[tuple[str, int, int]] = Counter()
-        sends: dict[tuple[int, int], list[Message]] = defaultdict(list)  # by peer and tag
-        sums: dict[int, Meeting] = {}  # the last one of each group
-        for at, item in enumerate(program):
-            here, event = (rank, at), item.event
-            self.seconds[here] = item.seconds
-            needs = self.behind[here]
-            needs += [(rank, at - 1)] if at else []
-            if event is None:
-                continue
-            kind, peer, tag = event.kind, event.peer, event.tag
-            number = counts[kind, peer, tag]
-            counts[kind, peer, tag] += 1
-            ends = (rank, peer) if kind in ("send", "wait_send") else (peer, rank)
-            message = Message(*ends, tag, number)
-            meeting = Meeting(kind.replace("wait_issued", "issue"), peer, tag, number)
-            if kind in (*POSTS, *JOINT):
-                point = message if kind in POSTS else meeting
-                if point not in self.calls:
-                    [call] = operations(self.plan, rank, [event])
-                    assert call is not None
-                    self.calls[point] = call
-                self.events[point] = event
-            if kind in POSTS:
-                self.behind[message].append(here)
-                if kind == "send":
-                    sends[peer, tag].append(message)
-            elif kind == "wait_recv":
-                needs.append(message)
-            elif kind == "wait_issued":
-                needs.append(meeting)
-            elif kind in ("collective", *OF_WORLD, PUBLISH, *DIVIDED):
-                self.behind[meeting] += needs
-                needs.append(meeting)
-            elif kind == "issue":  # the sums of a group run one after the other
-                self.behind[meeting] += [here, sums[peer]] if peer in sums else [here]
-                sums[peer] = meeting
-            else:
-                every = kind == "wait_sends"
-                needs += [*itertools.chain(*sends.values())] if every else sends[peer, tag]
-
-    def times(self, network: Network, order: list[Message]) -> dict[Point, float]:
-        """Returns when each point ends.
+    def times(self, network: Network, order: list[Node]) -> dict[Node, float]:
+        """Returns when each node ends.
 
         Links serve the messages in an order; without one, each as soon as both sides posted it.
         """
-        served: dict[Point, list[Message]] = defaultdict(list)  # those before on the same links
-        last: dict[tuple[str, int, int], Message] = {}
-        for message in order:
-            for lane in network.lanes(message.source, message.target):
-                served[message] += [last[lane]] if lane in last else []
-                last[lane] = message
-        end_s: dict[Point, float] = {}
-        passed_s: dict[Message, float] = {}  # when the links of a message are free again
-        readers: dict[Point, list[Point]] = defaultdict(list)
-        left: dict[Point, int] = {}  # points that are not timed yet, of those before each
-        for point, behind in self.behind.items():
-            before = [*behind, *served[point]] if point in served else behind
-            left[point] = len(before)
+        sends = {node: self.step.events["send", node[1]] for node in order}
+        served: dict[Node, list[Node]] = defaultdict(list)  # those before on the same links
+        last: dict[tuple[str, int, int], Node] = {}
+        for node, (source, event) in sends.items():
+            for lane in network.lanes(source, event.peer):
+                served[node] += [last[lane]] if lane in last else []
+                last[lane] = node
+        end_s: dict[Node, float] = {}
+        passed_s: dict[Node, float] = {}  # when the links of a message are free again
+        readers: dict[Node, list[Node]] = defaultdict(list)
+        left: dict[Node, int] = {}  # nodes that are not timed yet, of those before each
+        for node, behind in self.step.graph.items():
+            before = [*behind, *served[node]] if node in served else behind
+            left[node] = len(before)
             for other in before:
-                readers[other].append(point)
-        ready = [point for point, count in left.items() if not count]
+                readers[other].append(node)
+        ready = [node for node, count in left.items() if not count]
         while ready:
-            point = ready.pop()
-            for reader in readers[point]:
+            node = ready.pop()
+            for reader in readers[node]:
                 left[reader] -= 1
                 if not left[reader]:
                     ready.append(reader)
-            begin_s = max((end_s[other] for other in self.behind[point]), default=0.0)
-            if isinstance(point, Message):
-                num_bytes, event = self.calls[point].num_bytes, self.events[point]
-                source, target = point.source, point.target
-                busy_s, latency_s = network.message_s(source, target, num_bytes, event)
-                begin_s = max(begin_s, *(passed_s[other] for other in served[point]), 0.0)
-                passed_s[point] = begin_s + busy_s
-                end_s[point] = passed_s[point] + latency_s
-            elif isinstance(point, Meeting):
-                ranks, call = self.members[point.group], self.calls[point]
-                end_s[point] = begin_s + network.meeting_s(ranks, call, self.events[point])
+            begin_s = max((end_s[other] for other in self.step.graph[node]), default=0.0)
+            if node in sends:
+                source, event = sends[node]
+                busy_s, latency_s = network.message_s(source, event.peer, event.num_bytes, event)
+                begin_s = max(begin_s, *(passed_s[other] for other in served[node]), 0.0)
+                passed_s[node] = begin_s + busy_s
+                end_s[node] = passed_s[node] + latency_s
+            elif node in self.calls:
+                event = self.calls[node]
+                end_s[node] = begin_s + network.meeting_s(self.members[event.peer], event)
             else:
-                end_s[point] = begin_s + self.seconds[point]
-        assert len(end_s) == len(left), "points of a step wait for each other in a circle"
+                end_s[node] = begin_s + self.seconds.get(node, 0.0)
+        assert len(end_s) == len(left), "nodes of a step wait for each other in a circle"
         return end_s
 
 
-def _simulation(programs: list[list[Item]], end_s: dict[Point, float]) -> Simulation:
-    made = Simulation(max(end_s.values(), default=0.0), [], [], [], [])
-    for rank, program in enumerate(programs):
+def _simulation(programs: list[list[Item]], ends: list[list[float]]) -> Simulation:
+    """``ends``: when each item of each rank ends."""
+    made = Simulation(max((own[-1] for own in ends if own), default=0.0), [], [], [], [])
+    for rank, (program, end_s) in enumerate(zip(programs, ends, strict=True)):
         spans: list[Span] = []
         passes: dict[str, list[float]] = {}  # when an action began and ended
         busy_s: dict[str, float] = defaultdict(float)
         waiting_s: dict[str, float] = defaultdict(float)
         computing: list[tuple[float, float]] = []
         now_s = 0.0
-        for at, (kind, action, event, seconds) in enumerate(program):
-            begin_s, now_s = now_s, end_s[rank, at]
-            if event is None:
+        for (kind, action, event, seconds), this_s in zip(program, end_s, strict=True):
+            begin_s, now_s = now_s, this_s
+            if event.role == ALONE:
                 busy_s[kind] += seconds
                 if seconds and computing and computing[-1][1] == now_s - seconds:
                     computing[-1] = computing[-1][0], now_s
@@ -304,7 +241,7 @@ def _simulation(programs: list[list[Item]], end_s: dict[Point, float]) -> Simula
             if kind in (FORWARD, BACKWARD, HALO, COLLECTIVE):
                 passes.setdefault(action, [begin_s, begin_s])[1] = now_s
             if kind not in (FORWARD, BACKWARD) and now_s > begin_s:
-                spans.append(Span(kind, action, begin_s, now_s, event.what if event else ""))
+                spans.append(Span(kind, action, begin_s, now_s, event.what))
         for action, (first_s, last_s) in passes.items():
             spans.append(Span(FORWARD if action[0] == "F" else BACKWARD, action, first_s, last_s))
         spans.sort(key=lambda span: (span.begin_s, -span.end_s))

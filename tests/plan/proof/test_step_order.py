@@ -220,7 +220,9 @@ def test_verdict_of_a_program(name):
 
 def test_messages_and_collectives_are_counted_and_compared():
     first = program("send 1 a, sent, join 0 sum")
-    receive, *rest = program("recv 0 a, got 0 a, join 0 sum")
+    first[-1] = first[-1]._replace(route=parse_route("gloo"), traffic="gradient")
+    receive, wait, _ = program("recv 0 a, got 0 a, join 0 sum")
+    rest = [wait, first[-1]]
     proof = prove_each([first, [receive, *rest]], PAIR)
     assert (proof.num_messages, proof.num_collectives, proof.problems) == (1, 1, [])
     for change, words in (({"shape": (5,)}, "[5] float32"), ({"dtype": "int8"}, "[4] int8")):
