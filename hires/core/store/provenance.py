@@ -23,6 +23,8 @@ import hires
 from hires.core import programs
 from hires.core.errors import RunError
 
+PAGES = ":(exclude,glob)**/README.md"
+"""What benchmarks write beside code: `make results` measures one code though it edits these."""
 CPU_MODEL = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 """Of /proc/cpuinfo on x86 and ARM: with the flags, what a compiler for this very CPU looks at."""
 
@@ -30,8 +32,9 @@ CPU_MODEL = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 def collect() -> dict[str, Any]:
     """Returns what later readers need to judge or repeat a measurement made now, here.
 
-    ``git`` is the commit of this code (if edited with ``-dirty-`` and a digest of the edits), or
-    None where it is no checkout; ``memory`` is in bytes; ``cores`` are those this process may use.
+    ``git`` is the commit of this code (if edited, other than pages, with ``-dirty-`` and a digest
+    of the edits), or None where it is no checkout; ``memory`` is in bytes; ``cores`` are those this
+    process may use.
     """
     cores = len(os.sched_getaffinity(0))
     memory = torch = None
@@ -144,7 +147,7 @@ def _git_commit(package: Path) -> str | None:
     if _git(package, "rev-parse", "--show-toplevel") != str(package.parent):
         return None
     commit = _git(package, "rev-parse", "HEAD")
-    edits = commit and _git(package, "diff", "HEAD")
+    edits = commit and _git(package.parent, "diff", "HEAD", "--", ".", PAGES)
     digest = hashlib.sha256((edits or "").encode()).hexdigest()[:8]
     return f"{commit}-dirty-{digest}" if edits else commit
 

@@ -220,14 +220,22 @@ def test_git_commit_is_of_this_code_only(tmp_path):
         folder.mkdir(parents=True)
         (folder / "x.py").write_text("")
     assert provenance._git_commit(package) is None
+    pages = [tmp_path / "README.md", tmp_path / "results/choose/README.md"]
+    pages[1].parent.mkdir(parents=True)
+    for page in pages:
+        page.write_text("old\n")
     git(tmp_path, "init")
-    git(tmp_path, "add", "pkg")
+    git(tmp_path, "add", "pkg", "README.md", "results")
     git(tmp_path, "commit", "-m", "one")
     provenance._git_commit.cache_clear()
     commit = provenance._git_commit(package)
     assert commit is not None
     assert len(commit) == 40
     assert provenance._git_commit(installed) is None
+    for page in pages:
+        page.write_text("as a benchmark writes it\n")
+    provenance._git_commit.cache_clear()
+    assert provenance._git_commit(package) == commit
     edited = set()
     for text in ("edited", "edited again"):
         (package / "x.py").write_text(text)
