@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 import json
-import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -66,27 +64,12 @@ class BenchRow:
         """Why it cannot run here; empty if it can."""
         if self.config.device != "cpu" and self.threads > 1:
             return f"threads are those of the CPU, and this is device={self.config.device}"
-        return peer(self.peer).lacks(self)
+        return PEERS[self.peer].lacks(self)
 
     @property
     def converted(self) -> bool:
         """Whether its library reads a file of the network, made for images of one size."""
-        return peer(self.peer).converted
-
-    def plain(self) -> dict[str, Any]:
-        """Returns the row as plain values."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        values |= {"config": to_dict(self.config), "beside": [*self.beside]}
-        values |= {"plan": self.plan.to_dict() if self.plan else None}
-        return {**values, "small": self.small.plain() if self.small else None}
-
-    @staticmethod
-    def of_plain(values: Mapping[str, Any]) -> BenchRow:
-        """Returns the row that :meth:`plain` described."""
-        fields = {**values, "config": from_dict(values["config"]), "beside": (*values["beside"],)}
-        fields["plan"] = Plan.from_dict(values["plan"]) if values["plan"] else None
-        fields["small"] = BenchRow.of_plain(values["small"]) if values["small"] else None
-        return BenchRow(**fields)
+        return PEERS[self.peer].converted
 
 
 class PeerSteps(Runner):
@@ -124,17 +107,8 @@ class PeerSteps(Runner):
         super().after_step()
 
 
-PEERS: Registry[type[PeerSteps]] = Registry("peer")
-"""``peer`` of a row -> what builds it; every module of ``hires.bench.peers`` registers its own."""
-
-
-def peer(name: str) -> type[PeerSteps]:
-    """Returns a peer; ConfigError: there is none of this name."""
-    from hires.bench import peers
-
-    for entry in pkgutil.iter_modules(peers.__path__, f"{peers.__name__}."):
-        importlib.import_module(entry.name)
-    return PEERS[name]
+PEERS: Registry[type[PeerSteps]] = Registry("peer", "hires.bench.peers")
+"""``peer`` of a row -> what builds it."""
 
 
 def row_of(values: Mapping[str, Any]) -> BenchRow:

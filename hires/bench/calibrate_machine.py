@@ -132,8 +132,7 @@ def _measured(
     share_s = seconds / max(1, sum(len(rows) for rows, _, _ in jobs))
     for rows, ranks, busy in jobs:
         log.info("measuring operators of %d networks, %d ranks", len(rows), ranks)
-        plain = [row.plain() for row in (pace_row(), *rows)]
-        words = plain, len(rows) * share_s, busy, left_s()
+        words = [pace_row(), *rows], len(rows) * share_s, busy, left_s()
         measured += run_ranks(f"{JOBS}:time_networks", ranks, left_s(), *words)
     for one in measured:
         one["samples"] = [build(Sample, sample) for sample in one["samples"]]

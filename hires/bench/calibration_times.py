@@ -129,7 +129,7 @@ def typical(seconds: list[float]) -> float:
 
 def time_networks(
     world: World,
-    networks: list[dict[str, Any]],
+    networks: list[BenchRow],
     budget_s: float,
     busy: int,
     timeout_s: float,
@@ -139,7 +139,7 @@ def time_networks(
     The networks take turns, each step between those of the first, which shows the machine's pace.
     All ranks take equally many steps; those of plans of one rank compute the same, each by itself.
     """
-    pace_row, *rows = [BenchRow.of_plain(network) for network in networks]
+    pace_row, *rows = networks
     plans = [row.plan for row in rows if row.plan is not None]
     names = dict.fromkeys(name for plan in plans for name in backends_of_plan(plan))
     rendezvous.torch_world(world, timeout_s)  # in which all wait for each other

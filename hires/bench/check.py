@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hires.bench.bench_rows import BenchRow, PeerSteps, in_float32, peer
+from hires.bench.bench_rows import PEERS, BenchRow, PeerSteps, in_float32
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import INT8
 from hires.engine.device import RankDevice, to_host
@@ -79,7 +79,7 @@ class FirstStepCheck:
             timed = parts_of(runner, values[0], mean_square=lower)
             if row.small is not None:
                 small = self._small_reference(row.small)
-                twin = peer(row.small.peer)(row.small, self.rank, self.device)
+                twin = PEERS[row.small.peer](row.small, self.rank, self.device)
                 exact = parts_of(twin, small)
                 twin.close()
         answers: list[Any] = [None] * dist.get_world_size()

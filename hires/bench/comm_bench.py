@@ -122,13 +122,12 @@ def sweep(
     groups = {title: [*rows] for title, rows in task.get("before", {}).items()}
     if groups:
         yield groups
-    plain = table.to_dict() if table is not None else None
     for ranks in task["ranks"]:
         known = [row for rows in groups.values() for row in rows if row["ranks"] == ranks]
         done = {tuple(row[name] for name in BenchCell._fields) for row in known}
         if not (left := [cell for cell in cells if cell not in done]):
             continue
-        job = left, task["rounds"], task["seconds"], task["device"], ways, plain
+        job = left, task["rounds"], task["seconds"], task["device"], ways, table
         where = {"start": task["start"], "hosts": task["hosts"]}
         measured = stream_ranks(f"{__name__}:run_cells", ranks, task["timeout"], *job, **where)
         for number, (cell, rows) in enumerate(zip(left, measured, strict=True)):
@@ -156,15 +155,14 @@ def noise_share(groups: Mapping[str, Sequence[Row]], share: float = 0.5) -> floa
 
 def run_cells(
     world: World,
-    cells: Sequence[Sequence[Any]],
+    cells: Sequence[BenchCell],
     rounds: int,
     seconds: float,
     device: str,
     ways: Sequence[str],
-    plain_table: dict[str, Any] | None = None,
+    table: TuningTable | None = None,
 ) -> Iterator[list[Row]]:
     """Yields the rows of each cell, on a rank, which joins with all backends that the ways need."""
-    table = TuningTable.from_dict(plain_table) if plain_table else None
     routes = [parse_route(way).backend for way in ways if way not in (*BASELINES, TABLE)]
     routes += table.backends if table is not None else []
     routes += ["gloo"] * (RAW_GLOO in ways) + ["mpi"] * (RAW_MPI4PY in ways)
@@ -181,7 +179,7 @@ def run_cells(
     place = open_device(device, world.local_rank)
     everyone = comm.make_groups([[*range(world.size)]])[0]
     binders = {way: _binder(way) for way in ways}
-    for cell in (BenchCell(*values) for values in cells):
+    for cell in cells:
         buffers = BenchBuffers(cell, world.rank, world.size, str(place.torch))
         num_bytes = buffers.num_bytes * (cell.operation != BARRIER)
         facts = {"bytes": num_bytes, "ranks": world.size, "device": place.torch.type}

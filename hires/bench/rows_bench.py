@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from hires.bench.bench_main import result_of
-from hires.bench.bench_rows import BenchRow, PeerSteps, peer, planned, row_of, with_small
+from hires.bench.bench_rows import PEERS, BenchRow, PeerSteps, planned, row_of, with_small
 from hires.bench.bench_tables import Result, Row
 from hires.bench.check import FirstStepCheck, onednn_kernels, ran_as
 from hires.bench.precision_inputs import hires_output, with_inputs
@@ -28,7 +28,6 @@ from hires.bench.race import Samples, race, ratios, spread
 from hires.bench.start_ranks import join_world, stream_ranks
 from hires.comm import gather_texts, make_groups
 from hires.comm.backends import rendezvous
-from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError, HiresError
 from hires.core.ranks.world import World
 from hires.engine.device import RankDevice, open_device, prepare_arithmetic
@@ -52,24 +51,20 @@ def measure(task: Mapping[str, Any]) -> Iterator[Result]:
     groups: dict[str, list[Row]] = {}
     for title in dict.fromkeys(row["title"] for row in task["rows"]):
         composed = [row for row in task["rows"] if row["title"] == title]
-        known = task.get("before", {}).get(title, [])
-        whole = _are_whole(known, composed, task["rounds"])
-        for rows in [known] if whole else _measured(composed, task):
+        before = task.get("before", {}).get(title, [])
+        known = [row for row in before if row.get("step_s", {}).get("count") == task["rounds"]]
+        is_chosen = known and "choose" in composed[0]
+        for rows in [known] if is_chosen else _measured(composed, task, known):
             groups[title] = rows
             yield result_of(groups, [device, *choice_facts(groups)])
 
 
-def _are_whole(rows: Sequence[Row], composed: Sequence[Row], rounds: int) -> bool:
-    # Whether all rows of a group have been measured before.
-    names, wanted = {row["name"] for row in rows}, {row["name"] for row in composed}
-    counts = {row["step_s"]["count"] for row in rows if "step_s" in row}
-    return counts == {rounds} and ("choose" in composed[0] or names >= wanted)
-
-
-def _measured(composed: Sequence[dict[str, Any]], task: Mapping[str, Any]) -> Iterator[list[Row]]:
+def _measured(
+    composed: Sequence[dict[str, Any]], task: Mapping[str, Any], known: Sequence[Row]
+) -> Iterator[list[Row]]:
     log.info("%s", composed[0]["title"])
     try:
-        yield from _raced(composed, task)
+        yield from _raced(composed, task, known)
     except HiresError as error:
         if "choose" not in composed[0]:
             raise
@@ -77,7 +72,9 @@ def _measured(composed: Sequence[dict[str, Any]], task: Mapping[str, Any]) -> It
         yield [{**not_run(failed, str(error)), "ok": False}]
 
 
-def _raced(composed: Sequence[dict[str, Any]], task: Mapping[str, Any]) -> Iterator[list[Row]]:
+def _raced(
+    composed: Sequence[dict[str, Any]], task: Mapping[str, Any], known: Sequence[Row]
+) -> Iterator[list[Row]]:
     timeout_s, choose = task["timeout"], "choose" in composed[0]
     rows = chosen_rows(composed[0], timeout_s) if choose else [row_of(row) for row in composed]
     require_gpus(rows[0].config)
@@ -87,17 +84,18 @@ def _raced(composed: Sequence[dict[str, Any]], task: Mapping[str, Any]) -> Itera
         first = rows[0].name
         rows = [replace(planned(row), baseline=row.baseline or first) for row in rows]
         idle = [not_run(row, row.lacks) for row in rows if row.lacks]
-        done: list[Row] = []
-        for size, together in worlds_of([row for row in rows if not row.lacks]).items():
-            plain = [row.plain() for row in with_small(together)]
-            job = plain, task["rounds"], task["warmup"], timeout_s
+        done, worlds = [*known], worlds_of([row for row in rows if not row.lacks])
+        if known or not worlds:
+            yield [*done, *idle]
+        for size, together in worlds.items():
             before, names = done, {row["name"] for row in done}
+            if names.issuperset(row.name for row in together):
+                continue
+            job = with_small(together), task["rounds"], task["warmup"], timeout_s
             for samples, facts in stream_ranks(f"{__name__}:run_race", size, timeout_s, *job):
                 found = measured_rows(together, samples, facts)
                 done = before + [row for row in found if row["name"] not in names]
                 yield [*done, *idle]
-        if not done:
-            yield idle
 
 
 def worlds_of(rows: Sequence[BenchRow]) -> dict[int, list[BenchRow]]:
@@ -116,10 +114,9 @@ def worlds_of(rows: Sequence[BenchRow]) -> dict[int, list[BenchRow]]:
 
 
 def run_race(
-    world: World, plain: list[dict[str, Any]], rounds: int, warmup: int, timeout_s: float
+    world: World, rows: list[BenchRow], rounds: int, warmup: int, timeout_s: float
 ) -> Iterator[Any]:
     """Runs all rows on one rank; yields all samples, and what each row is, after each round."""
-    rows = [BenchRow.of_plain(values) for values in plain]
     largest = max(rows, key=lambda row: row.ranks).config
     names = dict.fromkeys(name for row in rows for name in backends_of(row.config))
     join_world(world, timeout_s, [*{largest.comm.backend: None, **names}], largest.device)
@@ -161,7 +158,7 @@ def _built(row: BenchRow, world: World, device: RankDevice) -> tuple[PeerSteps |
     runner, failure = None, ""
     if world.rank < row.ranks:
         try:
-            runner = peer(row.peer)(row, world.rank, device)
+            runner = PEERS[row.peer](row, world.rank, device)
         except Exception as error:
             if not row.converted:
                 raise
@@ -226,7 +223,7 @@ def chosen_rows(values: Mapping[str, Any], timeout_s: float) -> list[BenchRow]:
 
     HiresError: there is no calibration, or the search fails.
     """
-    config, words = from_dict(values["config"]), values["words"]
+    config, words = row_of(values).config, values["words"]
     hires_output(["doctor", "--calibrate", *words, "--json"], timeout_s)  # the network's own layers
     if not calibration_or_defaults().is_measured:
         raise ConfigError(f"steps are predicted with a calibration of this machine: run {COMMAND}")
@@ -266,7 +263,7 @@ def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def choice_facts(groups: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Returns how well all cases were predicted, in one line; nothing where none was chosen."""
+    """Returns how well all cases were predicted, to be quoted; nothing where none was chosen."""
     every = [
         [row for row in rows if row.get("step_s") and row["predicted_s"]]
         for rows in groups.values()
@@ -276,9 +273,10 @@ def choice_facts(groups: Mapping[str, Sequence[Row]]) -> list[str]:
         return []
     errors = [abs(predicted / measured - 1) for case in cases for predicted, measured in case]
     right = [case[0][1] <= (1 + NEAR) * min(measured for _, measured in case) for case in cases]
-    tau = statistics.mean(map(kendall_tau, cases))
+    tau, count = statistics.mean(map(kendall_tau, cases)), f"{len(cases)} cases"
     return [
-        f"predicted steps: mean error {statistics.mean(errors):.1%}, median "
-        f"{statistics.median(errors):.1%}; mean of Kendall's tau {tau:.2f}; the choice is within "
-        f"{NEAR:.0%} of the best measured layout in {sum(right)} of {len(right)}"
+        f"mean error of a predicted step: {statistics.mean(errors):.1%}; {count}; "
+        f"median {statistics.median(errors):.1%}",
+        f"choices within {NEAR:.0%} of the best measured layout: {sum(right)} of {len(right)}; "
+        f"{count}; mean of Kendall's tau {tau:.2f}",
     ]

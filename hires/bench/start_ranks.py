@@ -10,10 +10,12 @@ to standard error, or is shown if the command fails.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import logging
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -68,7 +70,7 @@ def stream_ranks(
 ) -> Iterator[Any]:
     """Yields what the generator ``job(world, *args)`` yields on rank 0; no rank is left behind.
 
-    ``job`` is ``module:function``; its arguments and values are plain. The ranks are started by
+    ``job`` is ``module:function``; its values are plain. The ranks are started by
     ``start``, a key of ``DIALECTS``, and spread over the hosts; none: this machine. RunError: a
     rank failed, or the command is missing or failed. LateError: the time for all of it was over.
     """
@@ -88,9 +90,9 @@ def stream_ranks(
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(ports.reserve(0))
         environ[MEETING] = f"{hosts[0] if hosts else '127.0.0.1'}:{port}"
-        text = json.dumps([job, args])
+        text = base64.b64encode(pickle.dumps((job, args))).decode()
         if len(text) > MOST_LETTERS:
-            file = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".json"))
+            file = stack.enter_context(tempfile.NamedTemporaryFile("w"))
             file.write(text)
             file.flush()
             text = f"@{file.name}"
@@ -164,7 +166,8 @@ def _end(process: subprocess.Popen[bytes], late: threading.Event | None = None) 
 def main() -> None:
     """Runs the job on one rank."""
     text = sys.argv[1]
-    job, args = json.loads(Path(text[1:]).read_text("utf-8") if text[0] == "@" else text)
+    task = Path(text[1:]).read_bytes() if text[0] == "@" else text
+    job, args = pickle.loads(base64.b64decode(task))
     world = replace(from_environment(), secret=meeting.secret_of_environment())
     for variable in [name for name in os.environ if name.startswith(("TORCHELASTIC_", STARTER))]:
         del os.environ[variable]  # nothing names another rendezvous

@@ -63,10 +63,10 @@ def measure(task: Mapping[str, Any]) -> Iterator[Result]:
     groups: dict[str, list[Row]] = {}
     for groups in sweep(task, [*cells, *cells_of(sums, task["sizes"], others)], routes):
         yield result_of(groups)
-    yield judged_table(groups, alone, task["noise"], task["force"], task["write"])
+    yield judged_table(groups, alone, task["noise"], task["force"])
 
 
-def judged_table(groups: Groups, alone: str, limit: float, force: bool, write: str) -> Result:
+def judged_table(groups: Groups, alone: str, limit: float, force: bool) -> Result:
     """Returns the result of a whole sweep; ``alone`` is the backend of what no rule has."""
     result, noise = result_of(groups), noise_share(groups)
     margin, tenth = margin_of(noise), noise_share(groups, 0.9)
@@ -85,7 +85,7 @@ def judged_table(groups: Groups, alone: str, limit: float, force: bool, write: s
         *([f"REFUSED: {refused}"] if refused else []),
     ]
     state = {"ok": not refused, "refused": refused, "noise": noise, "limit": limit, "facts": facts}
-    state |= {"write": write, "disturbed": text if tenth > MOST_OF_A_TENTH else ""}
+    state |= {"disturbed": text if tenth > MOST_OF_A_TENTH else ""}
     return {**result, **state, "table": table_of(groups, alone).to_dict()}
 
 
@@ -98,7 +98,7 @@ def finish(folder: Path, result: Result) -> str:
     origin |= {"command": result["command"], "noise": round(result["noise"], 4)}
     origin |= {"forced": True} if result["noise"] > result["limit"] else {}
     origin |= {DISTURBED: result["disturbed"]} if result["disturbed"] else {}
-    path = Path(result["write"] or folder / TUNED_FILE)
+    path = folder / TUNED_FILE
     table = TuningTable.from_dict({**result["table"], "made": origin})
     table.write(path)
     backends = ",".join(table.backends)

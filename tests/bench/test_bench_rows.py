@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 
@@ -60,26 +61,55 @@ def test_rows_of_hires_compose_for_their_task():
 def test_cases_of_a_choice_are_every_image_and_number_of_ranks(choices):
     cases = {(row["config"]["image"][0], row["config"]["ranks"]) for row in choices["rows"]}
     assert cases == {(image, ranks) for image in (128, 192, 256) for ranks in (2, 3, 4)}
-    assert len(file_of_rows("choose")["rows"]) * len(cases) == 27
+    assert len(file_of_rows("choose").rows) * len(cases) == 27
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["layuots"], "did you mean layouts"),
-        (["layouts", "--only", "nothing"], "--only nothing names no row"),
-        (["layouts", "imgae=3"], "imgae"),
-        (["rows.yaml"], "unknown fields colour"),
-        (["empty.yaml"], "has no `rows`"),
+        ("layuots", "did you mean layouts"),
+        ("layouts --only nothing", "--only nothing names no row"),
+        ("layouts imgae=3", "imgae"),
     ],
 )
-def test_rows_that_make_no_sense_are_refused(tmp_path, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.yaml").write_text(yaml.safe_dump({"rows": [{"name": "a", "colour": 1}]}))
-    (tmp_path / "empty.yaml").write_text("notes: none\n")
+def test_words_that_make_no_sense_are_refused(words, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        task_of(*words.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", ": {path} holds no keys"),
+        ("notes: none", ": rows=None must be a list"),
+        ("{rows: [{name: a}], row: 3}", ": unknown key row; choose one of every, keys"),
+        ("{rows: [{name: a}, [name, b]]}", ", row 2: ['name', 'b'] must be keys"),
+        ("{rows: [{name: 3}]}", ", row 1: {{'name': 3}} must be keys with values, and its `name`"),
+        ("{rows: [{name: a, colour: 1}]}", ", row 'a': unknown key colour; choose one of baseline"),
+        ("{rows: [{name: a, threads: 0}]}", ", row 'a': threads=0 must be at least 1"),
+        ("{rows: [{name: a, keys: x=1}]}", ", row 'a': keys='x=1' must be a list of names"),
+        ("{rows: [{name: a, baseline: abc}]}", "no row 'abc' is beside it; choose one of a"),
+        (
+            "{rows: [{name: ab}, {name: a, beside: [abc]}]}",
+            "row 'a': no row 'abc' is beside it; did",
+        ),
+        ("{rows: [{name: a, keys: [imgae=3]}]}", ", row 'a': unknown key 'imgae'"),
+        ("{rows: [{name: a}, {name: a}]}", ", row 'a': there are two of them in one table (train"),
+        ("{rows: [{name: a, each: {steps: 2}}]}", ", row 'a': each.steps=2 must be a list"),
+        ("{rows: [{name: a, each: {seed: [1, 2]}}]}", ", row 'a': there are two of them"),
+        (
+            "{rows: [{name: a}, {name: b, baseline: a, keys: [batch=4]}]}",
+            ", row 'b': its baseline 'a' is not in its table (train",
+        ),
+    ],
+)
+def test_file_of_rows_that_makes_no_sense_is_refused_by_file_row_and_value(tmp_path, text, message):
+    path = tmp_path / "rows.yaml"
+    path.write_text(text)
     with pytest.raises(ConfigError) as error:
-        task_of(*words)
-    assert message in str(error.value)
+        task_of(str(path), *[word for word in SMALL if word != "batch=2"])
+    assert str(error.value).startswith(str(path))
+    assert message.format(path=path) in str(error.value)
 
 
 def test_unknown_peer_is_refused():
@@ -95,7 +125,6 @@ def test_small_image_is_one_that_every_layout_can_cut():
     assert len({tuple(row.small.config.image) for row in rows}) == 1
     assert rows[1].small.config.height < 128
     assert rows[1].small.config.precision.name == "fp64"
-    assert BenchRow.of_plain(json.loads(json.dumps(rows[1].plain()))).plain() == rows[1].plain()
 
 
 def test_images_for_statistics_are_the_most_of_any_row(tmp_path):
@@ -163,9 +192,12 @@ def test_wrong_row_is_red_and_has_no_ratio(facts, cpu_s, why):
 def test_predictions_are_weighed_by_error_order_and_choice():
     assert kendall_tau([(1, 3), (2, 2), (3, 1)]) == -1.0
     rows = [{"predicted_s": p, "step_s": {"median": m}} for p, m in ((1.0, 2.0), (2.0, 1.0))]
-    [line] = choice_facts({"a": rows, "b": [{**rows[0], "predicted_s": None}]})
-    assert "mean error 75.0%" in line
-    assert "tau -1.00; the choice is within 5% of the best measured layout in 0 of 1" in line
+    lines = choice_facts({"a": rows, "b": [{**rows[0], "predicted_s": None}]})
+    assert lines == [
+        "mean error of a predicted step: 75.0%; 1 cases; median 75.0%",
+        "choices within 5% of the best measured layout: 0 of 1; 1 cases; "
+        "mean of Kendall's tau -1.00",
+    ]
     # Layouts of different shapes are spread from the fastest to the slowest.
     shapes = [LayoutShape(n // 2, 1, 0, (1, 1), 1, 1) for n in range(12)]
     options = [{"n": n, "keys": Candidate(shape).keys} for n, shape in enumerate(shapes)]
@@ -176,8 +208,8 @@ def test_predictions_are_weighed_by_error_order_and_choice():
 def test_rows_of_each_number_of_ranks_have_a_world_with_their_baseline(tmp_path, monkeypatch):
     worlds = {}
 
-    def measured(job, num_ranks, timeout_s, plain, *rest):
-        worlds[num_ranks] = [row["name"] for row in plain]
+    def measured(job, num_ranks, timeout_s, rows, *rest):
+        worlds[num_ranks] = [row.name for row in rows]
         names = worlds[num_ranks]
         yield {name: ([[1.0]], [0.1]) for name in names}, dict.fromkeys(names, RIGHT)
 
@@ -185,15 +217,20 @@ def test_rows_of_each_number_of_ranks_have_a_world_with_their_baseline(tmp_path,
     rows = [{"name": f"{n}", "keys": [f"parallel.replicas={n}"]} for n in (1, 2, 4)]
     rows += [{"name": "again"}, {"name": "ddp", "peer": "ddp", "keys": rows[1]["keys"]}]
     (tmp_path / "rows.yaml").write_text(yaml.safe_dump({"rows": rows}))
-    *_, result = rows_bench.measure(task_of(str(tmp_path / "rows.yaml"), *SMALL))
+    task = task_of(str(tmp_path / "rows.yaml"), *SMALL, "--rounds", "1")
+    *_, first, result = (json.loads(json.dumps(one)) for one in rows_bench.measure(task))
     [rows] = result["groups"].values()
     assert worlds == {2: ["1", "2", "again", "ddp"], 4: ["1", "4"]}
     assert [row["name"] for row in rows] == ["1", "2", "again", "ddp", "4"]
     assert {row["name"]: row["speedup"]["median"] for row in rows}["4"] == 4.0
+    worlds.clear()  # stopped after the first world, it goes on with the second
+    *_, resumed = rows_bench.measure({**task, "before": first["groups"]})
+    assert worlds == {4: ["1", "4"]}
+    assert resumed == result
 
 
 def test_case_that_fails_is_red_and_ends_no_other(monkeypatch, choices):
-    def fail(rows, task):
+    def fail(rows, task, known):
         raise ConfigError("no calibration")
         yield
 

@@ -99,7 +99,7 @@ def test_wrong_results_and_raw_libraries_are_no_routes_and_messages_are_of_two_r
 
 
 def judged(rows, force=False):
-    return {**ORIGIN, **judged_table({"all_reduce": rows}, "gloo", 0.1, force, "")}
+    return {**ORIGIN, **judged_table({"all_reduce": rows}, "gloo", 0.1, force)}
 
 
 def two_sizes(noise, wrong=()):

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from hires.cli.compose.overrides import key_in
 from hires.cli.data_keys import with_classes
 from hires.cli.options import JSON, Option, Parser, chosen, composing, number, option
 from hires.cli.screens.screen import print_config
+from hires.core.config.fields import Section, build, value
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.config.run_config import from_dict, to_dict
 from hires.core.errors import ConfigError
@@ -43,11 +45,6 @@ BENCHMARKS = {
     "choose": "layouts that hires plan --choose lists, predicted beside measured",
     "comm": "messages through every backend beside raw libraries (hires bench comm --help)",
 }
-FIELDS = {
-    *("what", "peer", "ranks", "threads", "baseline", "beside", "settings", "checked", "choose"),
-    *("half_image", "group"),
-}
-"""Of a row, besides ``name``, ``keys``, ``task``, ``each`` and ``needs``."""
 TYPES = [name for names in DTYPES.values() for name in names if name[:4] not in ("comp", "bool")]
 OUT = option(
     "--out",
@@ -205,67 +202,155 @@ def become(task: Mapping[str, Any]) -> int:
     return os.execv(sys.executable, module_command("hires.bench.bench_main", file.name))
 
 
+@dataclass
+class FileRow(Section):
+    """A row of a file of rows, as one writes it."""
+
+    name: str
+    keys: list[str] = value([])
+    """Overrides, which come after those of the file and of the command line."""
+    task: str | None = None
+    """Left out if the composed task is another one."""
+    each: dict[str, list[Any]] = value({})
+    """Values of keys; every combination of them is a row."""
+    needs: str | None = None
+    """A package without which it is left out."""
+    group: str = ""
+    """Another name for ``--only``."""
+    what: str = ""
+    peer: str = "hires"
+    """Or a library beside it, see ``hires/bench/peers``."""
+    ranks: int = value(1, low=1)
+    """Of a peer without a layout."""
+    threads: int = value(1, low=1)
+    baseline: str = ""
+    """The row whose images per second are 1; unset: the first one."""
+    beside: list[str] = value([])
+    """Rows of others that do the same."""
+    settings: dict[str, Any] = value({})
+    """Of its peer."""
+    checked: bool = True
+    """Whether it must compute what one process computes."""
+    half_image: bool = False
+    choose: int | None = value(None, low=2)
+    """If set, it stands for so many layouts that ``hires plan --choose`` lists."""
+
+    def _problems(self) -> Iterator[str]:
+        for key, values in self.each.items():
+            if not isinstance(values, list):
+                yield f"each.{key}={values!r} must be a list of values"
+
+
+@dataclass
+class RowFile(Section):
+    """A file of rows."""
+
+    rows: Any = None
+    keys: list[str] = value([])
+    """Overrides of all rows, before those of the command line."""
+    every: dict[str, Any] = value({})
+    """What all rows have that do not say otherwise."""
+    notes: str = ""
+    """Text above the tables of a README."""
+
+
+FRONT = ("name", "keys", "task", "each", "needs", "group")
+"""What of a row is read here; what runs it gets the rest."""
+
+
 def composed_task(args: Namespace) -> dict[str, Any]:
     """Returns what is measured as plain values; ConfigError: a row cannot be composed."""
     data = file_of_rows(args.rows)
-    rows = [*composed_rows(data, args.overrides, args.only, args.config_dir)]
+    rows = [*composed_rows(args, data)]
     if not rows:
         raise ConfigError(f"--only {args.only} names no row of {args.rows} for this task")
+    check_titles(args.rows, rows)
     return {
         "kind": "rows",
         "name": Path(args.rows).stem,
         "command": shlex.join(args.argv),
-        "notes": data.get("notes", ""),
+        "notes": data.notes,
         "rows": rows,
         **{name: getattr(args, name) for name in ("rounds", "warmup", "timeout", "json")},
         "out": args.out and str(Path(args.out).absolute()),
     }
 
 
-def file_of_rows(name: str) -> dict[str, Any]:
-    """Returns a file of rows, one of hires or a path; ConfigError: it is none."""
-    if not name.endswith((".yaml", ".yml")):
+def file_of_rows(name: str) -> RowFile:
+    """Returns a file of rows, one of hires or a path; ConfigError: one is wrong."""
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
         if name not in BENCHMARKS:
             raise ConfigError(f"unknown benchmark {name!r}; {offer(name, BENCHMARKS)}")
-        with resources.as_file(resources.files("hires.bench") / f"rows/{name}.yaml") as path:
-            return dict(read_named_values(path))
-    data = dict(read_named_values(name))
-    if not isinstance(data.get("rows"), list) or not all("name" in row for row in data["rows"]):
-        raise ConfigError(f"{name} has no `rows` with a `name`; see hires/bench/rows/layouts.yaml")
+        path = Path(str(resources.files("hires.bench") / f"rows/{name}.yaml"))
+    where = name
+    try:
+        data = build(RowFile, read_named_values(path))
+        if not isinstance(data.rows, list) or not data.rows:
+            raise ConfigError(f"rows={data.rows!r} must be a list of rows")
+        for number, row in enumerate(data.rows, 1):
+            where = f"{name}, row {number}"
+            if not isinstance(row, dict) or not isinstance(row.get("name"), str):
+                raise ConfigError(f"{row!r} must be keys with values, and its `name` must be text")
+            where = f"{name}, row {row['name']!r}"
+            build(FileRow, {**data.every, **row})
+        data.rows = [{**data.every, **row} for row in data.rows]
+        names = sorted(row["name"] for row in data.rows)
+        for row in data.rows:
+            where = f"{name}, row {row['name']!r}"
+            for other in [row.get("baseline") or row["name"], *row.get("beside", [])]:
+                if other not in names:
+                    raise ConfigError(f"no row {other!r} is beside it; {offer(other, names)}")
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}; see hires/bench/rows/layouts.yaml") from None
     return data
 
 
-def composed_rows(
-    data: Mapping[str, Any], words: Sequence[str], only: str, config_dir: str | None
-) -> Iterator[dict[str, Any]]:
+def check_titles(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses rows of one table that have one name, or a baseline that is in another table."""
+    tables: dict[str, set[str]] = {}
+    for row in rows:
+        names = tables.setdefault(row["title"], set())
+        if row["name"] in names:
+            raise ConfigError(
+                f"{name}, row {row['name']!r}: there are two of them in one table "
+                f"({row['title']}); give each a name of its own"
+            )
+        names.add(row["name"])
+    for row in rows:
+        if row.get("baseline") and row["baseline"] not in tables[row["title"]]:
+            raise ConfigError(
+                f"{name}, row {row['name']!r}: its baseline {row['baseline']!r} is not in its "
+                f"table ({row['title']}); give both the same task, network, image and batch"
+            )
+
+
+def composed_rows(args: Namespace, data: RowFile) -> Iterator[dict[str, Any]]:
     """Yields the chosen rows and their baselines with their configs.
 
     Keys of the file come first, then those of the command line, then those of the row.
     """
-    composer, usual = Composer(config_dir), data.get("keys", [])
-    rows = [{**data.get("every", {}), **row} for row in data["rows"]]
-    for row in rows:
-        if unknown := row.keys() - {*FIELDS, "name", "keys", "task", "each", "needs"}:
-            raise ConfigError(
-                f"row {row['name']!r} has unknown fields {', '.join(sorted(unknown))}"
-            )
-    wanted = rows_named(rows, only)
-    for row in (row for row in rows if row["name"] in wanted):
+    composer, words = Composer(args.config_dir), args.overrides
+    wanted = rows_named(data.rows, args.only)
+    for row in (row for row in data.rows if row["name"] in wanted):
         if row.get("needs") and importlib.util.find_spec(row["needs"]) is None:
             sys.stderr.write(f"hires: {row['name']} is left out: {row['needs']} is not installed\n")
             continue
         each = row.get("each", {})
         for values in itertools.product(*each.values()):
             more = [f"{key}={value}" for key, value in zip(each, values, strict=True)]
-            keys = merged(usual, words, row.get("keys", []), more)
-            config = config_of(composer.composed(keys)[0], words)
+            keys = merged(data.keys, words, row.get("keys", []), more)
+            try:
+                config = config_of(composer.composed(keys)[0], words)
+            except ConfigError as error:
+                raise ConfigError(f"{args.rows}, row {row['name']!r}: {error}") from None
             if row.get("task", config.task.name) != config.task.name:
                 continue
             title = f"{config.task.name}: {config.model.name}, {config.height}x{config.width}, "
             title += f"batch {config.batch}, device={config.device}"
             if "choose" in row:
                 title = f"{row['name']} {' '.join(more)}"
-            kept = {name: row[name] for name in FIELDS if name in row and name != "group"}
+            kept = {name: row[name] for name in row if name not in FRONT}
             first = {"name": row["name"], "title": title, "words": keys}
             yield {**first, **kept, "config": to_dict(with_classes(config))}
 

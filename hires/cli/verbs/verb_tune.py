@@ -17,9 +17,8 @@ PARSER = Parser(
     option("rows", "NAME", "comm: the library, algorithm and segment of every message"),
     *message_options(TUNED),
     option("--noise", "SHARE", "most spread of rounds (default: 0.1)", type=float, default=0.1),
-    option("--write", "FILE", "of the table; unset: table.json in the folder of --out", default=""),
     flag("--force", "write a noisy table, marked"),
-    option("--out", "FOLDER", f"of the result (default: {TUNED_FOLDER})", default=TUNED_FOLDER),
+    option("--out", "FOLDER", f"of the table (default: {TUNED_FOLDER})", default=TUNED_FOLDER),
 )
 
 
