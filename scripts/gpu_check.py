@@ -2,8 +2,9 @@
 
     .venv/bin/python scripts/gpu_check.py [FOLDER]       what each part printed is kept in FOLDER
 
-Parts: the test marked ``gpu`` (layouts on a GPU beside one process, messages by gloo), and layouts
-beside torch's own. A part that fails does not end the other.
+Parts: the tests marked ``gpu`` (the rows of parity beside one process, by NCCL where each rank has
+a GPU, else by gloo), and layouts and precisions beside other libraries. A part that fails does not
+end the others.
 """
 
 from __future__ import annotations
@@ -13,16 +14,26 @@ import sys
 import time
 from pathlib import Path
 
+from hires.core.config.run_config import RunConfig
+from hires.core.errors import RunError
+from hires.plan.hardware import require_gpus
+
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 1200
 PARTS = {
     "tests": ("-m", "pytest", "-m", "gpu", "-q", "-n", "0", "tests"),
     "layouts": ("-m", "hires", "bench", "layouts", "device=cuda", "model=resnet50"),
+    "precision": ("-m", "hires", "bench", "precision", "device=cuda", "model=resnet50"),
 }
 
 
 def main() -> int:
-    """Runs all parts; returns 1 if one failed."""
+    """Runs all parts; returns 1 if one failed or there is no GPU."""
+    try:
+        require_gpus(RunConfig(device="cuda"))
+    except RunError as error:
+        print(error)
+        return error.exit_code
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "gpu-check")
     folder.mkdir(parents=True, exist_ok=True)
     failed = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import getpass
 import logging
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,6 +104,13 @@ def lean_forks(_lean_process: spawn.WarmProcess | None) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def torchrun_forks(_own_cache: None) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Returns a context in which torchrun is a fork of a process that has imported it."""
+    with _warm(["torch.distributed.run"]) as warm:
+        yield functools.partial(_used, warm)
+
+
 @contextlib.contextmanager
 def _warm(modules: list[str]) -> Iterator[spawn.WarmProcess | None]:
     variables = {"PYTHONPATH": str(REPOSITORY), **spawn.thread_variables(1)}
@@ -172,6 +181,17 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ans
         return Answer(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> str:
+    """``cpu``, or a GPU of tests with that mark; HIRES_TEST_GPU=cpu shows that these work."""
+    if request.node.get_closest_marker("gpu") is None:
+        return "cpu"
+    name = os.environ.get("HIRES_TEST_GPU", "cuda")
+    if name == "cuda" and not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("there is no NVIDIA GPU here, or torch is built without CUDA")
+    return name
 
 
 @pytest.fixture(params=MPIS)

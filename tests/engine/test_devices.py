@@ -16,6 +16,7 @@ from tests.helpers import device_jobs
 from tests.helpers.device_jobs import MUTATIONS
 from tests.helpers.jobs import run_folders
 from tests.helpers.layouts import config_of, plan_of
+from tests.helpers.parity_rows import on_each
 from tests.helpers.pool import FRESH
 from tests.helpers.ranks import run_ranks
 from tests.helpers.saved import losses, make
@@ -69,13 +70,15 @@ def test_each_missing_move_to_the_device_and_memory_freed_early_fails():
 
 
 @pytest.mark.dist
-def test_messages_of_a_device_go_through_buffers_that_are_used_again():
-    for rank, found in enumerate(run_ranks(device_jobs.staged_messages, 2)):
+@pytest.mark.parametrize("name", on_each({"simulated": "simulated"}))
+def test_messages_of_a_device_go_through_buffers_that_are_used_again(name: str, device: str):
+    name = name if device == "cpu" else device
+    for rank, found in enumerate(run_ranks(device_jobs.staged_messages, 2, name)):
         for step in range(3):
             assert found[f"message {step}"] == 1 - rank + step
             assert found[f"sum {step}"] == 1 + 2 * step
             assert found[f"sums {step}"] == [1.0, 1.0]
-            assert found[f"gather {step}"] == ("simulated", [[0, 0], [1, 1]])
+            assert found[f"gather {step}"] == (name, [[0, 0], [1, 1]])
         assert found["buffers 0"] == found["buffers 2"]
 
 

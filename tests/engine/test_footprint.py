@@ -18,6 +18,7 @@ from hires.nets.build_network import build_model, materialise
 from hires.plan.memory import RankMemory, needed_bytes
 from hires.plan.plan import Plan
 from tests.helpers import traces
+from tests.helpers.parity_rows import on_each
 from tests.helpers.quantised_nets import QuantisedNet
 from tests.helpers.saved import run_folder
 
@@ -106,8 +107,8 @@ RESNET = {"depth": 18, "classes": 10}
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("name", ["pipeline", "int8 tiles"])
-def test_prediction_is_what_ranks_measure(name, tmp_path):
+@pytest.mark.parametrize("name", on_each({name: name for name in ("pipeline", "int8 tiles")}))
+def test_prediction_is_what_ranks_measure(name, device, tmp_path):
     # 10 % is the aim for networks of any size. These take 20 to 250 MiB, of which kernels, caches
     # and the transport's threads make up 8, known to 4 MiB only; so 4 MiB are added.
     if name == "pipeline":
@@ -115,7 +116,8 @@ def test_prediction_is_what_ranks_measure(name, tmp_path):
         keys: dict[str, Any] = {"model": RESNET, "parallel": layout}
     else:
         keys = {**scales_of(tmp_path, RESNET), "parallel": {"tiles": [2, 1]}}
-    config = config_of(**{"batch": 8, "image": 128, **keys}, measure={"warmup": 2})
+    keys = {"batch": 8, "image": 128, **keys, "device": device}
+    config = config_of(**keys, measure={"warmup": 2})
     plan = plan_of(config)
     memories = footprint(config, plan)
     path = run_folder(tmp_path, config, memory=[memory.to_dict() for memory in memories])
@@ -123,7 +125,7 @@ def test_prediction_is_what_ranks_measure(name, tmp_path):
     record = read_record(path)
     assert record is not None
     for entry, memory in zip(record["memory"], memories, strict=True):
-        assert entry["source"] == "step"
+        assert entry["source"] == ("step" if device == "cpu" else "device")
         assert_near(entry["predicted_bytes"], entry["peak_bytes"])
         assert_near(memory.start_bytes, entry["start_bytes"])
         # Weights are held once, in whichever order.

@@ -95,9 +95,9 @@ def mutate_each(world: World, config: dict[str, Any], plan: dict[str, Any]) -> d
     return found
 
 
-def staged_messages(world: World) -> dict[str, Any]:
-    """Returns what two ranks get of messages of the device, and how many buffers these took."""
-    device = open_device("simulated", world.local_rank)
+def staged_messages(world: World, name: str) -> dict[str, Any]:
+    """Returns what two ranks get of messages of a device, and how many buffers these took."""
+    device = open_device(name, world.local_rank)
     allocated = []
 
     def allocate(shape: Any, dtype: torch.dtype) -> Tensor:

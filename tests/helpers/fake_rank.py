@@ -29,7 +29,10 @@ def main() -> None:
     sys.stdout.write(f"rank {here.rank} is {behaviour}\n")
     word, _, argument = behaviour.partition(" ")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # as a worker does
-    with heartbeat.beat(run_dir, here.attempt, here.rank, heartbeat.Activity(), 60.0):
+    if word == "mute":  # it hangs before its heart beats
+        time.sleep(60)
+    timeout_s = records.read_config(run_dir).comm.timeout_s
+    with heartbeat.beat(run_dir, here.attempt, here.rank, heartbeat.Activity(), timeout_s):
         _BEHAVIOURS[word](here, run_dir, argument)
 
 
@@ -45,6 +48,8 @@ def ok(here, run_dir, argument="", steps=None):
     if here.rank == 0:
         append_metric(folder, 0, "done")
         records.finish(run_dir, here.attempt, "done") if not sys.argv[2:] else None
+    if argument:
+        sys.exit(int(argument))
 
 
 def short(here, run_dir, argument):

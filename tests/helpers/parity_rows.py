@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from hires.core.config.run_config import RunConfig, to_dict
@@ -68,8 +69,15 @@ def rows(suite: str = "", section: str = "") -> dict[str, Row]:
     return found
 
 
-def on_devices() -> dict[str, Row]:
-    """Returns rows for a device that is no CPU: those of MPI and GPUs, one of each test network.
+def on_each(values: dict[str, Any]) -> list[Any]:
+    """Returns parameters by name, those for the CPU and those for ``pytest -m gpu``."""
+    cpu = [pytest.param(value, id=name) for name, value in values.items()]
+    gpu = pytest.mark.gpu
+    return cpu + [pytest.param(v, id=f"{name} on GPUs", marks=gpu) for name, v in values.items()]
+
+
+def on_simulated() -> dict[str, Row]:
+    """Returns rows for the simulated device: its own, those of MPI, one of each test network.
 
     A network's kernels are the same in all its layouts; of its rows the first with tiles is taken.
     Those of hires itself have no kernel that the test networks have not, and take long there.
@@ -78,7 +86,7 @@ def on_devices() -> dict[str, Row]:
     by_tiles = sorted(rows().values(), key=lambda row: "tiles" not in row.keys.get("parallel", {}))
     for row in by_tiles:
         is_new = row.net not in networks and "target" in row.keys.get("model", {})
-        if not row.cpu_only and (is_new or {"mpi", "gpu"} & {*row.suites}):
+        if not row.cpu_only and (is_new or {"mpi", "simulated"} & {*row.suites}):
             chosen[row.name] = row
             networks.add(row.net)
     return chosen

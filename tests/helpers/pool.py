@@ -152,6 +152,8 @@ def _serve(pipe: Connection, device: str, once: bool) -> None:
 
     spawn.die_with(os.getppid())()  # also in the middle of a job
     torch.set_num_threads(1)
+    # As for the ranks of a run: queues of a GPU for all streams, and channels before the first sum.
+    os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "NCCL_RUNTIME_CONNECT": "0"}
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     open_device(device, 0)
     before = _state()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.core.config.training_config import MeasureConfig
-from hires.core.store import rundir
-from hires.launcher.local import local_launcher
+from hires.core.python_command import module_command
+from hires.core.store import records, rundir
+from hires.core.store.rundir import RunDir
+from hires.launcher.interface import launcher_of
+from hires.launcher.local.local_launcher import launch as local_launch
 from tests.helpers.launches import ROOT, alive, rank_pids
 
 
@@ -39,14 +44,26 @@ def fake_world(tmp_path, monkeypatch, lean_forks):
 
 
 @pytest.fixture
-def launch():
-    """Returns the launcher, set to start fake ranks and to check that none is left."""
-    start = functools.partial(local_launcher.launch, module="tests.helpers.fake_rank")
+def launch(torchrun_forks):
+    """Returns the launcher, set to start fake ranks and to check that none is left.
 
-    def checked(run, **options):
+    ``changes`` are of the places of the ranks. As torchrun starts, it imports torch: here it is a
+    fork of a process that has.
+    """
+
+    def checked(run, attempt=None, places=None, changes=None, **options):
+        number = run.attempt if attempt is None else attempt
+        config, forks = records.read_config(run), contextlib.nullcontext
+        places = places or launcher_of(config).rank_places(config, records.read_world(run))
+        if config.launcher.name == "torchrun":
+            words = (*module_command("torch.distributed.run"), *places.starter.words[1:])
+            places = replace(places, starter=replace(places.starter, words=words))
+            forks = torchrun_forks
+        places, module = replace(places, **(changes or {})), "tests.helpers.fake_rank"
         try:
-            return start(run, run.attempt, **options)
+            with forks():
+                return local_launch(run, number, module=module, places=places, **options)
         finally:
-            assert not alive(rank_pids(run))
+            assert not alive(rank_pids(RunDir(Path(run), number)))
 
     return checked

@@ -1,13 +1,12 @@
 """However the ranks behave, all are gone in the end, and the attempt says how and why it ended.
 
-One table holds for ranks that this process starts, and for those that one command starts (torchrun;
-with the marker ``mpi`` the command of an MPI, for a few rows).
+One table holds for ranks that this process starts, and for those that one command starts: torchrun
+and, with the marker ``mpi``, that of an MPI for a few rows.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import shutil
@@ -16,17 +15,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from hires.core.config.comm_config import CommConfig
 from hires.core.errors import PREEMPTED, ConfigError, RunError
-from hires.core.store import provenance, records
+from hires.core.store import attempts, provenance, records
 from hires.core.store.rundir import RunDir
 from hires.launcher.local import __main__ as by_hand
 from hires.launcher.local import local_launcher
+from hires.launcher.ranks.places import Preemption
+from hires.launcher.supervision import watchdog
 from tests.helpers.launches import alive, events, exit_json, pid_of, rank_pids, when_ready
 from tests.helpers.patience import PATIENCE_S, until
 from tests.helpers.run_folders import end
@@ -38,8 +39,7 @@ LAUNCHERS: dict[str, dict[str, str]] = {
     "mpich": {"name": "mpirun", "mpi": "mpich"},
 }
 PROGRAMS = {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.hydra"}
-BOTH, ALL, COMMANDS = ("local", "torchrun"), tuple(LAUNCHERS), tuple(LAUNCHERS)[1:]
-MADE_WAY = "it made way for others (SIGUSR2)"
+BOTH, ALL = ("local", "torchrun"), tuple(LAUNCHERS)
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,23 @@ class Row:
     reason: str | None
     cause: str | None
     """A part of it; None: there is none."""
-    codes: dict[int, int] | None = None
+    codes: dict[int, int] = field(default_factory=dict)
+    """Those that matter."""
     failed_rank: int | None = None
     act: Callable[[RunDir], object] | None = None
-    launchers: tuple[str, ...] = ("local",)
+    launchers: tuple[str, ...] = BOTH
     state: str = "failed"
     words: str = ""
     """What the ranks print when they are at work."""
+    places: dict[str, Any] = field(default_factory=dict)
+    """What differs in how they are placed."""
+    timeout_s: float = 120.0
+    """``comm.timeout_s``."""
+    silent_s: float = watchdog.SILENT_S
+    command: dict[str, Any] = field(default_factory=dict)
+    """What differs where one command starts the ranks, which tells only of those that ended."""
+    again: bool = False
+    """Whether the next attempt is made, too, with ranks that behave well."""
 
 
 def kill_rank(rank: int) -> Callable[[RunDir], None]:
@@ -77,49 +87,110 @@ def cancel(run: RunDir) -> None:
 
 
 def end_elsewhere(run: RunDir) -> None:
+    """Ends the attempt as another start does, and a rank as its heart does when it sees that."""
     end(run.attempt_dir, "failed", cause="its node went down", reason="node")
+    os.kill(pid_of(run, 0), signal.SIGTERM)
+
+
+def asks_and(then: Callable[[RunDir], object]) -> Callable[[RunDir], None]:
+    """Asks the ranks to save their state, and does something else when that has begun."""
+
+    def act(run: RunDir) -> None:
+        USR2(run)
+        until(lambda: events(run, "preemption_requested"))
+        then(run)
+
+    return act
+
+
+def preempts(reason: str, cause: str, then: str, *patience_s: float) -> Callable[[], Preemption]:
+    return lambda: Preemption(reason, cause, then, *patience_s)
+
+
+def in_time(patience_s: float) -> dict[str, Any]:
+    return {"preemption": preempts("timeout", "the time is over", "bye", patience_s)}
 
 
 RAISED = "rank 1 exited with code 1: ValueError: this rank was told to fail"
 KILLED = "rank 2 was killed by SIGKILL (by `kill -9`, or the system ran out of memory)"
-USR2 = signal_launcher(signal.SIGUSR2)
+LOST = {"cause": "before its ranks: ", "codes": {}, "failed_rank": None}
+USR2, TERM, INT = map(signal_launcher, (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT))
 HANG = ("hang", "hang")
+STOPPED = {0: -15, 1: -15}
+MADE_WAY = "it made way for others (SIGUSR2) after 2 of 3 steps; start it again to resume there"
+OVER, OTHERS = "the time is over; bye", "job 7 made way; again"
+QUEUED = {"termination": preempts("preempted", "job 7 made way", "again")}
+BY_USER = {"termination": lambda: None}
+SAVED = {0: PREEMPTED, 1: PREEMPTED}
 ROWS = {
-    "done": Row(
-        ("ok",) * 3, None, None, {0: 0, 1: 0, 2: 0}, launchers=("local", *PROGRAMS), state="done"
+    "done": Row(("ok",) * 3, None, None, {0: 0, 1: 0, 2: 0}, launchers=ALL, state="done"),
+    "raises": Row(
+        ("hang", "raise", "hang"), "launch", RAISED, {0: -15, 1: 1, 2: -15}, 1, again=True
     ),
-    "raises": Row(("hang", "raise", "hang"), "launch", RAISED, {0: -15, 1: 1, 2: -15}, 1),
-    # A stopped rank sees SIGTERM, too: it is continued; a deaf one is killed.
+    # A stopped rank sees SIGTERM, too: it is continued; a deaf one is killed. torchrun itself waits
+    # for half a minute for such ranks.
     "killed": Row(
-        ("stopped", "deaf", "hang"), "launch", KILLED, {0: -15, 1: -9, 2: -9}, 2, kill_rank(2)
+        ("stopped", "deaf", "hang"), "launch", KILLED, {0: -15, 1: -9, 2: -9}, 2, kill_rank(2),
+        ALL, command={**LOST, "ranks": ("hang",) * 3},
     ),
-    "killed elsewhere": Row(
-        ("hang",) * 3, "launch", "before its ranks: ", None, None, kill_rank(2), COMMANDS
-    ),
+    # Without a command there is none to lose.
     "loses its command": Row(HANG, "launch", "SIGKILL", act=kill_command, launchers=("torchrun",)),
-    "loses a neighbour": Row(("hub", "kill"), "launch", "rank 1 was killed by", None, 1),
+    "loses a neighbour": Row(
+        ("hub", "kill"), "launch", "rank 1 was killed by", failed_rank=1, command=LOST
+    ),
     "fails first and ends last": Row(
-        ("hub", "late"), "launch", "rank 1 failed: broken.tif is broken", None, 1
+        ("hub", "late"), "launch", "rank 1 failed: broken.tif is broken", failed_rank=1
     ),
     "lacks steps": Row(("ok", "short"), None, "rank 1 recorded 1 of 3 steps"),
-    "fails behind its record": Row(("ok", "exit 4"), None, "code 4", None, 1),
-    "loss is nan": Row(("nan", "hang"), "nan", "the loss is nan", None, 0),
+    "fails behind its record": Row(("ok", "ok 4"), None, "code 4", failed_rank=1),
+    "loss is nan": Row(("nan", "hang"), "nan", "the loss is nan", failed_rank=0),
+    "hangs outside of a step": Row(
+        ("hang",), "hang", "stopped after comm.timeout_s=0.2 s", {0: -15}, 0, timeout_s=0.2
+    ),
+    "hangs before its first heartbeat": Row(
+        ("mute",), "hang", "it has not come to its start yet", failed_rank=0, timeout_s=0.2,
+        silent_s=0.5,
+    ),
+    "is stopped": Row(
+        ("stopped",), "hang", "its process is stopped (by SIGSTOP", failed_rank=0, timeout_s=0.2,
+        silent_s=0.5,
+    ),
     "Ctrl-C": Row(
-        HANG, None, "stopped by Ctrl-C", {0: -15, 1: -15}, None, signal_launcher(signal.SIGINT),
-        ("local", *PROGRAMS), "cancelled",
+        HANG, None, "stopped by Ctrl-C", STOPPED, None, INT, ALL, "cancelled", again=True
     ),
     "hires cancel": Row(HANG, None, "stopped by hires cancel", act=cancel, state="cancelled"),
     "ended by another start": Row(HANG, "node", "its node went down", act=end_elsewhere),
-    "preempted": Row(
-        ("way", "way"), "preempted",
-        f"{MADE_WAY} after 2 of 3 steps; start it again to resume there",
-        {0: PREEMPTED, 1: PREEMPTED}, None, USR2, ALL,
+    "SIGTERM of a user": Row(
+        HANG, None, "by SIGTERM", STOPPED, act=TERM, state="cancelled", places=BY_USER
     ),
-    "fails instead of saving": Row(("way", "way 3"), "launch", "code 3", None, 1, USR2),
+    "SIGTERM of a scheduler": Row(HANG, "preempted", OTHERS, STOPPED, act=TERM, places=QUEUED),
+    # Slurm signals the ranks, not their supervisor.
+    "SIGTERM to the ranks alone": Row(("terminate", "hang"), "preempted", OTHERS, places=QUEUED),
+    "preempted": Row(("way", "way"), "preempted", MADE_WAY, SAVED, None, USR2, ALL, again=True),
+    "fails instead of saving": Row(("way", "way 3"), "launch", "code 3", {1: 3}, 1, USR2),
+    "time limit": Row(
+        ("saver",) * 2, "timeout", OVER, SAVED, None, USR2, words="listens", places=in_time(60.0)
+    ),
+    "saves too late": Row(
+        ("saver", "ignorer"), "timeout", OVER, {1: -15}, None, USR2, words="listens",
+        places=in_time(0.5),
+    ),
+    "saves when others are done": Row(
+        ("ignorer", "finisher"), "timeout", OVER, {1: 0}, None, USR2, words="listens",
+        places=in_time(4.0),
+    ),
+    "SIGTERM while it saves": Row(
+        ("ignorer",), None, "by SIGTERM", {0: -15}, None, asks_and(TERM), BOTH, "cancelled",
+        "listens",
+    ),
+    "hires cancel while it saves": Row(
+        ("ignorer",), None, "by hires cancel", {0: -15}, None, asks_and(cancel), BOTH, "cancelled",
+        "listens",
+    ),
     "is done all the same": Row(
         ("finisher",), None, None, {0: 0}, None, USR2, state="done", words="listens"
     ),
-    "makes way unasked": Row(("ok", f"exit {PREEMPTED}"), None, f"code {PREEMPTED}", None, 1),
+    "makes way unasked": Row(("ok", f"exit {PREEMPTED}"), None, f"code {PREEMPTED}", {}, 1),
 }  # fmt: skip
 CASES = [
     pytest.param(name, launcher, marks=[pytest.mark.mpi] if launcher in PROGRAMS else [])
@@ -129,54 +200,71 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "launcher"), CASES)
-def test_world_ends(fake_world, launch, name, launcher):
+def test_world_ends(fake_world, launch, monkeypatch, name, launcher):
     if shutil.which(program := PROGRAMS.get(launcher, "sh")) is None:
         pytest.skip(f"there is no {program} here; make test-mpi installs it")
     row, handler = ROWS[name], signal.getsignal(signal.SIGUSR2)
-    run = fake_world(*row.ranks, **LAUNCHERS[launcher])
+    row = row if launcher == "local" else replace(row, **row.command)
+    monkeypatch.setattr(watchdog, "SILENT_S", row.silent_s)
+    comm = CommConfig(timeout_s=row.timeout_s)
+    run = fake_world(*row.ranks, comm=comm, **LAUNCHERS[launcher])
     act = None if row.act is None else lambda: row.act(run)
     with when_ready(run, len(row.ranks), act, row.words):
-        outcome = launch(run)
+        outcome = launch(run, changes=row.places)
     found = (outcome.state, outcome.reason)
     assert (*found, outcome.failed_rank) == (row.state, row.reason, row.failed_rank)
     assert outcome.cause is None if row.cause is None else row.cause in outcome.cause
-    assert outcome.exit_codes == (row.codes or outcome.exit_codes)
+    assert row.codes.items() <= outcome.exit_codes.items()
     left = exit_json(run)
     assert (left["state"], left["reason"], left["cause"]) == (*found, outcome.cause)
     assert left["exit_codes"] == {str(rank): code for rank, code in outcome.exit_codes.items()}
     assert left["started"] < left["ended"]
     assert records.read_record(run)["state"] == row.state
+    asked = bool(row.words) or row.ranks[0] == "way"
+    assert len(events(run, "preemption_requested")) == asked
     assert not (run.attempt_dir / "secret").exists()
     assert signal.getsignal(signal.SIGUSR2) == handler
+    if row.again:
+        monkeypatch.setenv("HIRES_FAKE_RANKS", "{}")
+        assert launch(run, attempts.next_attempt(run)).state == "done"
+        record = records.read_record(run)
+        assert (record["state"], record["attempt"]) == ("done", 1)
+        assert exit_json(run) == left
 
 
-def test_complete_run_leaves_record_lines_and_logs(fake_world, launch):
-    run, lines = fake_world("ok", "leaves"), []
+@pytest.mark.parametrize("launcher", BOTH)
+def test_complete_run_leaves_record_lines_and_logs(fake_world, launch, launcher):
+    # torchrun itself leaves alone what a rank that has ended had started.
+    second, lines = "leaves" if launcher == "local" else "ok", []
+    run = fake_world("ok", second, **LAUNCHERS[launcher])
     outcome = launch(run, on_line=lines.append)
     assert (outcome.state, outcome.cause, outcome.exit_codes) == ("done", None, {0: 0, 1: 0})
     kinds = ["done"] + ["memory"] * 2 + ["ready"] * 2 + ["step"] * 6
     assert sorted(line["kind"] for line in lines) == kinds
     record = records.read_record(run)
     assert (record["throughput"]["samples"], record["reproduce"]) == (2, "hires run seed=0")
-    assert (run.attempt_dir / "logs/rank0001.log").read_text() == "rank 1 is leaves\n"
-    gone([int((run.path / "child.pid").read_text())])  # what a rank started ends with it
-    run = fake_world("exit 0", "exit 0", campaign="check")
+    assert (run.attempt_dir / "logs/rank0001.log").read_text() == f"rank 1 is {second}\n"
+    if launcher == "local":
+        gone([int((run.path / "child.pid").read_text())])
+    run = fake_world("exit 0", "exit 0", campaign="check", **LAUNCHERS[launcher])
     assert launch(run, args=["--verify"]).state == "done"
     assert records.read_record(run) is None
 
 
-def test_port_of_the_user_is_not_replaced(fake_world, launch):
+@pytest.mark.parametrize("launcher", BOTH)
+def test_port_of_the_user_is_not_replaced(fake_world, launch, launcher):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        run = fake_world("ok", port=port)
+        run = fake_world("ok", port=port, **LAUNCHERS[launcher])
         with pytest.raises(ConfigError, match=f"launcher.port={port} is taken"):
             launch(run)
         assert not rank_pids(run)
         assert exit_json(run)["state"] == "failed"
 
 
-def test_callback_that_fails_stops_the_ranks(fake_world, launch):
-    run = fake_world("ok", "hang")
+@pytest.mark.parametrize("launcher", BOTH)
+def test_callback_that_fails_stops_the_ranks(fake_world, launch, launcher):
+    run = fake_world("ok", "hang", **LAUNCHERS[launcher])
 
     def broken(line):
         raise BrokenPipeError("the reader of stdout is gone")
@@ -216,8 +304,11 @@ def supervise(run: RunDir, grace_s: float = 2.0) -> subprocess.Popen[str]:
     return process
 
 
-def test_second_signal_does_not_wait_for_deaf_ranks_and_leaves_a_cancelled_run(fake_world):
-    run = fake_world("deaf", "deaf")
+@pytest.mark.parametrize("launcher", BOTH)
+def test_second_signal_does_not_wait_for_deaf_ranks_and_leaves_a_cancelled_run(
+    fake_world, launcher
+):
+    run = fake_world("deaf", "deaf", **LAUNCHERS[launcher])
     with supervise(run, grace_s=50.0) as process:
         process.send_signal(signal.SIGHUP)
         until(lambda: events(run, "stopping"))
@@ -259,12 +350,14 @@ def test_odd_names_are_names_and_options_reach_the_ranks(
     assert env["variables"]["NCCL_BUFFSIZE"] == "32768"
 
 
+@pytest.mark.parametrize("launcher", BOTH)
 def test_start_by_hand_is_a_new_attempt_unless_it_runs_or_is_no_run(
-    fake_world, tmp_path, capsys, monkeypatch
+    fake_world, launch, tmp_path, capsys, monkeypatch, launcher
 ):
-    start = functools.partial(local_launcher.launch, module="tests.helpers.fake_rank")
-    monkeypatch.setattr(local_launcher, "launch", start)
-    run = fake_world("ok", "raise")
+    with pytest.raises(RunError, match=r"is .* a run folder"):
+        local_launcher.launch(tmp_path, 0)
+    monkeypatch.setattr(local_launcher, "launch", launch)
+    run = fake_world("ok", "raise", **LAUNCHERS[launcher])
     records.event(run.path, 0, "launch_started", **provenance.myself())
     assert by_hand.main([str(run.path)]) == 1
     assert f"process {os.getpid()} on" in (err := capsys.readouterr().err)
@@ -276,10 +369,8 @@ def test_start_by_hand_is_a_new_attempt_unless_it_runs_or_is_no_run(
     assert out.splitlines()[0] == f"{run.name}: attempt 1, 2 ranks"
     assert "    rank 1 is raise\n" in err
     assert "rank 1 exited with code 1: ValueError: this rank was told to fail; the logs" in err
-    run = fake_world("ok", "ok", campaign="good")
+    run = fake_world("ok", "ok", campaign="good", **LAUNCHERS[launcher])
     end(run.attempt_dir, "failed")
     assert by_hand.main([str(run.path)]) == 0
     out = capsys.readouterr().out.splitlines()
     assert (out[1], out[-1]) == ("step 1/3  750.0 ms  8 img/s  loss 2", f"{run.name}: done")
-    with pytest.raises(RunError, match=r"is .* a run folder"):
-        local_launcher.launch(tmp_path, 0)

@@ -131,17 +131,18 @@ def test_run_over_an_mpi_ends_as_all_others_do(made, mpi):
     assert [*(preempted.path / "checkpoints").iterdir()]
 
 
-IN_NAMESPACE = 'mount -t tmpfs -o size=256k none "$1" && exec "$2" -c "$3" "$1"'
+IN_NAMESPACE = 'mount -t tmpfs -o size=256k none "$1" && exec "$2" -c "$3" "$1" "$4"'
 SCRIPT = """
 import json, sys
 from pathlib import Path
 from hires.core.store import records, rundir
-from hires.core.config.run_config import RunConfig
+from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.core.config.training_config import MeasureConfig
 from hires.core.errors import RunError
 from hires.launcher.local import local_launcher as local
 disk = Path(sys.argv[1])
-config = RunConfig(steps=3, results=str(disk / "results"), measure=MeasureConfig(warmup=1))
+keys = {"measure": MeasureConfig(warmup=1), "launcher": LauncherConfig(sys.argv[2])}
+config = RunConfig(steps=3, results=str(disk / "results"), **keys)
 run = rundir.create(config, {"world": 2}, ["hires", "run"])
 outcome = local.launch(run, 0, module="tests.helpers.fake_rank")
 facts = {"state": outcome.state, "cause": outcome.cause}
@@ -156,12 +157,13 @@ print(json.dumps(facts))
 """
 
 
-def test_run_on_a_full_disk_fails_with_the_reason_and_leaves_no_half_file(tmp_path):
+@pytest.mark.parametrize("launcher", ["local", "torchrun"])
+def test_run_on_a_full_disk_fails_with_the_reason_and_leaves_no_half_file(tmp_path, launcher):
     command = ["unshare", "--map-root-user", "--mount", "sh", "-c", IN_NAMESPACE, "sh"]
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare")
     done = subprocess.run(
-        [*command, tmp_path, sys.executable, SCRIPT],
+        [*command, tmp_path, sys.executable, SCRIPT, launcher],
         env={**os.environ, "HIRES_FAKE_RANKS": '{"0": "full", "1": "hang"}', "PYTHONPATH": ROOT},
         capture_output=True,
         text=True,

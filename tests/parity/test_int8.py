@@ -15,7 +15,7 @@ from hires.nets.build_network import build_model, materialise
 from hires.quant.scales import Scales, write_scales
 from tests.helpers.jobs import verify_each
 from tests.helpers.layouts import Given
-from tests.helpers.parity_rows import Row, by_world, groups, rows
+from tests.helpers.parity_rows import Row, by_world, groups, on_each, rows
 from tests.helpers.pool import POOL, SIMULATED
 from tests.helpers.quantised_nets import QuantisedNet
 
@@ -25,11 +25,11 @@ GROUPS = groups(rows(section="int8"))
 INT8 = {"task": {"name": "infer"}, "precision": {"name": "int8"}}
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_outputs_have_the_bits_of_one_process(group: str, tmp_path: Path):
-    layouts = [quantised(row, tmp_path) for row in GROUPS[group]]
+@pytest.mark.parametrize("group", on_each(GROUPS))
+def test_outputs_have_the_bits_of_one_process(group: list[Row], device: str, tmp_path: Path):
+    layouts = [quantised(row, tmp_path, device=device) for row in group]
     errors = POOL.run(verify_each, layouts[0][2]["world"], layouts)[0]
-    assert errors == {row.name: 0.0 for row in GROUPS[group]}
+    assert errors == {row.name: 0.0 for row in group}
 
 
 def test_outputs_have_them_on_a_device_that_is_no_cpu(tmp_path: Path):

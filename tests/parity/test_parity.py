@@ -15,17 +15,17 @@ from hires.core.config.model_config import ModelConfig
 from hires.core.losses import LOSSES
 from hires.core.schedules import SCHEDULES
 from tests.helpers.jobs import verify, verify_each
-from tests.helpers.parity_rows import Row, by_world, groups, on_devices, require_exact, rows
+from tests.helpers.parity_rows import Row, groups, on_each, on_simulated, require_exact, rows
 from tests.helpers.pool import POOL, SIMULATED
 
 ROWS = rows()
-GROUPS = groups(on_devices())
+GROUPS = groups(on_simulated())
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_row_equals_one_process(row: Row, tmp_path: Path):
-    _, config, plan, folder = row.given(tmp_path)
+@pytest.mark.parametrize("row", on_each(ROWS))
+def test_row_equals_one_process(row: Row, device: str, tmp_path: Path):
+    _, config, plan, folder = row.given(tmp_path, device=device)
     answer = POOL.run(verify, plan["world"], config, plan, folder)[0]
     assert answer["ok"], answer["worst"]
     assert answer["max_rel_err"] < 1e-10, answer["worst"]
@@ -37,18 +37,6 @@ def test_rows_equal_one_process_on_a_device_that_is_no_cpu(group: str, tmp_path:
     layouts = [row.given(tmp_path, device="simulated") for row in GROUPS[group]]
     size = layouts[0][2]["world"]
     require_exact(SIMULATED.run(verify_each, size, layouts)[0], layouts)
-
-
-@pytest.mark.gpu
-def test_rows_equal_one_process_on_a_gpu(tmp_path: Path):
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("there is no GPU here")
-    chosen = [
-        row.given(tmp_path, device="cuda", comm={"backend": "gloo"}) for row in rows("gpu").values()
-    ]
-    for size, layouts in by_world(chosen).items():
-        require_exact(POOL.run(verify_each, size, layouts)[0], layouts)
 
 
 def test_table_has_every_network_loss_and_schedule():

@@ -14,19 +14,19 @@ from safetensors.torch import load_file
 from hires.core.errors import PREEMPTED
 from hires.core.store import checkpoints
 from hires.core.store.attempts import Attempt
-from tests.helpers.parity_rows import Row, rows
+from tests.helpers.parity_rows import Row, on_each, rows
 from tests.helpers.plain_training import plain_training, torch_rates
 from tests.helpers.saved import attempt, config_at, losses, make, mean_losses
 
 pytestmark = pytest.mark.dist
 
-ROWS = rows("training")
 SCHEDULE = {"name": "one_cycle", "warmup": 1, "steps": 4}
 
 
-@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_training_equals_that_of_torch_and_resumes(row: Row, tmp_path: Path):
+@pytest.mark.parametrize("row", on_each(rows("training")))
+def test_training_equals_that_of_torch_and_resumes(row: Row, device: str, tmp_path: Path):
     keys = {**row.keys, "steps": 4, "lr_schedule": SCHEDULE, "checkpoint": {"every": 4}}
+    keys["device"] = device
     run = make(tmp_path / "whole", **keys)
     assert set(attempt(run)) == {0}
     stopped = make(tmp_path / "stopped", **keys)

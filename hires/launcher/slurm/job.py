@@ -74,18 +74,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _work(run: JobRun) -> int:
     """Makes the attempts of a run, one after the other, until one fails; returns its code."""
-    code, job = 0, run.job.name
-    if not run.is_open:
-        say(f"nothing is left to do for job {job}: {run.path.name} has ended")
+    job = run.job.name
+    if run.over is not None:
+        text = f"{run.path.name} has ended, or another attempt took its place"
+        say(f"nothing is left to do for job {job}: {text}")
     with Interrupts() as interrupts:  # an attempt handles signals itself; here those in between
-        while code == 0 and run.is_open:
+        while (code := run.over) is None:
             if interrupts.count:
                 return INTERRUPTED
             if interrupts.requests:
                 say(f"job {job} is preempted, and queued again for the next attempt")
                 scheduler.ask("scontrol", "requeue", job)
                 return PREEMPTED
-            code = run.make_attempt(run.take_attempt())
+            if code := run.make_attempt(run.take_attempt()):
+                break
     return code
 
 
@@ -121,8 +123,8 @@ class JobRun:
         )
 
     @property
-    def is_open(self) -> bool:
-        """Whether the job still has something to do.
+    def over(self) -> int | None:
+        """The exit code of the job if nothing is left to do; None: it has something to do.
 
         That is so if it made no attempt yet, the last left no ``exit.json``, was preempted and may
         go on, or was stopped with the whole job: after the failure of a node Slurm starts it again.
@@ -132,23 +134,26 @@ class JobRun:
         own = self.attempts
         first = own[0].number if own else self.submitted
         if first is None:
-            return True
+            return None
         done = [number for number in rundir.done_attempts(self.path) if number >= first]
         if len(done) >= self.wanted:
-            return False
+            return 0
         if not own:
             given_up = Attempt(self.path, first)
             later = (Attempt(self.path, n) for n in attempt_numbers(self.path) if n > first)
             taken = any(attempt.job or attempt.launched for attempt in later)
-            return not (taken and given_up.has_ended and not given_up.job)
+            is_over = taken and given_up.has_ended and not given_up.job
+            return RunError.exit_code if is_over else None
         end = own[-1].exit
         if not end:
-            return True
+            return None
         if end.state == State.CANCELLED:
-            return not own[-1].is_cancelled
-        if end.reason == "timeout":
-            return self.timeouts <= records.read_config(self.path).launcher.requeues
-        return end.state == State.DONE or end.restarts
+            is_over = own[-1].is_cancelled
+        elif end.reason == "timeout":
+            is_over = self.timeouts > records.read_config(self.path).launcher.requeues
+        else:
+            is_over = end.state != State.DONE and not end.restarts
+        return end.exit_code if is_over else None
 
     def take_attempt(self) -> int:
         """Returns the attempt to launch: the submitted one, or a new one if that was launched."""

@@ -65,7 +65,8 @@ class Supervisor:
         self.ranks: Sequence[Rank] = self._group.ranks  # those that were started, in order
         self._metrics = LinesTail(job.folder, file_names.METRICS)
         self._events = LinesTail(job.folder, file_names.EVENTS)
-        self._watchdog = watchdog.Watchdog(job.folder, job.config.comm.timeout_s, len(self.ranks))
+        timeout_s, world = job.config.comm.timeout_s, job.places.num_ranks
+        self._watchdog = watchdog.Watchdog(job.folder, timeout_s, world)
         self._oom = blame.OomCount(job.folder / file_names.LOGS / file_names.LAUNCHER_LOG)
         self._looks_for_exit = not (job.folder / file_names.EXIT).exists()
         self._asked_s = 0.0
@@ -150,13 +151,16 @@ class Supervisor:
         return End(State.FAILED, cause, reason=preemption.reason)
 
     def _stopped_by_a_file(self) -> End | None:
-        """Stops all ranks if another process wrote the attempt's end or a request to cancel it.
+        """Stops all ranks if another process wrote the attempt's end or a request to cancel it."""
+        return self._cancel() if self._see_request() else self._ended_elsewhere()
+
+    def _ended_elsewhere(self) -> End | None:
+        """Stops all ranks if another process wrote the attempt's end, and returns that.
 
         Slurm gives up a node that does not answer and starts its job again elsewhere, though all
-        ranks of the node may still run: two attempts at once would be in each other's way.
+        ranks of the node may still run: two attempts at once would be in each other's way. The
+        ranks look, too, and may end before this process has seen it.
         """
-        if self._see_request():
-            return self._cancel()
         attempt = Attempt(self.job.run_dir, self.job.attempt)
         end = attempt.exit if self._looks_for_exit else None
         if end is not None:
@@ -189,6 +193,8 @@ class Supervisor:
         # The first exit seen need not be the first cause: neighbours fail within milliseconds, and
         # each may still report why.
         self._wait(SETTLE_S)
+        if (end := self._ended_elsewhere()) is not None:
+            return end
         if (preemption := self._termination()) is not None:
             # The scheduler has ended the ranks, but not this process.
             self._stop(preemption.cause)
