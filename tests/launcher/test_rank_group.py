@@ -97,7 +97,7 @@ def script(path: Path, text: str) -> str:
 
 
 STARTS_ONE = (
-    'while [ "$1" != localhost:1 ]; do shift; done; shift; '
+    'trap : TERM; while [ "$1" != localhost:1 ]; do shift; done; shift; '
     "OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 "
     'OMPI_COMM_WORLD_LOCAL_SIZE=1 "$@"; echo $? > "$0.code"; {more}'
 )
