@@ -25,7 +25,7 @@ from typing import Any
 
 from hires.bench.bench_tables import Result, Row, group_tables, page
 from hires.core import log as logs
-from hires.core.errors import INTERRUPTED, HiresError
+from hires.core.errors import INTERRUPTED, HiresError, error_object
 from hires.core.store import provenance, reading
 from hires.core.store.files import make_folder, write_atomically
 
@@ -52,7 +52,7 @@ def run(task: Mapping[str, Any], module: Any) -> int:
     folder = Path(task["out"]) if task["out"] else None
     origin = {"command": task["command"], "time": provenance.now(), **provenance.collect()}
     result: Result | None = None
-    code, last = 0, ""
+    code, last, kind, why = 0, "", "", ""
     try:
         if folder is not None:
             make_folder(folder, OPTION)
@@ -67,15 +67,17 @@ def run(task: Mapping[str, Any], module: Any) -> int:
             if folder is not None and hasattr(module, "finish"):
                 last = module.finish(folder, result)
     except HiresError as error:
-        sys.stderr.write(f"hires: {error}\n")
-        code = error.exit_code
+        kind, why, code = type(error).__name__, str(error), error.exit_code
     except KeyboardInterrupt:
-        sys.stderr.write("hires: stopped by Ctrl-C or SIGTERM\n")
-        code = INTERRUPTED
+        kind, why, code = "Interrupted", "stopped by Ctrl-C or SIGTERM", INTERRUPTED
+    if why:
+        sys.stderr.write(f"hires: {why}\n")
     if result is not None:
         if not result["complete"]:
             sys.stderr.write("what was measured until then:\n")
         sys.stdout.write(_json(result) if task["json"] else page(result, _tables(module, result)))
+    elif why and task["json"]:
+        sys.stdout.write(_json(error_object(kind, why, code)))
     if last:
         (sys.stderr if task["json"] else sys.stdout).write(f"\n{last}\n")
     return code

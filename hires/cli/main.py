@@ -7,20 +7,23 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hires import __version__
-from hires.core import streams
-from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError
-from hires.core.terminal import printable_output
+from hires.core import streams, terminal
+from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError, error_object
+
+if TYPE_CHECKING:
+    from hires.cli.options import Parser
 
 _FILES = {
     path.stem.removeprefix("verb_"): path for path in Path(__file__).parent.glob("verbs/verb_*.py")
 }
 VERBS = tuple(sorted(_FILES))
 """Every ``hires.cli.verbs.verb_NAME`` is a verb: its docstring begins with one line of help,
-``PARSER`` declares the options, and ``main(args)`` returns the exit code. It is imported when the
-verb is used, so that ``hires --help`` answers at once."""
+``PARSER`` declares the options, and ``main(args)`` returns the exit code. ``SUBVERBS`` are the
+words of which one comes first, if any; ``PARSERS`` holds those that have options of their own. It
+is imported when the verb is used, so that ``hires --help`` answers at once."""
 MULTIRUN = ("-m", "--multirun")
 """Options of ``hires run`` that make it ``hires sweep``."""
 
@@ -48,13 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # of the process, not of a test
         streams.secure()
     words = list(sys.argv[1:] if argv is None else argv)
-    with printable_output():
+    with terminal.printable_output():
         return _answer(words)
 
 
 def _answer(words: list[str]) -> int:
     try:
         return _dispatch(words)
+    except SystemExit as end:  # of argparse, after it has shown help
+        return int(end.code or 0)
     except HiresError as error:
         kind, text, code = type(error).__name__, str(error), error.exit_code
     except KeyboardInterrupt:
@@ -63,7 +68,7 @@ def _answer(words: list[str]) -> int:
         where = f"{error.filename}: " if error.filename else ""
         kind, text, code = "OSError", f"{where}{error.strerror or error}", RunError.exit_code
     if "--json" in words:
-        print(json.dumps({"error": {"type": kind, "text": text, "exit_code": code}}, indent=2))
+        print(json.dumps(error_object(kind, text, code), indent=2))
     print(f"hires: {text}", file=sys.stderr)
     return code
 
@@ -79,10 +84,19 @@ def module_of(verb: str) -> Any:
     return importlib.import_module(f"hires.cli.verbs.verb_{verb}")
 
 
+def parser_of(verb: str, words: Sequence[str]) -> Parser:
+    """Returns the parser of the words behind a verb."""
+    module = module_of(verb)
+    parsers: dict[str, Parser] = getattr(module, "PARSERS", {})
+    parser: Parser = module.PARSER
+    return parsers.get(words[0], parser) if words else parser
+
+
 def _dispatch(words: list[str]) -> int:
     verb, *rest = words or ["--help"]
     if verb in ("--help", "-h", "help"):
-        print(_HELP.format(verbs="\n".join(f"  {v:<12}{summary_of(v)}" for v in VERBS)))
+        text = _HELP.format(verbs="\n".join(f"  {v:<12}{summary_of(v)}" for v in VERBS))
+        print(terminal.folded(text, terminal.columns() or 100))
         return 0
     if verb in ("--version", "-V"):
         print(f"hires {__version__}")
@@ -93,11 +107,9 @@ def _dispatch(words: list[str]) -> int:
         verb, rest = "sweep", [word for word in rest if word not in MULTIRUN]
     if verb in VERBS:
         module = module_of(verb)
-        if verb == "bench":  # messages have options of their own
-            return int(module.main(rest))
-        if verb in ("data", "tune") and not rest:
+        if not rest and hasattr(module, "SUBVERBS"):
             rest = ["--help"]
-        return int(module.main(module.PARSER.read(rest)))
+        return int(module.main(parser_of(verb, rest).read(rest)))
     if "=" in verb:
         raise ConfigError(f"{verb!r} is an override and a verb comes first: hires run {verb}")
     if verb.startswith("-"):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hires.cli.compose.choices import EXPERIMENTS, config_keys, experiments, groups
 from hires.cli.main import summary_of
+from hires.core import terminal
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
 from hires.core.store import trust
@@ -24,6 +26,8 @@ Option = tuple[tuple[str, ...], dict[str, Any]]
 
 def option(name: str, metavar: str | None, help: str, **settings: Any) -> Option:
     """Returns an option with a value, or a positional argument."""
+    if settings.get("nargs") == "*":
+        settings.setdefault("default", ())  # else argparse calls it required in its errors
     return (name,), {"help": help, "metavar": metavar, **settings}
 
 
@@ -46,6 +50,16 @@ def number(name: str, help: str, default: int | None = None, least: int = 1) -> 
     return option(name, "N", shown, type=read, default=default)
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return terminal.folded(text, width)
+
+    def _format_usage(self, *usage: Any) -> str:
+        # argparse aligns options behind the name of the verb, whatever room is left there.
+        text = super()._format_usage(*usage)
+        return textwrap.fill(" ".join(text.split()), self._width, subsequent_indent="  ") + "\n\n"
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose mistakes are ConfigErrors and whose help ends in examples."""
 
@@ -58,7 +72,7 @@ class Parser(argparse.ArgumentParser):
             prog=f"hires {verb}",
             description=f"{summary[0].upper()}{summary[1:]}.\n\n{more}".strip(),
             epilog="examples:\n" + "\n".join(f"  {example}" for example in examples),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Help,
             allow_abbrev=False,
         )
         for names, settings in options:
@@ -67,6 +81,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises the message as a ConfigError."""
         raise ConfigError(f"{message}; `{self.prog} --help` shows the options")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            names = "/".join(action.option_strings) or action.metavar
+            raise ConfigError(f"unknown {names} {value!r}; {offer(value, action.choices)}")
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Returns overrides and options, given in any order, and the whole command as ``argv``."""

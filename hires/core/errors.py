@@ -19,6 +19,11 @@ class HiresError(Exception):
     exit_code = 1
 
 
+def error_object(kind: str, text: str, exit_code: int) -> dict[str, object]:
+    """Returns what ``--json`` prints in the place of a result."""
+    return {"error": {"type": kind, "text": text, "exit_code": exit_code}}
+
+
 class RunError(HiresError):
     """A run that had started failed: a rank died, a file was broken, a disk was full."""
 

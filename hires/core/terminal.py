@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
@@ -45,6 +47,27 @@ def paints(stream: TextIO | None = None) -> bool:
     if os.environ.get("NO_COLOR"):
         return False
     return os.environ.get("FORCE_COLOR", "0") not in ("", "0") or moves(stream)
+
+
+def folded(text: str, width: int) -> str:
+    """Returns the paragraphs of a help text wrapped to a width, in characters.
+
+    Lines of a paragraph with indented ones stay lines; one that is too long goes on below its
+    text. Examples stay as they are typed.
+    """
+
+    def fold(line: str) -> str:
+        name = re.match(r" +\S+ {2,}|", line)
+        return textwrap.fill(line, width, subsequent_indent=" " * len(name[0] if name else ""))
+
+    return "\n\n".join(
+        block
+        if block.startswith("examples:")
+        else "\n".join(map(fold, block.split("\n")))
+        if "\n " in block
+        else textwrap.fill(block, width)
+        for block in text.split("\n\n")
+    )
 
 
 class PrintableStream:

@@ -3,6 +3,7 @@ typed, exit codes, ``--json``, narrow screens, colours, completion, and no escap
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import io
 import json
@@ -11,26 +12,35 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hires.cli import verbs
+from hires.bench import bench_main
+from hires.cli import planning, verbs
 from hires.cli.compose.choices import groups
-from hires.cli.main import VERBS, main, module_of
+from hires.cli.main import VERBS, module_of, parser_of
 from hires.cli.screens.screen import list_lines, table_lines
 from hires.cli.start_run import StepProgress
+from hires.cli.verbs import verb_weights
 from hires.core.errors import CommError, ConfigError, HiresError, PlanError
 from hires.core.terminal import printable_output
+from hires.data.make_data import make_data
 from tests.helpers.commands import HOSTILE, REPOSITORY, SMALL, UNSEEN, tables_of
 
 FOUND = sorted(path.stem.removeprefix("verb_") for path in Path(verbs.__path__[0]).glob("verb_*"))
-PARSERS = {verb: module_of(verb).PARSER for verb in FOUND if verb not in ("bench", "tune")}
-"""Of the verbs that have options of their own; those of the others are a benchmark's."""
-OPTIONS = {verb: parser._option_string_actions for verb, parser in PARSERS.items()}
-GROUPS = {"data": "make", "weights": "show"}
-"""Verbs whose first word is an action."""
+SUBVERBS = {verb: [*getattr(module_of(verb), "SUBVERBS", ())] for verb in FOUND}
+LINES = {
+    " ".join((verb, *sub)): parser_of(verb, sub)
+    for verb in FOUND
+    for sub in [(), *((word,) for word in SUBVERBS[verb])]
+}
+"""Every verb, alone and with each of its sub-verbs, with the parser of what follows."""
+CALLED = [line for line in LINES if " " in line or not SUBVERBS[line]]
+OPTIONS = {line: parser._option_string_actions for line, parser in LINES.items()}
+WITHOUT_JSON = {"completion", *(f"completion {shell}" for shell in SUBVERBS["completion"])}
 GOOD = {
     "run": (*SMALL, "parallel=sp"),
     "sweep": (*SMALL, "parallel=sp", "seed=0,1", "--dry-run"),
@@ -39,101 +49,150 @@ GOOD = {
     "report": ("--format", "csv"),
     "compare": ("RUN", "RUN"),
     "export": ("--to", "csv", "--out", "out"),
-    "weights": ("show", "w.safetensors"),
-    "status": (),
+    "weights show": ("w.safetensors",),
+    "weights import": ("w.safetensors", "--out", "out.safetensors", SMALL[0]),
+    "weights export": ("w.safetensors", "--out", "out.safetensors"),
     "logs": ("RUN",),
-    "retry": (),
     "cancel": ("RUN",),
     "list": ("runs",),
-    "data": ("make", "d", "--classes", "2", "--count", "2", "--size", "16"),
+    "data make": ("d", "--classes", "2", "--count", "2", "--size", "16"),
+    "data check": ("images",),
+    "bench layouts": ("--only", "single"),
+    "bench precision": ("--only", "hires fp32"),
+    "bench choose": ("--only", "resnet18", "image=32"),
+    # These start ranks or torch for their answer, which their own tests read.
+    **dict.fromkeys(("quantize", "verify", "doctor"), ("--cfg", "job")),
 }
-"""Words with which verbs end with 0 where there is one complete run."""
-MEASURING = {"quantize", "verify", "doctor"}
-"""Verbs that start ranks or torch for their answer: their own tests read their JSON."""
+"""Words with which a line ends with 0 where there is one complete run; others need none."""
+WRONG = {
+    "compare": ("nosuch", "nosuch"),
+    "export": ("nosuch", "--to", "csv", "--out", "out"),
+    "data make": ("d", "nosuch"),
+}
+"""Words of which one means nothing; for others ``nosuch`` is enough."""
+AS_THEY_ARE = {*WITHOUT_JSON, "quantize", "verify", "doctor", "logs"}
+"""Lines whose answers are scripts, YAML and logs, which are not folded."""
+FAILS = 4
+"""Rounds with which a benchmark cannot be measured."""
+
+
+class Measured:
+    """Stands for the module of the benchmark that this process becomes."""
+
+    @staticmethod
+    def measure(task):
+        if task["rounds"] == FAILS:
+            raise PlanError("because")
+        yield {"groups": {}, "facts": ["device: cpu"]}
 
 
 @pytest.fixture
-def good(finished, tmp_path):
-    """Returns the words of a verb, with the complete run in the place of RUN."""
-    save_file({"a": np.zeros(4, np.float32)}, tmp_path / "w.safetensors")
+def good(finished, tmp_path, monkeypatch):
+    """Returns the words of a line, with the complete run in the place of RUN."""
 
-    def words(verb: str, *more: str) -> list[str]:
-        named = [str(finished) if word == "RUN" else word for word in GOOD[verb]]
-        return [verb, *named, *more]
+    class Process(planning.TorchProcess):
+        tensors: ClassVar = collections.defaultdict(list)
+
+        def write_weights(self, *words):
+            return {"tensors": 1, "bytes": 16}
+
+    def become(program, words):
+        return bench_main.run(json.loads(Path(words[-1]).read_text()), Measured)
+
+    monkeypatch.setattr(verb_weights, "TorchProcess", Process)
+    monkeypatch.setattr(verb_weights, "shapes_of", lambda graph: {"a": [4]})
+    monkeypatch.setattr("os.execv", become)
+    save_file({"a": np.zeros(4, np.float32)}, tmp_path / "w.safetensors")
+    make_data("textures", tmp_path / "images", classes=1, count=1, size=[16, 16], seed=0)
+
+    def words(line: str, *more: str) -> list[str]:
+        named = [str(finished) if word == "RUN" else word for word in GOOD.get(line, ())]
+        return [*line.split(), *named, *more]
 
     return words
 
 
-def help_of(capsys, *words: str) -> str:
-    """Returns a help text, after which argparse ends the process."""
-    with contextlib.suppress(SystemExit):
-        main([*words, "--help"])
-    return capsys.readouterr().out
-
-
-def test_help_names_every_verb_and_exit_code(hires):
+def test_help_names_every_verb_and_exit_code(hires, monkeypatch):
     answer = hires("--help")
     assert all(re.search(f"\n  {verb} +[a-z].*\\w\n", answer.out) for verb in FOUND)
     assert "0 ok, 1 run failed, 2 bad config, 3 infeasible plan" in answer.out
     assert hires("--version").out.startswith("hires 0.")
+    monkeypatch.setenv("COLUMNS", "40")
+    about, *_ = hires("--help").out.split("\nexamples:")
+    assert max(map(len, about.splitlines())) <= 40
 
 
-@pytest.mark.parametrize("verb", FOUND)
-def test_help_examples_completion_and_mistakes(verb, hires, capsys, tmp_path):
-    text = help_of(capsys, verb)
-    assert f"usage: hires {verb}" in text
-    # An option that is not there ends with 2 and one line, as JSON too.
-    answer = hires(verb, "--nosuch" if verb in PARSERS else "nosuch")
-    assert (answer.code, answer.out) == (2, "")
-    assert (answer.err[:7], answer.err.count("\n"), "nosuch" in answer.err) == ("hires: ", 1, True)
-    if verb not in PARSERS:
-        return
-    if "--json" in OPTIONS[verb]:
-        body = json.loads(hires(verb, "--nosuch", "--json").out)["error"]
-        assert (body["type"], body["exit_code"]) == ("ConfigError", 2)
-        assert body["text"] in answer.err
-        assert (verb in GOOD) != (verb in MEASURING)
+@pytest.mark.parametrize("line", LINES)
+def test_help_fits_the_screen_and_its_options_and_examples_can_be_typed(
+    line, hires, tmp_path, monkeypatch
+):
+    verb, *_ = words = line.split()
+    for width in (40, 60, 80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        answer = hires(*words, "--help")
+        assert (answer.code, answer.err) == (0, "")
+        about, _, examples = answer.out.partition("\nexamples:\n")
+        assert about.startswith(f"usage: hires {verb}")
+        assert max(map(len, about.splitlines())) <= width
     # The shell offers the options of the help.
-    shown = help_of(capsys, verb, GROUPS[verb]) if verb in GROUPS else text
-    options = shown.split("examples:")[0].partition("options:")[2]
-    lines = [line.strip() for line in options.splitlines() if line.strip().startswith("-")]
-    named = {name for line in lines for name in re.findall(r"--[a-z-]+", line.split("  ")[0])}
-    assert named | {"--help"} == {*hires("_complete", verb, "--").out.split()}
+    options = about.partition("\noptions:\n")[2]
+    named = {*re.findall(r"^  (?:-\w[^-]*, )?(--[a-z-]+)", options, re.MULTILINE)}
+    assert named | {"--help"} == {*hires("_complete", *words, "--").out.split()}
+    if words == [verb]:
+        assert {*SUBVERBS[verb]} <= {*hires("_complete", verb, "").out.split()}
     # Every example can be typed.
-    examples = text.partition("examples:\n")[2].splitlines() if verb != "completion" else []
-    for example in examples:
-        line = re.split(r"\s{2,}", example.strip())[0].replace("/data/results", str(tmp_path))
-        program, other, *words = shlex.split(line)
+    for example in examples.splitlines() if verb != "completion" else ():
+        typed = re.split(r"\s{2,}", example.strip())[0].replace("/data/results", str(tmp_path))
+        program, other, *others = shlex.split(typed)
         assert program == "hires"
-        PARSERS[other].read(words)  # raises a ConfigError
-    assert f"hires {verb}" in "".join(examples[:1]) or verb == "completion"
+        parser_of(other, others).read(others)  # raises a ConfigError
+    assert f"hires {verb}" in examples or verb == "completion"
 
 
-def test_json_is_one_object(hires, good):
-    for verb in GOOD:
-        answer = hires(*good(verb, "--json"))
-        assert answer.code == 0, answer.err
-        assert isinstance(json.loads(answer.out), dict)
-        if "--cfg" in OPTIONS[verb]:  # it was YAML
-            assert isinstance(json.loads(hires(*good(verb, "--json", "--cfg", "job")).out), dict)
+@pytest.mark.parametrize("line", LINES)
+def test_mistakes_end_with_2_and_one_paragraph(line, hires, good):
+    for more in (["--nosuch"], WRONG.get(line, ["nosuch"])):
+        answer = hires(*line.split(), *more)
+        assert (answer.code, answer.out) == (2, "")
+        assert (answer.err[:7], answer.err.count("\n")) == ("hires: ", 1)
+        assert "nosuch" in answer.err
+        if line not in WITHOUT_JSON:
+            error = json.loads(hires(*line.split(), *more, "--json").out)["error"]
+            assert (error["type"], error["exit_code"]) == ("ConfigError", 2)
+            assert error["text"] in answer.err
+    for name, option in OPTIONS[line].items() if line in CALLED else ():
+        if option.nargs is None and name.startswith("--"):
+            answer = hires(*good(line, name, "nosuch"))
+            refused = option.choices or name in ("--results", "--config-dir")
+            assert answer.code in ((2,) if refused else (0, 1, 2)), name
+            assert answer.code != 2 or name in answer.err or "nosuch" in answer.err
 
 
-def test_tables_fit_a_narrow_screen_and_colours_move_nothing(hires, good, monkeypatch):
-    for verb in ("plan", "show", "compare", "status", "list"):
-        plain = hires(*good(verb)).out
-        assert "\x1b" not in plain
-        with monkeypatch.context() as patch:
-            patch.setenv("FORCE_COLOR", "1")
-            coloured = hires(*good(verb)).out
-            assert re.sub(r"\x1b\[\d+m", "", coloured) == plain
-            assert ("\x1b[32mdone" in coloured) == (verb in ("status", "list"))
-            patch.setenv("NO_COLOR", "1")
-            assert hires(*good(verb)).out == plain
-        with monkeypatch.context() as patch:
-            width = 80 if verb == "plan" else 50
-            patch.setenv("COLUMNS", str(width))
-            narrow = tables_of(hires(*good(verb)).out)
-            assert max(map(len, narrow)) <= width < max(map(len, plain.splitlines()))
+@pytest.mark.parametrize("line", CALLED)
+def test_answers_are_one_object_as_json_and_fit_the_screen(line, hires, good, monkeypatch):
+    hires(*good(line))  # of what it makes, a second answer says that it is there
+    answer = hires(*good(line))
+    assert (answer.code, "\x1b" in answer.out) == (0, False), answer.err
+    with monkeypatch.context() as patch:
+        patch.setenv("FORCE_COLOR", "1")
+        coloured = hires(*good(line)).out
+        assert re.sub(r"\x1b\[\d+m", "", coloured) == answer.out
+        assert ("\x1b[32mdone" in coloured) == (line in ("status", "list"))
+        options = {("--json",), *([("--json", "--cfg", "job")] if "--cfg" in OPTIONS[line] else ())}
+        for more in options if line not in WITHOUT_JSON else ():
+            assert isinstance(json.loads(hires(*good(line, *more)).out), dict)
+        if "--rounds" in OPTIONS[line]:
+            failed = hires(*good(line, "--json", "--rounds", str(FAILS)))
+            assert json.loads(failed.out)["error"]["exit_code"] == failed.code == 3
+        patch.setenv("NO_COLOR", "1")
+        assert hires(*good(line)).out == answer.out
+    for width in (40, 60, 80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        narrow = hires(*good(line))
+        assert narrow.code == 0
+        if line not in AS_THEY_ARE:
+            most = max(width, 70 if line in ("plan", "cancel", "retry") else 50)  # of sentences
+            assert max(map(len, tables_of(narrow.out)), default=0) <= most, narrow.out
 
 
 def test_lists_fold_on_a_narrow_screen(hires, monkeypatch):
@@ -144,7 +203,7 @@ def test_lists_fold_on_a_narrow_screen(hires, monkeypatch):
         assert max(map(len, hires("list", what).out.splitlines())) <= 80
 
 
-def test_mistakes_end_with_2_and_one_paragraph(hires):
+def test_mistakes_say_what_was_meant(hires):
     for words, meant in (
         (["rn"], "did you mean run?"),
         (["xyzzy"], "choose one of bench, cancel"),
@@ -152,24 +211,15 @@ def test_mistakes_end_with_2_and_one_paragraph(hires):
         (["--verbose"], "a verb comes first"),
         (["run", "--steps=3"], "write it as steps=VALUE"),
         (["bench", "layuots"], "did you mean layouts?"),
-        (["tune", "com"], "unknown measurement 'com'"),
+        (["bench", "--rounds", "1", "comm"], "write it first"),
+        (["tune", "com"], "did you mean comm?"),
     ):
         answer = hires(*words)
         assert (answer.code, answer.out, meant in answer.err) == (2, "", True)
         assert (answer.err[:7], answer.err.count("\n")) == ("hires: ", 1)
 
 
-def test_folder_that_is_not_there_is_refused(hires, tmp_path, monkeypatch):
-    words = {"data": ["check", "."], "weights": ["show", "x"], "compare": ["a", "b"]}
-    words |= {"list": ["runs"], "export": ["a", "--to", "csv"], "status": []}
-    for option in ("--config-dir", "--results"):
-        found = [verb for verb in OPTIONS if option in OPTIONS[verb]]
-        assert len(found) > 5
-        for verb in found:
-            more = [] if option == "--config-dir" else ["a"]
-            path = tmp_path / f"{verb}{option}"
-            answer = hires(verb, *words.get(verb, more), option, str(path))
-            assert (answer.code, str(path) in answer.err) == (2, True), verb
+def test_folder_of_choices_that_is_not_there_is_refused(hires, tmp_path, monkeypatch):
     monkeypatch.setenv("HIRES_CONF", str(tmp_path / "missing"))
     answer = hires("list", "models")
     assert (answer.code, "HIRES_CONF" in answer.err) == (2, True)
@@ -274,19 +324,14 @@ def test_words_of_the_command_line_reach_no_terminal_as_escapes(hires):
 
 
 def test_bench_and_tune_become_the_benchmark_that_they_name(hires, monkeypatch):
-    def become(program, words):
-        raise SystemExit(words[-1])
-
-    monkeypatch.setattr("os.execv", become)
+    tasks = []
+    monkeypatch.setattr("os.execv", lambda program, words: tasks.append(Path(words[-1])) or 0)
     for words, facts in (
         (("bench", "comm", "--ranks", "3"), {"kind": "comm", "ranks": [3], "out": ""}),
         (("tune", "comm", "--noise", "0.2"), {"kind": "tune", "noise": 0.2, "force": False}),
     ):
-        with pytest.raises(SystemExit) as caught:
-            hires(*words)
-        assert facts.items() <= json.loads(Path(str(caught.value)).read_text()).items()
-    monkeypatch.undo()
-    assert "\n  layouts " in hires("bench").out
+        assert hires(*words).code == 0
+        assert facts.items() <= json.loads(tasks[-1].read_text()).items()
     assert "batch: 3\n" in hires("bench", "layouts", "--cfg", "job", "batch=3").out
 
 

@@ -39,7 +39,7 @@ from hires.core.store.reading import read_named_values
 from hires.core.units import parse_size
 from hires.plan.routes import DTYPES, parse_route
 
-BENCHMARKS = {
+SUBVERBS = {
     "layouts": "tiles, pipelines and replicas beside one process and torch's own",
     "precision": "inference in fp32, bf16 and int8 beside torch, ONNX Runtime and OpenVINO",
     "choose": "layouts that hires plan --choose lists, predicted beside measured",
@@ -60,7 +60,7 @@ PARSER = Parser(
         "hires bench precision model=unet image=256 batch=8 --only 'fp32,hires*'",
         "hires bench comm --only all_reduce,latency --sizes 16..1MiB",
     ),
-    option("rows", "ROWS", f"{', '.join(BENCHMARKS)}, or a YAML file of rows"),
+    option("rows", "ROWS", f"{', '.join(SUBVERBS)}, or a YAML file of rows"),
     *composing(),
     option("--only", "NAMES", "groups or names of rows, with * and commas", default="*"),
     number("--rounds", "samples of every row", default=15),
@@ -68,7 +68,7 @@ PARSER = Parser(
     TIMEOUT,
     OUT,
     JSON,
-    more="benchmarks:\n" + "\n".join(f"  {name:<10}{what}" for name, what in BENCHMARKS.items()),
+    more="benchmarks:\n" + "\n".join(f"  {name:<10}{what}" for name, what in SUBVERBS.items()),
 )
 OPERATIONS = (
     *("bandwidth", "bidirectional", "latency", "all_reduce", "reduce", "broadcast"),
@@ -167,19 +167,15 @@ COMM = Parser(
     option("--table", "FILE", "tuning table of the way `table`", default=""),
     OUT,
 )
+PARSERS = {"comm": COMM}
 
 
-def main(words: Sequence[str]) -> int:
-    """Becomes a benchmark; returns only after showing help."""
-    if words[:1] == ["comm"]:
-        if {"--help", "-h"} & {*words}:
-            COMM.print_help()
-            return 0
-        return become(message_task(COMM.read(words), "comm", "comm"))
-    if not words or {"--help", "-h"} & {*words}:
-        PARSER.print_help()
-        return 0
-    args = PARSER.read(words)
+def main(args: Namespace) -> int:
+    """Becomes a benchmark; returns only after showing a config."""
+    if args.rows in PARSERS:
+        if "sizes" not in args:
+            raise ConfigError(f"{args.rows} has options of its own; write it first")
+        return become(message_task(args, "comm", args.rows))
     task = composed_task(args)
     if args.cfg:  # of the first row
         return print_config(from_dict(task["rows"][0]["config"]), args.json)
@@ -280,8 +276,8 @@ def file_of_rows(name: str) -> RowFile:
     """Returns a file of rows, one of hires or a path; ConfigError: one is wrong."""
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
-        if name not in BENCHMARKS:
-            raise ConfigError(f"unknown benchmark {name!r}; {offer(name, BENCHMARKS)}")
+        if name not in SUBVERBS:
+            raise ConfigError(f"unknown benchmark {name!r}; {offer(name, SUBVERBS)}")
         path = Path(str(resources.files("hires.bench") / f"rows/{name}.yaml"))
     where = name
     try:

@@ -62,7 +62,9 @@ def main(args: Namespace) -> int:
         names = [name for name in names if name != file]
     wanted = 1 if writes or file else 2
     if len(names) != wanted or (writes and file):
-        needs = ["one run or campaign", "two runs, campaigns or references: A and B"][wanted - 1]
+        needs = "two runs, campaigns or references: A and B"
+        if wanted == 1:
+            needs = f"one run or campaign beside {'--write-reference' if writes else file}"
         raise ConfigError(f"hires compare needs {needs}, and got {' '.join(args.names)}")
     if args.cluster is not None and not writes:
         raise ConfigError("--cluster is for --write-reference FILE")

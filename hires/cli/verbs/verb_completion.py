@@ -10,13 +10,11 @@ from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hires.cli.main import VERBS, module_of
+from hires.cli.main import VERBS, module_of, parser_of
 from hires.cli.options import RESULTS_DIR, Parser, option, overrides
-from hires.core.errors import ConfigError
-from hires.core.registry import offer
 from hires.core.store import file_names
 
-_SHELLS = ("bash", "zsh", "fish")
+SUBVERBS = ("bash", "zsh", "fish")
 """Shells, each with its script ``completion.SHELL`` beside this file."""
 _COMPOSING = ("run", "plan", "verify")
 """Verbs that take overrides, for which the launchers behind their parsers need not be imported."""
@@ -27,14 +25,12 @@ PARSER = Parser(
         'eval "$(hires completion zsh)"               in ~/.zshrc, after compinit',
         "hires completion fish > ~/.config/fish/completions/hires.fish",
     ),
-    option("shell", "SHELL", "bash, zsh or fish"),
+    option("shell", "SHELL", "bash, zsh or fish", choices=SUBVERBS),
 )
 
 
 def main(args: Namespace) -> int:
     """Prints the script of a shell; returns 0."""
-    if args.shell not in _SHELLS:
-        raise ConfigError(f"unknown shell {args.shell!r}; {offer(args.shell, _SHELLS)}")
     script = Path(__file__).with_name(f"completion.{args.shell}")
     print(script.read_text(encoding="utf-8"), end="")
     return 0
@@ -49,12 +45,14 @@ def complete(words: Sequence[str]) -> int:
     elif before[0] in _COMPOSING and not current.startswith("-") and before[-1][:2] != "--":
         candidates = overrides(current)
     elif before[0] in VERBS:
-        parser = module_of(before[0]).PARSER
+        parser = parser_of(before[0], before[1:])
         options, names = parser._option_string_actions, {one.dest for one in parser._actions}
         if current.startswith("-"):
             candidates = [name for name in options if name.startswith("--")]
         elif before[-1] in options and options[before[-1]].nargs is None:
             candidates = options[before[-1]].choices or ()
+        elif before[1:] == [] and hasattr(module_of(before[0]), "SUBVERBS"):
+            candidates = module_of(before[0]).SUBVERBS
         elif "overrides" in names:
             candidates = overrides(current)
         elif names & {"names", "run"}:

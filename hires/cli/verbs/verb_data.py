@@ -19,24 +19,17 @@ from hires.cli.screens.screen import (
 )
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.registry import offer
 from hires.report.columns import Column
 
 if TYPE_CHECKING:  # the decoders are imported when they are used
     from hires.data.data_check import DataReport
     from hires.data.source import DataFinding
 
-ACTIONS = ("make", "check")
+SUBVERBS = ("make", "check")
 _MOST_FILES = 5  # that a finding names
 _MOST_CLASSES = 30
 _COUNTED = {"folder": "images", "cifar10": "images", "masks": "in images", "slide": "patches"}
 """``data`` with classes -> what is counted of each."""
-
-
-def _action(text: str) -> str:
-    if text not in ACTIONS:
-        raise ConfigError(f"unknown verb 'data {text}'; {offer(text, ACTIONS)}")
-    return text
 
 
 def _size(text: str) -> list[int]:
@@ -59,7 +52,7 @@ PARSER = Parser(
         "hires data check imagenette data=imagenette",
         "hires run data=folder data.path=data/textures image=256",
     ),
-    option("action", "ACTION", "make or check", type=_action),
+    option("action", "ACTION", "make or check", choices=SUBVERBS),
     option("path", "PATH", "the folder"),
     option("overrides", "KEY=VALUE", "check: keys of the run", nargs="*"),
     number("--classes", "make: classes", default=4),

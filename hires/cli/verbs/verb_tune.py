@@ -6,15 +6,18 @@ from argparse import Namespace
 
 from hires.cli.options import Parser, flag, option
 from hires.cli.verbs.verb_bench import TUNED, become, message_options, message_task
-from hires.core.errors import ConfigError
-from hires.core.registry import offer
 from hires.plan.route_choice import TUNED_FOLDER
 
-SUBJECTS = ["comm"]
+SUBVERBS = ("comm",)
 PARSER = Parser(
     "tune",
     ("hires tune comm --ranks 2,4", "hires tune comm --dtypes float32,bfloat16 --out tuned"),
-    option("rows", "NAME", "comm: the library, algorithm and segment of every message"),
+    option(
+        "rows",
+        "MESSAGES",
+        "comm: the library, algorithm and segment of every message",
+        choices=SUBVERBS,
+    ),
     *message_options(TUNED),
     option("--noise", "SHARE", "most spread of rounds (default: 0.1)", type=float, default=0.1),
     flag("--force", "write a noisy table, marked"),
@@ -24,6 +27,4 @@ PARSER = Parser(
 
 def main(args: Namespace) -> int:
     """Becomes the measurement."""
-    if args.rows not in SUBJECTS:
-        raise ConfigError(f"unknown measurement {args.rows!r}; {offer(args.rows, SUBJECTS)}")
     return become(message_task(args, "tune", "tuning"))

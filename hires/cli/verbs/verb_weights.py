@@ -17,7 +17,6 @@ from hires.cli.screens.screen import plural, print_json, print_table
 from hires.cli.tracing import TorchProcess, trace_key
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
-from hires.core.registry import offer
 from hires.core.store.files import make_folder
 from hires.core.store.network_weights import (
     PICKLES,
@@ -32,15 +31,9 @@ from hires.core.store.weight_names import NameRules, of_first_values
 from hires.core.units import size
 from hires.report.columns import Column
 
-ACTIONS = ("show", "import", "export")
+SUBVERBS = ("show", "import", "export")
 OPTION = "--out"
 _OF_IMPORT = ("rename", "without", "fresh")
-
-
-def _action(text: str) -> str:
-    if text not in ACTIONS:
-        raise ConfigError(f"unknown verb 'weights {text}'; {offer(text, ACTIONS)}")
-    return text
 
 
 PARSER = Parser(
@@ -54,7 +47,7 @@ PARSER = Parser(
         "hires weights import net.pth --out net.safetensors model=unet --rename encoder=down",
         "hires run weights=net.safetensors model=resnet50 data=digits parallel=sp",
     ),
-    option("action", "ACTION", "show, import or export", type=_action),
+    option("action", "ACTION", "show, import or export", choices=SUBVERBS),
     option(
         "source",
         "SOURCE",
