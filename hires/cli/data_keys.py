@@ -304,7 +304,7 @@ def run_of_weights(weights: str) -> Path | None:
     """Returns the run folder that has written some weights; None: they are a file or a copy."""
     path = Path(weights)
     folders = [path, *list(path.parents)[:3]]  # of RUN/checkpoints/step000012/ema and the like
-    return next((one for one in folders if (one / file_names.CONFIG).is_file()), None)
+    return next((one for one in folders if run_names.is_run(one)), None)
 
 
 def training_of(config: RunConfig) -> tuple[str, RunConfig] | None:

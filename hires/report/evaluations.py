@@ -69,9 +69,9 @@ class EvaluationFile:
 def evaluation_in(attempt: Path, notes: list[Note] | None = None) -> EvaluationFile:
     """Returns what an attempt evaluated; an empty one if it did not, or a note says it is damaged.
 
-    Without ``notes`` what is damaged is left out.
+    Without ``notes`` that is a warning.
     """
-    notes = [] if notes is None else notes
+    notes = reading.Warned() if notes is None else notes
     path = attempt / file_names.EVALUATION
     values = reading.read_json(path, notes)
     samples = values.get("samples")

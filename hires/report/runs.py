@@ -244,8 +244,8 @@ def read_run(path: Path) -> Run:
         attempts.append(Attempt(path, number, notes))
     ended = [attempt for attempt in attempts if attempt.is_done]
     # If it exists, a note says already what is wrong with it.
-    if ended and not records and not os.path.lexists(path / file_names.RECORD):
-        why = f"is missing, though attempt a{ended[-1].number} ended as done: it has no numbers"
+    if ended and not os.path.lexists(path / file_names.RECORD):
+        why = f"is missing, though attempt a{ended[-1].number} ended as done"
         notes.append(Note(f"{text(path.name, 160)}/{file_names.RECORD}", why))
     return Run(path, config, attempts, record, records, notes)
 

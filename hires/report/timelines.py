@@ -21,7 +21,7 @@ from hires.core.errors import ConfigError
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import BACKWARD, FORWARD, Span, StepSpans, complete_steps, length_s
 from hires.core.schedules import started
-from hires.core.store.file_names import StrPath
+from hires.core.store.file_names import StrPath, rank_lines
 from hires.core.store.files import write_atomically
 from hires.plan.plan import Plan
 from hires.plan.program import edge_messages
@@ -67,19 +67,32 @@ def passes_of(ranks: list[StepSpans]) -> dict[tuple[int, str], Span]:
     return {(rank, s.action): s for rank, s in spans if s.kind in (FORWARD, BACKWARD)}
 
 
+def absent(plan: Plan, steps: list[StepSpans]) -> dict[int, Path]:
+    """Returns the files, within their attempt, of ranks that have no kept step."""
+    ranks = {step.rank for step in steps}
+    return {
+        rank: rank_lines("", timeline.FILE, rank) for rank in range(plan.world) if rank not in ranks
+    }
+
+
 def timeline_lines(plan: Plan, steps: list[StepSpans], width: int) -> list[str]:
     """Returns the planned and the last measured time line of a run in ``width`` columns."""
     number, ranks = list(complete_steps(steps, plan.world).items())[-1]
     took_s = length_s(ranks)
     digits = len(str(plan.world - 1))
     room = max(8, width - len("  rank : ") - digits)
-    planned, measured = (
-        [f"  rank {r.rank:>{digits}}: {draw(r.spans, took_s, room)}" for r in lines]
+    planned, drawn = (
+        {r.rank: draw(r.spans, took_s, room) for r in lines}
         for lines in (planned_steps(plan, took_s), ranks)
+    )
+    drawn |= {rank: f"nothing in {file}" for rank, file in absent(plan, steps).items()}
+    planned_lines, measured = (
+        [f"  rank {rank:>{digits}}: {line}" for rank, line in sorted(one.items())]
+        for one in (planned, drawn)
     )
     head = f"measured, step {number}: {took_s:.4f} s"
     legend = textwrap.wrap(LEGEND, width)
-    return ["planned, every pass equally long", *planned, "", head, *measured, "", *legend]
+    return ["planned, every pass equally long", *planned_lines, "", head, *measured, "", *legend]
 
 
 def draw(spans: list[Span], took_s: float, width: int) -> str:

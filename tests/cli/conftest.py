@@ -22,7 +22,7 @@ from hires.plan.graph import Graph
 from hires.plan.passes.int8_tensors import stored_params
 from hires.quant.scales import MARK
 from tests.helpers import commands
-from tests.helpers.commands import REPOSITORY, SMALL
+from tests.helpers.commands import REPOSITORY, SMALL, TRAINED
 from tests.helpers.fake_torch import fake_torch
 
 FAKE_RANK = "tests.helpers.fake_rank"
@@ -98,6 +98,16 @@ def finished(finished_results: Path, tmp_path: Path, hires: object, traced: Grap
     shutil.copytree(finished_results, tmp_path / "results")
     [config] = (tmp_path / "results").glob("*/*/config.yaml")
     return config.parent
+
+
+@pytest.fixture(scope="session")
+def trained(_warm_process, tmp_path_factory) -> Path:
+    """The folder of a training on real ranks; it is below results/net."""
+    folder = tmp_path_factory.mktemp("trained")
+    _, err = commands.hires(folder, "run", *TRAINED)
+    assert "trains with" not in err
+    [run] = (folder / "results/net").iterdir()
+    return run
 
 
 @pytest.fixture

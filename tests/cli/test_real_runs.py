@@ -9,23 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import commands
+from tests.helpers.commands import NET
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
-NET = ("model=unet", "model.levels=2", "model.width=4", "model.channels=1", "image=16")
-NET += ("data=digits", "batch=4")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a training with evaluations and averaged weights; it is below results/net."""
-    folder = tmp_path_factory.mktemp("trained")
-    keys = ("data.validation=0.005", "steps=4", "validate.every=1", "augment.flip=both")
-    words = ("run", *NET, *keys, "optimizer.ema=0.9", "parallel=sp", "campaign=net")
-    _, err = commands.hires(folder, *words)
-    assert "trains with" not in err
-    [run] = (folder / "results/net").iterdir()
-    return run
 
 
 @pytest.fixture

@@ -19,6 +19,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 SMALL = ("model=resnet18", "image=32", "batch=4", "steps=3", "measure.warmup=1")
 """Overrides of a run whose network is traced once for all verbs (``tests/cli/conftest.py``)."""
+NET = ("model=unet", "model.levels=2", "model.width=4", "model.channels=1", "image=16")
+NET += ("data=digits", "batch=4")
+TRAINED = (*NET, "data.validation=0.005", "steps=4", "validate.every=1", "augment.flip=both")
+TRAINED += ("optimizer.ema=0.9", "parallel=sp", "campaign=net", "comm.log=full")
+"""Overrides of a real training with evaluations and averaged weights, the run ``trained``."""
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\x9b2J\u202etxt.exe\u2066\u200b\x00\r\ud800\u2028"
 UNSEEN = set("\x1b\x07\x9b\u202e\u2066\u200b\x00\r\ud800\u2028")
 """Characters of HOSTILE that no terminal may get."""

@@ -204,7 +204,8 @@ def _run_here(
                     run = rundir.RunDir(path, attempts.next_attempt(path))
             seen[path] = run.attempt
             progress = f"{number} of {len(turns)}: {run.name}, attempt {run.attempt}"
-            print(f"{progress}; it was {state.state}{lacking(state)}", file=sys.stderr)
+            why = f": {' '.join(state.cause.split())}" if state.cause else ""
+            print(f"{progress}; it was {state.state}{lacking(state)}{why}", file=sys.stderr)
             outcome = wait_for(turn.config, run, turn.ranks)
         except RunError as error:
             print(f"hires: {error}", file=sys.stderr)

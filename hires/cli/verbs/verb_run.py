@@ -24,7 +24,7 @@ from hires.cli.prepare import EarlierRuns, prepare
 from hires.cli.screens.screen import print_config, print_json
 from hires.cli.start_run import explain, wait_for
 from hires.cli.verbs.verb_show import print_record
-from hires.core.store import campaign, rundir
+from hires.core.store import campaign, checkpoints, rundir
 from hires.core.store.file_names import last_number
 from hires.core.store.records import done_attempt, read_record
 from hires.launcher.interface import launcher_of
@@ -137,6 +137,8 @@ def _print(path: Path, as_json: bool) -> None:
     if record is None:
         return
     write_run_tables(path, record)
+    for damaged in checkpoints.whole_checkpoints(path)[1]:
+        print(f"note: {damaged}", file=sys.stderr)
     if as_json:
         print_json(record)
     elif record["state"] == "done":  # numbers of half a run would look like a result

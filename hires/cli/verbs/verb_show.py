@@ -12,16 +12,16 @@ from pathlib import Path
 
 from hires.cli.calibration import scale_lines
 from hires.cli.options import JSON, RUN, Parser, flag, option
-from hires.cli.screens.screen import plural, print_json, print_table
+from hires.cli.screens.screen import plural, print_json, print_notes, print_table
 from hires.cli.screens.show_plan import placement_lines
 from hires.core import terminal
 from hires.core.epoch_lines import ended_text
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import timeline
 from hires.core.store import checkpoints, edits, file_names, frozen, provenance
-from hires.core.store.file_names import SCALES, StrPath, attempt_dir
+from hires.core.store.file_names import RECORD, SCALES, StrPath, attempt_dir
 from hires.core.store.network_weights import BEST
-from hires.core.store.reading import Values, text
+from hires.core.store.reading import Note, Values, text
 from hires.core.store.records import read_config, read_plan, read_record
 from hires.core.store.run_names import locate
 from hires.core.store.rundir import RunDir, open_run
@@ -36,7 +36,7 @@ from hires.report.points import median_speed
 from hires.report.record import RecordedProvenance, RunRecord, typed
 from hires.report.runs import read_run
 from hires.report.tables import record_of, tables_of_run
-from hires.report.timelines import timeline_lines, write_trace
+from hires.report.timelines import absent, timeline_lines, write_trace
 
 _EXAMPLES = (
     "hires show results/default/resnet50-224x224-single-fp32-0123abcd",
@@ -142,7 +142,7 @@ def _record_of(run: RunDir, more: Sequence[str] = ()) -> Values:
     record = read_record(run.path)
     if record is None:
         raise RunError(
-            f"{run.path} has no record: it is still running or was killed; see "
+            f"{run.path} has no {RECORD}: it is still running or was killed; see "
             f"{'; '.join([str(run.attempt_dir / file_names.LOGS), *more])}"
         )
     return record
@@ -160,6 +160,7 @@ def _show_timeline(run: RunDir, drawn: bool, trace: str | None, as_json: bool) -
     plan = Plan.from_dict(read_plan(run.path))
     if trace is not None:
         num_spans = write_trace(trace, plan, steps)
+        print_notes([Note(str(file), "holds no step") for file in absent(plan, steps).values()])
         if as_json:
             print_json({"trace": trace, "spans": num_spans})
         else:
@@ -171,6 +172,7 @@ def _show_timeline(run: RunDir, drawn: bool, trace: str | None, as_json: bool) -
 
 def _reproduce(path: Path, as_json: bool) -> None:
     run = read_run(path)
+    print_notes(run.notes)
     try:  # every word quoted, so that a shell reads words and nothing else
         line = shlex.join(shlex.split(run.reproduce)) if run.reproduce else None
     except ValueError:  # it was cut, or is no line of ours
@@ -274,6 +276,10 @@ def training_lines(record: RunRecord, run: StrPath) -> list[str]:
     if best is not None and any(one.step == best.step for one in there):
         words = f"{text(best.metric, 20)} {best.value:.4g} after step {best.step}"
         lines.append(f"weights={text(str(run))}/{BEST} are the best ones: {words}")
+    elif there and held is not None and held.best is not None:
+        lines.append(
+            f"which weights are the best is unknown: {file_names.BEST} is missing or damaged"
+        )
     if there:
         lines.append(f"weights={text(str(run))} are those after step {there[0].step}")
     return lines

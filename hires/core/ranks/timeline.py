@@ -12,16 +12,15 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from hires.core.config.fields import build
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names
-from hires.core.store.file_names import StrPath, rank_lines
+from hires.core.store.file_names import StrPath, line_files, rank_lines
 from hires.core.store.files import append_line
 from hires.core.store.provenance import clock_name
-from hires.core.store.reading import Notes, Values, note, read_rank_lines, text
+from hires.core.store.reading import Notes, Values, note, read_lines, text
 
 FILE = file_names.TIMELINE
 KEPT_STEPS = 3
@@ -188,20 +187,20 @@ def read(folder: StrPath, notes: Notes = None) -> list[StepSpans]:
 
     If something is wrong: none and a note, or a RunError without ``notes``.
     """
-    path = Path(folder) / FILE
     steps = []
-    for line in read_rank_lines(folder, FILE, notes):
-        try:
-            steps.append(_step_of(line))
-        except (ConfigError, KeyError, TypeError, ValueError):
-            if notes is None:
-                raise RunError(f"{path} is damaged: a line makes no sense") from None
-            notes.append(note(path, "a line makes no sense"))
-            return []
+    for path in line_files(folder, FILE):
+        for line in read_lines(path, notes):
+            try:
+                steps.append(_step_of(line))
+            except (ConfigError, KeyError, TypeError, ValueError):
+                if notes is None:
+                    raise RunError(f"{path} is damaged: a line makes no sense") from None
+                notes.append(note(path, "a line makes no sense"))
+                return []
     if not steps and notes is None:
         raise RunError(
-            f"{path} holds no timeline: the run has not come to its end, or its ranks were killed; "
-            f"repeat it with `hires run ... --again`"
+            f"{folder} holds no timeline: the run has not come to its end, or its ranks were "
+            f"killed; repeat it with `hires run ... --again`"
         )
     return sorted(steps, key=lambda step: (step.step, step.rank))
 

@@ -187,7 +187,7 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
 def reproduce_line_of(path: StrPath) -> str | None:
     """Returns the command line that made a run, as its first attempt or its planner wrote it."""
     for file in (attempt_dir(path, 0) / file_names.ENV, Path(path) / file_names.PLANNED):
-        line = reading.read_json(file, []).get("reproduce")
+        line = reading.read_json(file, reading.Warned()).get("reproduce")
         if line is not None:
             return str(line)
     return None

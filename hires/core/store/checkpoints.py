@@ -230,11 +230,15 @@ def write_best(run_dir: StrPath, best: Best) -> None:
 
 
 def read_best(run_dir: StrPath) -> Best | None:
-    """Returns which checkpoint of a run is the best; None: there is none, or it is damaged."""
-    values = reading.read_json(Path(run_dir) / FOLDER / file_names.BEST, [])
+    """Returns which checkpoint of a run is the best; None: none is or, with a warning, damaged."""
+    path, notes = Path(run_dir) / FOLDER / file_names.BEST, reading.Warned()
+    values = reading.read_json(path, notes)
     try:
-        return build(Best, _unsealed(values)) if _is_whole(values) else None
-    except (ConfigError, TypeError):
+        if values and not _is_whole(values):
+            raise ConfigError("it is not what was written")
+        return build(Best, _unsealed(values)) if values else None
+    except (ConfigError, TypeError) as error:
+        reading.damaged(path, str(error), notes)
         return None
 
 

@@ -127,14 +127,18 @@ def hashes(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def read(run: StrPath) -> Frozen | None:
-    """Returns what a run was frozen from; None if an older hires made it, or it is damaged."""
-    values = reading.read_json(Path(run) / file_names.FROZEN, [])
+    """Returns what a run was frozen from; None, and a warning: the file is missing or damaged."""
+    path, notes = Path(run) / file_names.FROZEN, reading.Warned()
+    values = reading.read_json(path, notes, needed=file_names.exists(Path(run) / file_names.CONFIG))
+    if not values:
+        return None
     try:
         inputs = RunInputs.from_dict(values.get("inputs") or {})
         files = {str(name): str(value) for name, value in (values.get("files") or {}).items()}
         config, series, held = str(values["config"]), str(values["series"]), values.get("values")
         return Frozen(config, series, files, inputs, held if type(held) is dict else {})
-    except (ConfigError, AttributeError, KeyError, TypeError):
+    except (ConfigError, AttributeError, KeyError, TypeError) as error:
+        reading.damaged(path, str(error), notes)
         return None
 
 

@@ -4,7 +4,7 @@
 
 The line names what the numbers of an entry stand for, so that a file needs no plan beside it:
 
-    {"format": 2, "rank": 0, "clock": "...", "dropped": 0, "operations": ["send", ...],
+    {"format": 3, "rank": 0, "crc32": 7, "clock": "...", "dropped": 0, "operations": ["send", ...],
      "ways": {"64": ["shm", "message"]}, "events": {"7": ["halo", "F0", [1]]}}
 
 An entry is little-endian: operation (one byte), a byte without meaning, way (2), event (4), bytes
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.reading import Notes, Values, damaged, read_bytes, text
 
 ENTRY = struct.Struct("<BxHiqdddd")
-FORMAT = 2
+FORMAT = 3
 _DAMAGED = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError,
     struct.error,
@@ -69,7 +70,8 @@ def write(attempt: StrPath, rank: int, header: Values, entries: bytes) -> None:
     """Writes the entries of a rank; RunError: it cannot."""
     path = file_names.rank_messages(attempt, rank)
     make_folder(path.parent)
-    line = json.dumps({"format": FORMAT, "rank": rank, **header}).encode()
+    facts = {"format": FORMAT, "rank": rank, "crc32": zlib.crc32(entries)}
+    line = json.dumps({**facts, **header}).encode()
     write_atomically(path, line + b"\n" + entries)
 
 
@@ -93,6 +95,8 @@ def _parsed(rank: int, data: bytes) -> RankMessages:
     header = json.loads(line)
     if header["format"] != FORMAT or header["rank"] != rank or not 0 <= header["dropped"] < 2**53:
         raise ValueError(f"format {header['format']}, rank {header['rank']}")
+    if header["crc32"] != zlib.crc32(entries):
+        raise ValueError("its entries are not what was written")
     operations = [_word(word) for word in header["operations"]]
     ways = {int(key): tuple(map(_word, names)) for key, names in header["ways"].items()}
     events = {int(key): _event(event) for key, event in header["events"].items()}

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import ConfigError
-from hires.core.store import checkpoints, frozen, reading
+from hires.core.store import checkpoints, file_names, frozen, reading
 from hires.core.store.checkpoints import (
     Checkpoint,
     DamagedError,
@@ -230,8 +230,8 @@ def _best_of(run: Path, key: str) -> Path:
     path = run if best is None else checkpoints.place(run, best.step)
     if best is None or not path.is_dir():
         raise ConfigError(
-            f"{key}: {run} has no whole checkpoint of a best evaluation; train with "
-            f"validate.every=epoch, or leave /{BEST} out"
+            f"{key}: {run} has no whole checkpoint that {file_names.BEST} calls the best; "
+            f"train with validate.every=epoch, or leave /{BEST} out"
         )
     return path
 

@@ -4,8 +4,9 @@ A file of a run folder may be half written, of a newer hires, or a pipe that nev
 regular files of bounded size are read (``file_names.MAX_BYTES``). The argument ``notes`` decides
 what happens to a file that cannot be used:
 
-    notes=None     it raises a RunError that names the file, the reason and the remedy
-    notes=[...]    it appends a Note and returns an empty value
+    notes=None       it raises a RunError that names the file, the reason and the remedy
+    notes=[...]      it appends a Note and returns an empty value
+    notes=Warned()   it returns an empty value, and the note is a warning of the log
 """
 
 from __future__ import annotations
@@ -52,6 +53,17 @@ class Note:
 
 
 Notes = list[Note] | None
+
+
+class Warned(list[Note]):
+    """Notes that are said at once, for readers that go on without the file."""
+
+    def append(self, note: Note) -> None:
+        """Keeps a note, which is a warning of the log."""
+        log.warning("%s: %s", note.where, note.text)
+        super().append(note)
+
+
 _SUSPECT = re.compile(r"[^\n\t -~]")
 """Whatever is no plain character of ASCII, a line break or a tab."""
 
@@ -84,10 +96,7 @@ def read_lines(path: StrPath, notes: Notes = None) -> list[Values]:
     lines = parse_lines(read_bytes(path, notes) or b"", torn)
     if torn:
         left_out = note(path, f"{len(torn)} torn line{'s' if len(torn) > 1 else ''} left out")
-        if notes is None:
-            log.warning("%s: %s", left_out.where, left_out.text)
-        else:
-            notes.append(left_out)
+        (Warned() if notes is None else notes).append(left_out)
     return lines
 
 

@@ -215,7 +215,7 @@ def _lineage(first: Values | None) -> list[Values]:
     if first is None or first["attempt"] is not None or not first["step"]:
         return []
     run = Path(first["checkpoint"]).parent.parent  # another run's checkpoint is named by its path
-    before = reading.read_json(run / file_names.RECORD, []).get("lineage")
+    before = reading.read_json(run / file_names.RECORD, reading.Warned()).get("lineage")
     held = [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
     facts = {"differs": first["differs"]} if first.get("differs") else {}
     return [{"run": run.name, "step": first["step"], **facts}, *held]

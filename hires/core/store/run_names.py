@@ -26,8 +26,14 @@ def campaigns(results: StrPath = "results") -> list[Path]:
 
 
 def of_campaign(folder: Path) -> list[Path]:
-    """Returns the run folders of a campaign, in order."""
-    return [run for run in entries_of(folder) if exists(run / file_names.CONFIG)]
+    """Returns the run folders of a campaign, in order, damaged ones without a config too."""
+    return [run for run in entries_of(folder) if is_run(run)]
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run, perhaps one whose config is missing or damaged."""
+    has_config = os.path.lexists(folder / file_names.CONFIG)
+    return has_config or bool(file_names.attempt_numbers(folder))
 
 
 def named(name: str, results: StrPath = "results") -> NamedRuns:
@@ -138,7 +144,7 @@ def _together(folders: Iterable[Path]) -> NamedRuns:
     """Returns what folders of runs, campaigns and all results hold; others have no run."""
     parts = []
     for folder in (folder.absolute() for folder in folders):
-        if _is_run(folder):
+        if is_run(folder):
             parts.append(NamedRuns([folder], []))
             continue
         held = [folder] if _is_campaign(folder) else campaigns(folder)
@@ -155,14 +161,8 @@ def merged(parts: Iterable[NamedRuns]) -> NamedRuns:
     return NamedRuns([*paths], [*whole])
 
 
-def _is_run(folder: Path) -> bool:
-    # One without a config is damaged, and noted when it is read.
-    files = (file_names.CONFIG, file_names.RECORD, file_names.PLAN)
-    return any(exists(folder / name) for name in files)
-
-
 def _is_campaign(folder: Path) -> bool:
     """Whether a folder holds runs, or the plan of a sweep."""
-    if folder.name.startswith(".") or not is_dir(folder) or exists(folder / file_names.CONFIG):
+    if folder.name.startswith(".") or not is_dir(folder) or is_run(folder):
         return False
     return exists(folder / file_names.CAMPAIGN) or bool(of_campaign(folder))

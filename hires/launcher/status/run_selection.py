@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hires.core.store import campaign
+from hires.core.store import campaign, reading
 from hires.core.store.ends import State
 from hires.core.store.file_names import StrPath
 from hires.core.store.run_names import NamedRuns, campaigns, merged, named, of_campaign
@@ -49,7 +49,7 @@ def select(names: Sequence[str], results: StrPath = "results") -> Selection:
 def _planned(folder: Path) -> list[RunState]:
     """Returns the points of a campaign that have no run folder."""
     runs = {run.name for run in of_campaign(folder)}
-    plans = campaign.read(folder, [])
+    plans = campaign.read(folder, reading.Warned())
     planned = [
         RunState(None, point.run, folder.name, State.PENDING, cause="planned, and not begun")
         for point in plans.points

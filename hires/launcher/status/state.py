@@ -14,7 +14,6 @@ and heartbeats are compared with the file system's own clock.
 from __future__ import annotations
 
 import functools
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from hires.core.store import campaign, checkpoints, file_names, provenance, read
 from hires.core.store.attempts import Attempt, latest
 from hires.core.store.ends import JOB_ENDS, State
 from hires.core.store.naming import SCHEMA
-from hires.core.store.records import other_schema
+from hires.core.store.records import done_attempt, other_schema
 from hires.launcher import interface
 from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus
 from hires.launcher.status.run_progress import read_ends
@@ -171,10 +170,10 @@ def judge(attempt: Attempt, answer: JobStatus, asks: bool = True) -> RunState:
     if end and answer == JobStatus(ENDED, "CANCELLED") and end.restarts:
         waited = f"job {name} was cancelled while it waited to go on"
         return replace(state, state=State.CANCELLED, cause=waited)
-    if end and end.state != State.DONE:  # an earlier attempt may have been complete
-        record = reading.read_json(run / file_names.RECORD, [])
-        if record.get("state") == State.DONE and type(record.get("attempt")) is int:
-            return replace(state, state=State.DONE, attempt=record["attempt"])
+    if end is None or end.state != State.DONE:  # an earlier attempt may have been complete
+        done = done_attempt(run)
+        if done is not None and (end or done == attempt.number):
+            return replace(state, state=State.DONE, attempt=done)
     if end:
         return replace(state, state=end.state, reason=end.reason, cause=end.cause)
     age, launched = age_s(attempt), attempt.launched
@@ -242,6 +241,8 @@ def _silent(age: float, host: Any = None) -> str:
 def _with_progress(state: RunState, path: Path, attempt: Attempt | None) -> RunState:
     """Adds how far a run is, how fast, and with how much memory."""
     numbers = _config_numbers(path)
+    if len(numbers) < 2:
+        state = _damaged(state, file_names.CONFIG)
     steps = numbers.get("steps", 0)
     if state.state == State.DONE:
         return _with_record(replace(state, step=steps, steps=steps), path / file_names.RECORD)
@@ -263,7 +264,7 @@ def _with_progress(state: RunState, path: Path, attempt: Attempt | None) -> RunS
 def _with_record(state: RunState, file: Path) -> RunState:
     record = reading.read_json(file, [])
     if not record:
-        return _damaged(state, file.name) if os.path.lexists(file) else state
+        return _damaged(state, file.name)
     if record.get("schema", SCHEMA) != SCHEMA:
         return replace(state, cause=f"its record is not read: {other_schema(record)}")
     try:
