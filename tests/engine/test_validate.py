@@ -22,7 +22,7 @@ from hires.core.store.network_weights import find_weights
 from hires.core.store.step_lines import ENDED_LINE
 from hires.engine.epochs import Epochs
 from hires.parallel.executor import Executor, StepResult
-from hires.plan.validation import evaluation_of
+from hires.plan.validation import evaluation_of, is_better
 from tests.helpers.evaluations import UNET, expected
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks
@@ -125,6 +125,12 @@ def test_training_without_progress_ends_early_and_says_why(tmp_path: Path):
     assert [line_text(line) for line in lines_of(path, 0, ENDED_LINE)] == [why]
     assert {step for step, _ in losses(path, 0)} == set(range(6))
     assert {c.step for c in checkpoints.whole_checkpoints(path)[0]} == {2, 6}
+
+
+def test_equal_evaluation_is_no_better_one():
+    config = training()
+    for metric, better in (("top1", [False, False, True]), ("loss", [True, False, False])):
+        assert [is_better(config, metric, value, 0.5) for value in (0.4, 0.5, 0.6)] == better
 
 
 def test_epochs_end_where_their_last_image_is(tmp_path: Path):

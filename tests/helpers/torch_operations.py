@@ -94,6 +94,13 @@ def groups(gloo: Any) -> None:
         x.fill_(rank)
         dist.broadcast(x, size - 1, group)
         same(x, torch.full((2,), size - 1.0))
+        each, is_root = [torch.full((2,), float(one)) for one in last], rank == size - 1
+        dist.scatter(x, each if is_root else None, size - 1, group)
+        same(x, torch.full((2,), float(rank)))
+        parts = [torch.empty(2) for _ in last] if is_root else None
+        dist.gather(x, parts, size - 1, group)
+        dist.reduce(x, size - 1, group=group)
+        same([x, *parts] if is_root else [], [sum(each), *each] if is_root else [])
         assert dist.get_process_group_ranks(group) == last
         assert dist.get_backend(group) == "hires"
         ours = group._group

@@ -190,14 +190,16 @@ def test_runs_share_gpus_only_where_their_bytes_fit(make, monkeypatch):
         return dataclasses.replace(make(seed), gpu_bytes=gpu_bytes)
 
     # Two GPUs of 40 bytes: the third run waits, as one of its GPUs would be too full.
-    tasks = [with_gpus(0, 30), with_gpus(1, 30), with_gpus(2, 5, 20), with_gpus(3, 10)]
+    tasks = [with_gpus(0, 30), with_gpus(1, 30), with_gpus(2, 5, 20)]
+    tasks += [with_gpus(3, 10), with_gpus(4, 10)]
     rooms = Share(4, 8, math.inf)
     gpus = LocalGpus(["4", "7"], 40)
     queue = LocalQueue(tasks, rooms, Sight(), "tests.helpers.fake_rank", gpus=gpus)
     queue.work()
-    assert [end.state for end in queue.ends] == ["done"] * 4
+    assert [end.state for end in queue.ends] == ["done"] * 5
     assert seen["seed=1"] == {"seed=0": ["4"], "seed=1": ["7"]}
     assert seen["seed=3"] == {"seed=0": ["4"], "seed=1": ["7"], "seed=3": ["4"]}
+    assert seen["seed=4"]["seed=4"] == ["7"]  # the other one holds 30 and 10
     assert set(seen["seed=2"]["seed=2"]) == {"4", "7"}
 
 

@@ -102,6 +102,15 @@ def test_loss_of_no_label_is_zero_and_so_is_its_gradient(values: dict[str, Any])
     assert not sample_losses(keys(**values), output, nothing, 3).any()
 
 
+def test_samples_are_evaluated_one_by_one_without_weights():
+    output, labels = example()
+    pairs = zip(output.split(1), labels.split(1), strict=True)
+    plain = [F.cross_entropy(*pair, ignore_index=3, label_smoothing=0.2) for pair in pairs]
+    torch.testing.assert_close(
+        sample_losses(keys(**WEIGHTED), output, labels, 3), torch.stack(plain)
+    )
+
+
 def test_one_score_is_that_of_the_second_class():
     output, labels = example(1)
     wanted = F.binary_cross_entropy_with_logits(output[:, 0], labels.double())

@@ -11,7 +11,12 @@ from hires.core.store.cache import sealed
 from hires.plan.simulation import machine_calibration as kept
 from hires.plan.simulation.calibrated_device import CalibratedDevice
 from hires.plan.simulation.machine_calibration import Sample, keep_calibration, load_calibration
-from hires.plan.simulation.machine_model import LAUNCH_S, NEAR_LATENCY_S, machine_of
+from hires.plan.simulation.machine_model import (
+    LAUNCH_S,
+    NEAR_LATENCY_S,
+    NODE_LATENCY_S,
+    machine_of,
+)
 from tests.helpers.calibrations import CALIBRATION, conv_work
 from tests.helpers.small_plans import config_of
 
@@ -83,6 +88,8 @@ def test_numbers_of_a_cluster_are_those_of_its_ranks():
     assert (near.latency_s, near.bytes_per_s) == (NEAR_LATENCY_S, 200e9)
     assert (far.latency_s, far.bytes_per_s) == pytest.approx((5e-6, 20e9))
     assert (machine.calibration, machine.source) == (None, "the numbers of cluster=ours")
+    usual = machine_of(of_cluster(latency_us=None), CALIBRATION)
+    assert usual.network.far.latency_s == pytest.approx(NODE_LATENCY_S)
     assert machine_of(of_cluster(nodes=1, network_gb_per_s=None), CALIBRATION)
     with pytest.raises(ConfigError, match=r"set cluster\.network_gb_per_s \(of one GPU\)"):
         machine_of(of_cluster(network_gb_per_s=None), CALIBRATION)

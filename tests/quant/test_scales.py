@@ -8,10 +8,10 @@ import os
 
 import pytest
 
-from hires.core.config.run_config import RunConfig
+from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.quant.affine import Affine
-from hires.quant.scales import Scales, read_scales, scales_of, write_scales
+from hires.quant.scales import Scales, calibration_key, read_scales, scales_of, write_scales
 
 GOOD = Scales(
     "0123456789abcdef",
@@ -52,6 +52,19 @@ def test_wrong_numbers_are_refused(tmp_path):
             read_scales(tmp_path / "a.json")
         assert "\x1b" not in str(refused.value)
         assert len(str(refused.value)) < 600
+
+
+def test_calibration_is_named_by_all_that_decides_its_scales_and_no_more():
+    inputs = {name: name for name in ("network", "data", "weights")}
+    keys = {
+        "image": [48, 48], "seed": 1, "model": {"name": "unet"}, "data": {"length": 7},
+        "precision": {"name": "fp64"}, "quant": {"images": 7}, "engine": {"fuse": "off"},
+    }  # fmt: skip
+    names = [calibration_key(RunConfig(), inputs | {name: "other"}) for name in inputs]
+    names += [calibration_key(from_dict({key: one}), inputs) for key, one in keys.items()]
+    others = {"batch": 8, "steps": 9}, {"parallel": {"tiles": [2, 1]}}, {"quant": {"keep": ["fc"]}}
+    same = {calibration_key(from_dict(one), inputs) for one in ({}, *others)}
+    assert (len({*names, *same}), len(same)) == (len(inputs) + len(keys) + 1, 1)
 
 
 def test_every_fact_is_kept_and_decides_the_digest(tmp_path):

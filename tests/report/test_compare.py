@@ -12,6 +12,7 @@ from hires.report.compare.comparison import compare_references, compare_runs
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.verdicts import Settings, Tolerance, parse_tolerance
 from hires.report.runs import read_runs
+from tests.helpers import report_runs
 from tests.helpers.compared_runs import compared_run, failed_run
 
 RNG = np.random.default_rng(0)
@@ -132,6 +133,15 @@ def test_seeds_are_repeats_and_one_that_a_side_lacks_counts_nowhere(campaign):
     assert result.b / result.a == pytest.approx(result.ratio)
     assert result.ratio == pytest.approx(1.25, rel=0.02)
     assert any(note.startswith("seeds left out") for note in made.notes)
+
+
+def test_runs_of_other_images_are_no_repeats(campaign):
+    a = [*campaign("a", {1: 1}), *campaign("b", {1: 1})]
+    b = campaign("c", {1: 1})
+    for run, data in zip([*a, *b], "xyx", strict=True):
+        report_runs.change(run, inputs={"data": data})
+    for sides, repeats in (((a, b), (1, 1)), ((b, a), (1, 1)), ((a[:1], a[1:]), (1, 1))):
+        assert [result.repeats for result in compare(*sides).results] == [repeats]
 
 
 def test_one_worse_or_failed_point_makes_all_worse(tmp_path, before, campaign):

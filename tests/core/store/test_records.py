@@ -97,7 +97,7 @@ def test_last_better_evaluation_of_all_attempts_is_the_best(run):
         facts = {"metric": "top1", "top1": top1, "better": better}
         return {"kind": "validated", "rank": 0, "step": number, **facts}
 
-    tell_attempt(run, 0, [*steps(0, 2), evaluated(0, 0.2, True)])
+    tell_attempt(run, 0, [*steps(0, 2), evaluated(0, 0.2, True), evaluated(1, 0.3, True)])
     tell_attempt(run, 1, [began(1, 0), *steps(1, 3), evaluated(1, 0.6, True)])
     tell_attempt(run, 2, [began(2, 1), *steps(2, 5), evaluated(4, 0.5, False)])
     found = records.finish(run, 2, "done")["validation"]

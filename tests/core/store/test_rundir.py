@@ -214,12 +214,11 @@ def test_later_sweep_adds_and_replaces_and_is_read_back(tmp_path):
     words = ["data.path='it\\'s $(x);\n'", "image=1"]
     sweeps.add({}, [PlannedPoint("a-1", words)], [ExcludedPoint(["image=2"], "too large")])
     sweeps.add({}, [PlannedPoint("a-1", words, 3), PlannedPoint("b-2", ["image=2"])], [])
-    sweeps.add({"argv": ["hires"]}, [], [ExcludedPoint(["image=3"], "too large")])
+    for reason in ("too large", "no memory"):
+        sweeps.add({"argv": ["hires"]}, [], [ExcludedPoint(["image=3"], reason)])
     assert sweeps.points == [PlannedPoint("a-1", words, 3), PlannedPoint("b-2", ["image=2"])]
-    assert [(point.overrides, point.state) for point in sweeps.excluded] == [
-        (["image=3"], "infeasible")
-    ]
-    assert len(sweeps.sweeps) == 3
+    assert sweeps.excluded == [ExcludedPoint(["image=3"], "no memory", "infeasible")]
+    assert len(sweeps.sweeps) == 4
     campaign.write(tmp_path, sweeps)
     assert campaign.read(tmp_path) == sweeps
     assert [path.name for path in tmp_path.iterdir()] == ["campaign.json"]
