@@ -32,6 +32,8 @@ RATIOS = {
     ),
 }
 """Of a page: what it is, row, and the ratio of it that is quoted."""
+COMMANDS = {"layouts": "model=resnet101 image=512", "precision": "model=resnet101 image=256"}
+"""What a page's command must have: its lines are of that network."""
 SMALLEST = "16 B"
 """Size of the all-reduce that is quoted."""
 CHOICES = ("mean error of a predicted step", "choices within 5% of the best measured layout")
@@ -46,14 +48,16 @@ IN_README = (
 
 
 class Page:
-    """What a benchmark has written: facts by name, and tables of rows by title."""
+    """What a benchmark has written: its command, facts by name, and tables of rows by title."""
 
     def __init__(self, path: Path) -> None:
-        self.facts: dict[str, str] = {}
+        self.command, self.facts = "", dict[str, str]()
         self.tables: dict[str, list[dict[str, str]]] = {}
         title, heads = "", list[str]()
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            if line.startswith("* "):
+            if line.startswith("    hires "):
+                self.command = line
+            elif line.startswith("* "):
                 name, _, fact = line[2:].partition(": ")
                 self.facts[name] = fact
             elif line.startswith("## "):
@@ -103,7 +107,8 @@ class Page:
 
     def quotes(self, folder: str) -> list[list[str]]:
         """Returns lines of a folder: what it is, result, number of samples, spread."""
-        if "stopped before its end" in self.facts:
+        is_other = COMMANDS.get(folder, "") not in self.command
+        if is_other or "stopped before its end" in self.facts:
             return []
         if folder in RATIOS:
             return [*self.ratios(folder)]

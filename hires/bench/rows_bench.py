@@ -81,8 +81,7 @@ def _raced(
     with tempfile.TemporaryDirectory(prefix="hires-bench-") as folder:
         rows = [replace(row, settings={**row.settings, "folder": folder}) for row in rows]
         rows = with_inputs(rows, composed[0]["words"], Path(folder), timeout_s)
-        first = rows[0].name
-        rows = [replace(planned(row), baseline=row.baseline or first) for row in rows]
+        rows = [_with_plan(row, rows[0].name) for row in rows]
         idle = [not_run(row, row.lacks) for row in rows if row.lacks]
         done, worlds = [*known], worlds_of([row for row in rows if not row.lacks])
         if known or not worlds:
@@ -96,6 +95,15 @@ def _raced(
                 found = measured_rows(together, samples, facts)
                 done = before + [row for row in found if row["name"] not in names]
                 yield [*done, *idle]
+
+
+def _with_plan(row: BenchRow, first: str) -> BenchRow:
+    try:
+        row = replace(planned(row), baseline=row.baseline or first)
+        PEERS[row.peer]  # or ConfigError: there is none
+        return row
+    except HiresError as error:
+        raise type(error)(f"row {row.name!r}: {error}") from None
 
 
 def worlds_of(rows: Sequence[BenchRow]) -> dict[int, list[BenchRow]]:

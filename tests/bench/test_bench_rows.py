@@ -25,7 +25,7 @@ from hires.bench.rows_bench import (
 )
 from hires.cli.verbs.verb_bench import PARSER, composed_task, file_of_rows
 from hires.core.config.run_config import from_dict
-from hires.core.errors import ConfigError
+from hires.core.errors import ConfigError, PlanError
 from hires.plan.search.candidates import Candidate, LayoutShape
 from tests.helpers.bench_jobs import forked
 from tests.helpers.layouts import config_of
@@ -112,9 +112,18 @@ def test_file_of_rows_that_makes_no_sense_is_refused_by_file_row_and_value(tmp_p
     assert message.format(path=path) in str(error.value)
 
 
-def test_unknown_peer_is_refused():
-    with pytest.raises(ConfigError, match="unknown peer 'tensorflow'"):
-        _ = BenchRow("row", config_of(), peer="tensorflow").lacks
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("peer: tensorflow", "row 'b': unknown peer 'tensorflow'; choose one of"),
+        ("keys: ['parallel.tiles=[64,1]']", "row 'b': .*tiles"),
+    ],
+)
+def test_row_that_cannot_be_built_is_named(tmp_path, row, message):
+    path = tmp_path / "rows.yaml"
+    path.write_text(f"{{rows: [{{name: a}}, {{name: b, {row}}}]}}")
+    with pytest.raises((ConfigError, PlanError), match=message):
+        list(rows_bench.measure(task_of(str(path), *SMALL)))
 
 
 def test_small_image_is_one_that_every_layout_can_cut():

@@ -18,7 +18,7 @@ SCRIPT = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(SCRIPT)
 ORIGIN = {"git": "0123456789ab-dirty-1", "hires": "0", "torch": "2", "python": "3", "time": "now"}
 ORIGIN |= {"hardware": {"cpu": "cpu", "cores": 2, "memory": 2**30}, "load_average": [0.5, 1, 2]}
-ORIGIN |= {"command": "hires bench", "complete": True}
+ORIGIN |= {"command": "hires bench model=resnet101 image=512", "complete": True}
 STEP_S = {"median": 2.0, "p10": 1.0, "p90": 3.0, "count": 7}
 FIGURES = sorted(REPOSITORY.glob("results/*/README.md"))
 
@@ -78,6 +78,7 @@ def test_lines_are_those_of_what_was_measured_and_is_right(tmp_path):
     tiles = "| speed of two tiles over one process, training ResNet-101 at 512x512"
     assert write("layouts", {"groups": {"a": rows}}) == [f"{tiles} | 1.50 | 7 | 1.40 to 1.60"]
     assert write("layouts", {"groups": {"a": rows}, "complete": False}) == []
+    assert write("layouts", {"groups": {"a": rows}, "command": "hires bench model=unet"}) == []
     # The same row of two images is two lines.
     groups = {"a": rows, "b": rows[:1]}
     lines = write("layouts", {"groups": groups})
