@@ -148,11 +148,10 @@ ROWS = {
         ("hang",), "hang", "stopped after comm.timeout_s=0.2 s", {0: -15}, 0, timeout_s=0.2
     ),
     "hangs before its first heartbeat": Row(
-        ("mute",), "hang", "it has not come to its start yet", failed_rank=0, timeout_s=0.2,
-        silent_s=0.5,
+        ("mute",), "hang", "rank 0 does not answer: ", failed_rank=0, timeout_s=0.2, silent_s=0.5
     ),
     "is stopped": Row(
-        ("stopped",), "hang", "its process is stopped (by SIGSTOP", failed_rank=0, timeout_s=0.2,
+        ("stopped",), "hang", "its process is stopped (by SIGSTOP", failed_rank=0, timeout_s=1.0,
         silent_s=0.5,
     ),
     "Ctrl-C": Row(

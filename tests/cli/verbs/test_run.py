@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ import yaml
 from hires.cli.planning import Planner, shapes_of
 from hires.core.store import attempts
 from tests.helpers.commands import SMALL
-from tests.helpers.patience import until
 from tests.helpers.run_folders import saved_stages, saved_with
 
 pytestmark = pytest.mark.usefixtures("traced")
@@ -89,20 +86,8 @@ def test_point_that_another_command_began_while_it_was_planned_is_not_begun_agai
 
 
 def test_interrupt_stops_the_ranks_and_exits_130(hires, fake_ranks):
-    fake_ranks({"0": "hang", "1": "hang"})
-
-    def interrupt_when_started():
-        def have_started():
-            events = [file.read_text() for file in Path("results").glob("*/*/a0/events.jsonl")]
-            return events and events[0].count('"rank_started"') == 2
-
-        until(have_started)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt_when_started)
-    thread.start()
+    fake_ranks({"0": "hang", "1": f"interrupt {os.getpid()}"})
     answer = hires("run", *SMALL, "parallel=sp")
-    thread.join()
     assert (answer.code, "hires: the run was cancelled" in answer.err) == (130, True)
     assert json.loads((only_run() / "record.json").read_text())["state"] == "cancelled"
 
