@@ -141,70 +141,79 @@ class Simulation:
 def simulate(plan: Plan, costs: Costs, network: Network | None = None) -> Simulation:
     """Returns what a step of a deadlock-free plan takes; no network: messages take no time."""
     programs = [timed_program(plan, rank, costs) for rank in range(plan.ranks_per_replica)]
-    timed = _TimedGraph(plan, programs)
-    end_s = timed.times(Network(), [])
-    unlinked_s = max(end_s.values(), default=0.0)
+    graph = _TimedGraph(plan, programs)
+    end_s, order = graph.times(Network(), [])
+    unlinked_s = max(end_s, default=0.0)
     if network is not None and network != Network():
-        messages = [node for node in end_s if node[0] == MESSAGE]
-        end_s = timed.times(network, sorted(messages, key=lambda node: end_s[node]))
-    ends = [[end_s[node] for node in places] for places in timed.places]
-    made = _simulation(programs, ends)
+        messages = [node for node in order if node in graph.sends]
+        end_s, _ = graph.times(network, sorted(messages, key=end_s.__getitem__))
+    made = _simulation(programs, [[end_s[node] for node in own] for own in graph.places])
     made.unlinked_s = unlinked_s
     return made
 
 
 class _TimedGraph:
-    """The graph of a step, and what its nodes take."""
+    """The graph of a step, whose nodes have numbers here, and what each takes."""
 
     def __init__(self, plan: Plan, programs: Sequence[Sequence[Item]]) -> None:
         self.members = dict(enumerate(groups(plan)))
         self.members[WORLD] = [*range(plan.world)]
-        self.step = StepGraph()
-        self.seconds: dict[Node, float] = {}  # that a rank computes
-        self.calls: dict[Node, Event] = {}  # of each collective
-        self.places: list[list[Node]] = []  # by rank: the node that ends each item
+        step, calls, every = StepGraph(), dict[Node, Event](), []
         for rank, program in enumerate(programs):
-            read, places = self.step.read(rank, (item.event for item in program)), list[Node]()
-            waits = iter(read.waits)
+            read = step.read(rank, (item.event for item in program))
+            every.append(read.waits)
+            for group, events in read.meetings.items():
+                calls |= {(MEETING, *group, at): event for at, event in enumerate(events)}
+        number = {node: place for place, node in enumerate(step.graph)}
+        self.behind = [[number[other] for other in behind] for behind in step.graph.values()]
+        self.calls = {number[node]: event for node, event in calls.items()}
+        self.sends = {
+            place: step.events["send", node[1]]
+            for node, place in number.items()
+            if node[0] == MESSAGE
+        }
+        self.seconds = [0.0] * len(number)  # that a rank computes
+        self.places: list[list[int]] = []  # by rank: the node that ends each item
+        for program, waits in zip(programs, map(iter, every), strict=True):
+            own: list[int] = []
             for item in program:  # a sum that is issued holds up no rank
-                places.append(places[-1] if item.event.role == "issue" else next(waits).node)
-                if item.event.role == ALONE:
-                    self.seconds[places[-1]] = item.seconds
-            self.places.append(places)
-            for group, calls in read.meetings.items():
-                self.calls |= {(MEETING, *group, at): e for at, e in enumerate(calls)}
+                is_issue = item.event.role == "issue"
+                own.append(own[-1] if is_issue else number[next(waits).node])
+                self.seconds[own[-1]] += item.seconds
+            self.places.append(own)
 
-    def times(self, network: Network, order: list[Node]) -> dict[Node, float]:
-        """Returns when each node ends.
+    def times(self, network: Network, order: Sequence[int]) -> tuple[list[float], list[int]]:
+        """Returns when each node ends, and all nodes in an order in which each is behind others.
 
-        Links serve the messages in an order; without one, each as soon as both sides posted it.
+        Links serve the messages in ``order``; without one, each as soon as both sides posted it.
         """
-        sends = {node: self.step.events["send", node[1]] for node in order}
-        served: dict[Node, list[Node]] = defaultdict(list)  # those before on the same links
-        last: dict[tuple[str, int, int], Node] = {}
-        for node, (source, event) in sends.items():
+        served: dict[int, list[int]] = {node: [] for node in order}  # those before on its links
+        last: dict[tuple[str, int, int], int] = {}
+        for node in order:
+            source, event = self.sends[node]
             for lane in network.lanes(source, event.peer):
                 served[node] += [last[lane]] if lane in last else []
                 last[lane] = node
-        end_s: dict[Node, float] = {}
-        passed_s: dict[Node, float] = {}  # when the links of a message are free again
-        readers: dict[Node, list[Node]] = defaultdict(list)
-        left: dict[Node, int] = {}  # nodes that are not timed yet, of those before each
-        for node, behind in self.step.graph.items():
+        end_s = [0.0] * len(self.behind)
+        passed_s: dict[int, float] = {}  # when the links of a message are free again
+        readers: list[list[int]] = [[] for _ in self.behind]
+        left: list[int] = []  # nodes that are not timed yet, of those before each
+        for node, behind in enumerate(self.behind):
             before = [*behind, *served[node]] if node in served else behind
-            left[node] = len(before)
+            left.append(len(before))
             for other in before:
                 readers[other].append(node)
-        ready = [node for node, count in left.items() if not count]
+        ready, done = [node for node, count in enumerate(left) if not count], list[int]()
         while ready:
             node = ready.pop()
+            done.append(node)
             for reader in readers[node]:
                 left[reader] -= 1
                 if not left[reader]:
                     ready.append(reader)
-            begin_s = max((end_s[other] for other in self.step.graph[node]), default=0.0)
-            if node in sends:
-                source, event = sends[node]
+            begin_s = max([end_s[other] for other in self.behind[node]], default=0.0)
+            if node in served:
+                source, event = self.sends[node]
                 busy_s, latency_s = network.message_s(source, event.peer, event.num_bytes, event)
                 begin_s = max(begin_s, *(passed_s[other] for other in served[node]), 0.0)
                 passed_s[node] = begin_s + busy_s
@@ -213,9 +222,9 @@ class _TimedGraph:
                 event = self.calls[node]
                 end_s[node] = begin_s + network.meeting_s(self.members[event.peer], event)
             else:
-                end_s[node] = begin_s + self.seconds.get(node, 0.0)
-        assert len(end_s) == len(left), "nodes of a step wait for each other in a circle"
-        return end_s
+                end_s[node] = begin_s + self.seconds[node]
+        assert len(done) == len(left), "nodes of a step wait for each other in a circle"
+        return end_s, done
 
 
 def _simulation(programs: list[list[Item]], ends: list[list[float]]) -> Simulation:
