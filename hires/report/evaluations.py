@@ -38,7 +38,7 @@ AGREEMENT = (
     Column("difference_high", "to", "points", 100.0, 2),
 )
 """``difference``: of top-1, on the same images."""
-_OF_FOLDERS = ("folder", "pairs", "slide")
+_OF_FOLDERS = ("folder", "images", "masks", "pairs", "slide")
 """Kinds of data whose folder says what the images are."""
 
 

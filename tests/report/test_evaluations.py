@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from hires.core.evaluation_summary import paired_difference
 from hires.core.store.campaign import Campaign, PlannedPoint
+from hires.data.content import HAS_FILES
 from hires.report import frames
-from hires.report.evaluations import evaluations
+from hires.report.evaluations import data_label, evaluations
 from hires.report.plots.base import PlotData, draw
-from hires.report.runs import find
+from hires.report.runs import Run, find
 from hires.report.tables import campaign_tables, tables
 from tests.helpers.compared_runs import compared_run
 from tests.helpers.report_runs import change
@@ -79,6 +81,12 @@ def test_report_and_tables_of_a_campaign_tell_keys_of_quant_apart(runs):
     rows = shown(table)
     assert [row["quant"] for row in rows] == [None, None, quant]
     assert [row["agreement"] for row in rows] == [None, 0.88, 1.0]
+
+
+@pytest.mark.parametrize("name", sorted({*HAS_FILES} - {"cifar10"}))
+def test_data_of_files_is_named_by_its_folder(name):
+    data = {"name": name, "path": "/data/liver", "split": "test"}
+    assert data_label(Run(Path("run"), {"data": data})) == "liver, test"
 
 
 def test_training_has_a_row_for_its_best_and_its_last_evaluation(tmp_path):
