@@ -18,6 +18,7 @@ from hires.core.store.rundir import RunDir
 from hires.launcher.interface import launcher_of
 from hires.launcher.local.local_launcher import launch as local_launch
 from tests.helpers.launches import ROOT, alive, rank_pids
+from tests.helpers.patience import until
 
 
 @pytest.fixture
@@ -64,6 +65,9 @@ def launch(torchrun_forks):
             with forks():
                 return local_launch(run, number, module=module, places=places, **options)
         finally:
-            assert not alive(rank_pids(RunDir(Path(run), number)))
+            world = RunDir(Path(run), number)
+            if places.starter is not None:  # a rank that had just begun sees that its command ended
+                until(lambda: not alive(rank_pids(world)), "the end of all ranks", patience_s=30.0)
+            assert not alive(rank_pids(world))
 
     return checked

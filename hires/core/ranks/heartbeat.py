@@ -35,7 +35,8 @@ from hires.core.config.fields import build
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks.call_records import CallRing
 from hires.core.ranks.timeline import COLLECTIVE, Recorder
-from hires.core.store import file_names, records
+from hires.core.store import file_names, provenance, records
+from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import cannot_write, write_atomically
 from hires.core.store.reading import read_json
@@ -256,6 +257,7 @@ def beat(
     Without a move of its ``activity`` for longer than ``timeout_s`` seconds the rank is stuck.
     """
     thread = HeartbeatThread(run_dir, attempt, rank, activity, timeout_s)
+    require_launcher(Attempt(run_dir, attempt))  # from here on the end of the parent is seen
     stacks = thread.stacks
     with contextlib.ExitStack() as stack:
         try:
@@ -279,6 +281,12 @@ def beat(
             with contextlib.suppress(OSError):
                 if not stacks.stat().st_size:
                     stacks.unlink()
+
+
+def require_launcher(attempt: Attempt) -> None:
+    """Refuses to begin a rank whose launcher has ended: a RunError, as nothing would end it."""
+    if provenance.lives(attempt.launched) is False:
+        raise RunError(f"the launcher of {attempt.folder} has ended before this rank began")
 
 
 class HeartbeatThread(threading.Thread):

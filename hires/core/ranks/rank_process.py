@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from hires.core import streams
 from hires.core.errors import PREEMPTED, HiresError, RunError
+from hires.core.ranks import heartbeat
 from hires.core.ranks.world import STARTER, World, from_environment
 from hires.core.store import file_names, provenance, records, trust
 from hires.core.store.attempts import Attempt
@@ -62,8 +63,7 @@ def _join(run_dir: Path) -> World:
     trust.refuse_untrusted(run_dir)
     world = from_environment()
     attempt = Attempt(run_dir, world.attempt)
-    if provenance.lives(attempt.launched) is False:
-        raise RunError(f"the launcher of {attempt.folder} has ended before this rank began")
+    heartbeat.require_launcher(attempt)
     log = file_names.rank_log(attempt.folder, world.rank)
     try:
         with log.open("ab") as file:

@@ -302,6 +302,7 @@ class CommandRanks(RankGroup):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        self.poll()  # those that have begun meanwhile
         for line in self._started.values():  # those of this machine whose command did not end them
             if provenance.lives(line):
                 with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -17,6 +17,7 @@ from hires.core.errors import RunError
 from hires.core.ranks import heartbeat
 from hires.core.ranks.heartbeat import Activity
 from hires.core.ranks.timeline import FORWARD, Recorder
+from hires.core.store import provenance, records
 from hires.core.store.attempts import Attempt
 from tests.helpers.launches import ROOT
 from tests.helpers.patience import until
@@ -160,6 +161,16 @@ def test_rank_whose_attempt_was_ended_without_it_ends(run):
         rank.stdout.readline()
         (run / "a0" / "exit.json").write_text("{}")
         assert rank.wait(60) == -signal.SIGTERM
+
+
+def test_rank_whose_launcher_has_ended_does_not_begin(run):
+    """A rank of torchrun that was late did not see that its parent had gone, and ran on."""
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    records.event(run, 0, "launch_started", **{**provenance.myself(), "pid": gone.pid})
+    late = heartbeat.beat(run, 0, 0, Activity(), 1.0)
+    with pytest.raises(RunError, match="has ended before this rank began"), late:
+        pass
 
 
 def test_errors_of_the_block_and_of_the_folder_are_raised(run):
