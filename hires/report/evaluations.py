@@ -67,13 +67,13 @@ class EvaluationFile:
 
 
 def evaluation_in(attempt: Path, notes: list[Note] | None = None) -> EvaluationFile:
-    """Returns what an attempt evaluated; an empty one if it did not, or a note says it is damaged.
+    """Returns what an attempt evaluated; an empty one if a note says that the file is damaged.
 
     Without ``notes`` that is a warning.
     """
     notes = reading.Warned() if notes is None else notes
     path = attempt / file_names.EVALUATION
-    values = reading.read_json(path, notes)
+    values = reading.read_json(path, notes, needed=True)
     samples = values.get("samples")
     if not isinstance(samples, dict) or "predicted" not in samples:
         values.pop("samples", None)  # of images or pixels: no class for each

@@ -187,22 +187,6 @@ def test_damaged_checkpoint_does_not_count_among_those_that_are_kept(stopped, tm
         there[step].verify(there[step].files)
 
 
-def test_verbs_name_the_damage_and_take_the_checkpoint_before(stopped, tmp_path, hires, caplog):
-    run = shutil.copytree(stopped, tmp_path / "run")
-    last, out = checkpoints.place(run, 4), tmp_path / "w.safetensors"
-    flip(STAGE, -1)(last)
-    export = ("weights", "export", "--out", str(out))
-    for words in ((*export, str(last)), ("run", "task=evaluate", "--dry-run", f"weights={last}")):
-        answer = hires(*words)
-        assert answer.code == 2
-        assert "step000004 is damaged" in answer.err
-        assert not out.exists()
-    answer = hires(*export, str(run))
-    assert answer.code == 0, answer.err
-    assert "step000004 is damaged" in caplog.text
-    assert "step000002 is used" in caplog.text
-
-
 def test_a_crash_between_two_checkpoints_of_a_step_loses_neither(tmp_path, monkeypatch):
     run = make(tmp_path, **{**KEYS, "steps": 3})
     assert attempt(run) == [0]

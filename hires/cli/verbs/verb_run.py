@@ -25,7 +25,7 @@ from hires.cli.screens.screen import print_config, print_json
 from hires.cli.start_run import explain, wait_for
 from hires.cli.verbs.verb_show import print_record
 from hires.core.store import campaign, checkpoints, rundir
-from hires.core.store.file_names import last_number
+from hires.core.store.file_names import RECORD, last_number
 from hires.core.store.records import done_attempt, read_record
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
@@ -135,6 +135,9 @@ def main(args: Namespace) -> int:
 def _print(path: Path, as_json: bool) -> None:
     record = read_record(path)
     if record is None:
+        print(f"note: {path / RECORD} is missing, so there is no result to show", file=sys.stderr)
+        if as_json:
+            print_json({"run": str(path), "record": None})
         return
     write_run_tables(path, record)
     for damaged in checkpoints.whole_checkpoints(path)[1]:

@@ -244,7 +244,11 @@ def _read(path: StrPath, parse: Callable[[bytes], Any], notes: Notes, needed: bo
         return damaged(path, str(error), notes)
     if notes is None and parse is _parse_yaml and not isinstance(value, dict):
         raise ConfigError(f"{path} was edited, or is of another hires: it must hold keys")
-    return value if isinstance(value, dict) else damaged(path, "it holds no keys", notes)
+    if not isinstance(value, dict):
+        return damaged(path, "it holds no keys", notes)
+    if parse is _parse_yaml and not data.endswith(b"\n"):  # half of a YAML file is often one, too
+        return damaged(path, "it ends within a line", notes)
+    return value
 
 
 def yaml_text(values: Values) -> str:
