@@ -22,6 +22,7 @@ for _name, _facts in {
     "shm": BackendFacts(
         "Memory that the ranks of one machine share carries every message",
         f"{_CLASSES}shm_backend:ShmBackend",
+        compares_calls=True,
         one_machine=True,
     ),
 }.items():

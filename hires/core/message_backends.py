@@ -22,6 +22,9 @@ class BackendFacts:
     """Returns its class, on a rank; or where that is, as ``module:name``."""
     has_streams: bool = False
     """Whether messages pass streams of a GPU in the order of posting, without tags."""
+    compares_calls: bool = False
+    """Whether its collectives report that ranks give other sizes, types or operations. Of others
+    hires compares the first call of each kind before it begins."""
     one_machine: bool = False
     """Whether it needs all ranks on one machine."""
 

@@ -99,7 +99,7 @@ WRONG = {
         ("gloo", "late", f"rank 0 calls {SUM} 16 B float32 (sum)", f"rank 1 calls {SUM} 20 B")
     ],
     "large size": [("gloo", "late", f"rank 0 calls {SUM} 16 B", f"rank 1 calls {SUM} 16000 B")],
-    "type": [("gloo", "late", SUM), ("shm", "late", SUM)],
+    "type": [(name, "late", SUM) for name in ("gloo", "shm", "files")],
     "operation": [("gloo", "every", SUM), ("shm", "late", SUM)],
     "refused": [("gloo", "late", SUM), ("shm", "late", SUM)],
     # Over shm each of two ranks that took itself for the root kept its numbers, without an error.

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
+from hires.core.message_backends import BACKEND_FACTS
 from hires.core.units import MIB
 
 KEPT_CALLS = 256
@@ -33,17 +34,14 @@ MOST_CHANNELS = 32_768
 """Channels of messages that a rank counts in; its messages with further tags are not kept."""
 MOST_FRAMES = 40
 """Frames that are searched for the caller."""
-UNCHECKED = ("gloo", "mpi")
-"""Backends whose collectives compare nothing: gloo ends the process that gets more bytes than it
-expects, and an MPI may return wrong numbers."""
 _PRIME, _MASK = 1_000_003, 2**61 - 1
 
 
 class CallFacts:
     """What calls of one kind have in common. ``num_bytes``: 0 where ranks may differ in it.
 
-    ``may_abort``: until the first call was compared, that of a library which ends the process of a
-    rank whose size differs, or returns wrong numbers, before it can report anything.
+    ``may_abort``: until the first call was compared, that of a backend which compares nothing: it
+    may end the process of a rank whose size differs, or return wrong numbers, and report nothing.
     """
 
     __slots__ = (
@@ -54,7 +52,8 @@ class CallFacts:
         self.operation, self.num_bytes, self.dtype, self.route = operation, num_bytes, dtype, route
         # Of what all agree on; Python's own hash differs between processes.
         is_message = operation in ("send", "recv")
-        self.may_abort = not is_message and route.partition(":")[0] in UNCHECKED
+        backend = None if is_message else BACKEND_FACTS.get(route.partition(":")[0])
+        self.may_abort = backend is not None and not backend.compares_calls
         kind = "" if is_message else f"{operation} {route}"
         self.code = zlib.crc32(f"{kind} {num_bytes} {dtype}".encode())
         self._last: Any = None
