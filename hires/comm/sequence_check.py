@@ -9,10 +9,10 @@ the rank waits in, and ranks exchange their records through a board in the store
 So the error at the end of the wait names the calls of both ranks with their lines, even if the
 other rank has ended meanwhile. Before rank 0 leaves, the others keep the records that are there.
 Ranks that end well compare once more when they leave, since a wrong root may be wrong numbers and
-no wait at all. With ``every`` each call is compared before it begins; otherwise, unless the backend compares calls
-itself, where a rank makes the first one of an operation and size, since gloo ends a process whose
-size is another, and an MPI may return wrong numbers: sizes differ most often where they are new.
-That takes one message to rank 0, and no rank waits for the call of another.
+no wait at all. With ``every`` each call is compared before it begins; otherwise, unless the backend
+compares calls itself, where a rank makes the first one of an operation and size, since gloo ends a
+process whose size is another, and an MPI may return wrong numbers: sizes differ most often where
+they are new. That takes one message to rank 0, and no rank waits for the call of another.
 """
 
 from __future__ import annotations
