@@ -248,6 +248,14 @@ def read_all(run: Path, name: str, is_noted: bool = False) -> None:
             read(run)
 
 
+def test_changed_message_is_no_message(run):
+    path = path_of(run, file_names.MESSAGES)
+    with restored(path):
+        path.write_bytes(path.read_bytes()[:-1] + b"\x41")
+        with pytest.raises(HiresError, match=r"rank0000\.messages"):
+            list(message_entries.read(run / "a0"))
+
+
 def test_no_damaged_checkpoint_is_taken_for_a_whole_one(run, caplog):
     before, last = (checkpoints.place(run, step) for step in (1, 2))
     assert [one.step for one in checkpoints.whole_checkpoints(run)[0]] == [2, 1]
