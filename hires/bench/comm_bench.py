@@ -43,7 +43,18 @@ from hires.core.errors import ConfigError, HiresError
 from hires.core.ranks.world import World
 from hires.core.units import size
 from hires.engine.device import open_device
-from hires.plan.routes import CARRIES, DIRECT, OWN, Route, is_possible, parse_route
+from hires.plan.hardware import CPU, GLOO, MPI
+from hires.plan.routes import (
+    BACKENDS,
+    CARRIES,
+    DIRECT,
+    MEMORY,
+    OWN,
+    STREAMED,
+    Route,
+    is_possible,
+    parse_route,
+)
 from hires.plan.tuning_table import TuningTable
 
 TABLE = "table"
@@ -79,10 +90,10 @@ def has_mpi(task: Mapping[str, Any]) -> bool:
 
 def routes_here(task: Mapping[str, Any]) -> list[str]:
     """Returns the routes that a machine may have, the backends themselves first."""
-    own = "shm" if task["device"] == "cpu" else "nccl"
-    backends = ["gloo", *["mpi"] * has_mpi(task), own]
+    unusable = {*(STREAMED if task["device"] == CPU else MEMORY), *([] if has_mpi(task) else [MPI])}
+    backends = [name for name in BACKENDS if name not in unusable]
     routes = [*backends]
-    for name in (name for name in backends if name != "shm"):
+    for name in (name for name in backends if name not in MEMORY):
         routes += [f"{name}:direct"] * is_possible(Route(name, DIRECT))
         routes += [f"{name}:segmented:{segment}" for segment in SEGMENTS]
     return routes
@@ -165,16 +176,15 @@ def run_cells(
     """Yields the rows of each cell, on a rank, which joins with all backends that the ways need."""
     routes = [parse_route(way).backend for way in ways if way not in (*BASELINES, TABLE)]
     routes += table.backends if table is not None else []
-    routes += ["gloo"] * (RAW_GLOO in ways) + ["mpi"] * (RAW_MPI4PY in ways)
-    order = ("gloo", "mpi", "nccl", "shm")  # the first one is for agreements
-    backends = [name for name in order if name in routes] or ["gloo"]
+    routes += [GLOO] * (RAW_GLOO in ways) + [MPI] * (RAW_MPI4PY in ways)
+    backends = [name for name in BACKENDS if name in routes] or [GLOO]
     join_world(world, WAIT_S, backends, device, table=table)
     if RAW_GLOO in ways:
         # torch renames its collectives in one version after the other; both names work.
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         rendezvous.torch_world(world, WAIT_S)
     # The quickest that there is, so that ranks leave it close together.
-    quickest = next((b for b in ("shm", "mpi", "gloo") if b in backends), backends[0])
+    quickest = max(reversed(backends), key=lambda name: (name in MEMORY, name not in STREAMED))
     fence = functools.partial(comm.barrier, backend=quickest)
     place = open_device(device, world.local_rank)
     everyone = comm.make_groups([[*range(world.size)]])[0]
@@ -230,7 +240,7 @@ def _raced(
 def _binder(way: str) -> Callable[..., MessageCalls]:
     # What binds a way to the buffers of a cell: hires.comm, or a library beside it.
     if way == RAW_MPI4PY:
-        return RawMpi(cast(MpiBackend, comm.default_world().backends["mpi"]).calls).bound
+        return RawMpi(cast(MpiBackend, comm.default_world().backends[MPI]).calls).bound
     library: Any = dist if way == RAW_GLOO else comm
     if way not in (*BASELINES, TABLE):
         names = {*BENCHED, "send", "recv", "isend", "irecv"}

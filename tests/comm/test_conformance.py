@@ -71,10 +71,29 @@ assert backends_of_plan(plan)[0] == "files"
 assert any(rule.route.startswith("files") for rule in plan.routes), plan.routes
 assert judged(plan).to_dict()["ok"]
 """
+BENCH_OF_FILES = """
+import os
+import hires.backends
+hires.backends.__path__.append({folder!r})
+from hires.bench.comm_bench import cells_of, routes_here, run_cells
+from hires.core.ranks import ports
+from hires.core.ranks.world import World
+ways, task = ["files", "gloo"], {{"device": "cpu", "start": "torchrun"}}
+cells = cells_of(["all_reduce"], [64], ["float32"])
+with ports.reserve(0) as port:
+    rank = int(os.fork() == 0)
+    world = World(rank, 2, rank, 2, "127.0.0.1", port, 0)
+    [rows] = run_cells(world, cells, 1, 1e-9, "cpu", ways)
+assert [row["name"] for row in rows if row["ok"] and "step_s" in row] == ways, rows
+assert {{*ways, "shm", "files:direct"}} < {{*routes_here(task)}}
+assert not any(route.startswith(("mpi", "nccl", "shm:")) for route in routes_here(task))
+"""
 
 
-def test_new_backend_is_one_module_that_is_listed_routed_and_proved(python):
-    answer = python("-c", PLAN_OVER_FILES.format(folder=new_backend.FOLDER))
+@pytest.mark.dist
+@pytest.mark.parametrize("code", [PLAN_OVER_FILES, BENCH_OF_FILES], ids=["plan", "bench"])
+def test_new_backend_is_one_module_that_is_listed_routed_proved_and_measured(python, code: str):
+    answer = python("-c", code.format(folder=new_backend.FOLDER))
     assert answer.code == 0, answer.err
 
 
