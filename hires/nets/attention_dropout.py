@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from hires.nets.program_calls import Call
+from hires.nets.program_calls import Call, overload_of
 from hires.nets.traced_memory import Emit, Ref, value_of
 
 ATTENTION = "scaled_dot_product_attention"
@@ -42,8 +42,7 @@ def attention_with_dropout(node: fx.Node, args: dict[str, Any], emit: Emit) -> R
         return _Value(args[name], torch.empty(like.shape, dtype=like.dtype, device="meta"))
 
     def step(op: str, *operands: Any) -> _Value:
-        name, overload = op.split(".")
-        operator = getattr(getattr(torch.ops.aten, name), overload)
+        operator = overload_of(op)
         like = operator(*[one.like if isinstance(one, _Value) else one for one in operands])
         plain = {a.name: a.default_value for a in operator._schema.arguments}
         refs = [one.ref if isinstance(one, _Value) else one for one in operands]

@@ -26,7 +26,7 @@ from hires.nets.buffer_updates import (
     written,
 )
 from hires.nets.build_network import constant_of
-from hires.nets.program_calls import NO_GRAD, Call, inline, layer_of
+from hires.nets.program_calls import NO_GRAD, Call, inline, layer_of, overload_of
 from hires.nets.traced_memory import (
     Ref,
     TracedMemory,
@@ -221,14 +221,13 @@ class GraphWriter:
         if op in SIZED:  # the size of the other tensor, which other ranks may hold
             op, size, more = SIZED[op]
             args = {"self": args["self"], size: shape, **more}
-        name, overload = op.split(".")
-        if "permuted" in facts_of(name).tiling:
-            operator = getattr(getattr(torch.ops.aten, name), overload)
-            order = order_of(operator, [*args.values()][1:], like)
+        if "permuted" in facts_of(op.partition(".")[0]).tiling:
+            order = order_of(overload_of(op), [*args.values()][1:], like)
             if order is not None:
                 op, args = "permute.default", {"self": args["self"], "dims": order}
         made = Node(self._unique(node), op, args, shape, dtype, layer_of(node))
-        made.seeded = torch.Tag.nondeterministic_seeded in _tags_of(op)
+        tags: Collection[torch.Tag] = getattr(overload_of(op), "tags", ())
+        made.seeded = torch.Tag.nondeterministic_seeded in tags
         if count := num_draws(made):
             made.draw, self.draws = self.draws, self.draws + count
         weights = [self.facts[param].shape for param in made.params]
@@ -295,11 +294,6 @@ class GraphWriter:
                 f"buffers, as {target}; register them with register_buffer"
             )
         return {"param": name}
-
-
-def _tags_of(op: str) -> Collection[torch.Tag]:
-    name, overload = op.split(".")
-    return getattr(getattr(getattr(torch.ops.aten, name, None), overload, None), "tags", ())
 
 
 def _only_first_is_read(node: fx.Node) -> bool:

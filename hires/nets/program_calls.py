@@ -7,6 +7,7 @@ torch.export puts what runs under ``torch.no_grad`` or ``torch.autocast`` into p
 
 from __future__ import annotations
 
+import importlib
 import operator
 from typing import Any, NamedTuple, cast
 
@@ -14,7 +15,7 @@ import torch
 from torch import fx
 
 from hires.core.errors import ConfigError
-from hires.plan.operators.operator_facts import facts_of
+from hires.plan.operators.operator_facts import OPERATORS, facts_of
 
 NO_GRAD = "no_grad"
 """Key of a node's ``meta``: whether it ran without gradients."""
@@ -55,23 +56,28 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, node: fx.Node) -> Call:
-        """Returns the operation of a node; ConfigError: it is none of ATen."""
-        target = node.target
+        """Returns the operation of a node; ConfigError: it is none of ATen, nor has an entry."""
+        target: Any = node.target
         if target is operator.getitem:
             arguments = dict(zip(("list", "index"), node.args, strict=True))
             return cls(target, "getitem", "default", arguments)
-        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        schema = getattr(target, "_schema", None)
+        name = "" if schema is None else schema.name.removeprefix("aten::")
+        if schema is None or ("::" in name and name not in OPERATORS):
             where = layer_of(node) or "the top level"
             raise ConfigError(
                 f"the network calls {target} at {where}, which is no ATen operation; write it with "
-                f"torch's own"
+                f"torch's own, or give an operator of torch.library an entry in hires.operators"
             )
-        schema = target._schema
         written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
         arguments = {a.name: node.kwargs.get(a.name, a.default_value) for a in schema.arguments}
         arguments |= {a.name: arg for a, arg in zip(schema.arguments, node.args, strict=False)}
         aliases = any(returned.alias_info is not None for returned in schema.returns)
-        name = schema.name.split("::")[1]
+        if "::" in name and (aliases or any(written)):
+            raise ConfigError(
+                f"the network calls {target}, which may return or change the memory of its input; "
+                f"return a new tensor"
+            )
         if any(written[1:]):
             plain = variant_of(name, [str(a.type) for a in schema.arguments if a.name != "out"])
             out = arguments.pop("out", None)
@@ -87,9 +93,23 @@ class Call(NamedTuple):
         return cls(target, name, target._overloadname, arguments, aliases, into)
 
 
+def packet_of(name: str) -> Any:
+    """Returns all overloads of an operator; None: torch has none of this name."""
+    if module := facts_of(name).module:
+        importlib.import_module(module)
+    namespace, _, own = name.rpartition("::")
+    return getattr(getattr(torch.ops, namespace or "aten"), own, None)
+
+
+def overload_of(op: str) -> Any:
+    """Returns what a node of the graph names, as ``add.Tensor``; None: torch has none."""
+    name, _, overload = op.partition(".")
+    return getattr(packet_of(name), overload or "default", None)
+
+
 def variant_of(name: str, types: list[str]) -> Any:
     """Returns the overload of an operator that takes arguments of these types; None if none is."""
-    packet = getattr(torch.ops.aten, name, None)
+    packet = packet_of(name)
     for overload in packet.overloads() if packet is not None else ():
         function = getattr(packet, overload)
         given = [str(argument.type) for argument in function._schema.arguments]

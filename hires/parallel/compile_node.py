@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hires.core.registry import imported
+from hires.nets.program_calls import overload_of
 from hires.nets.random_draws import Draws, Places
 from hires.parallel.context import Context, Packer
 from hires.parallel.conversion_kernels import CONVERSIONS, count_once
@@ -302,10 +303,8 @@ def local_operator(node: Node, device: torch.device, tensors: dict[str, Tensor])
     if node.op == "fused_norm.default":
         bind = bind_arguments(node, device, tensors)
         return lambda values: fused_norm(**bind(values))
-    name, overload = node.op.split(".", 1)
-    if node.op == "bernoulli.float":  # x.bernoulli_(p), without the write
-        overload = "p"
-    function = getattr(getattr(torch.ops.aten, name), overload or "default")
+    # The former is x.bernoulli_(p), without the write.
+    function = overload_of("bernoulli.p" if node.op == "bernoulli.float" else node.op)
     keyword = {a.name for a in function._schema.arguments if a.kwarg_only}
     function = SUBSTITUTES.get(node.kind) or function
     bind = bind_arguments(node, device, tensors)

@@ -53,7 +53,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "file": (lambda n, x: torch.cat([x, x[:, :, :2]], 1), f"at {__file__}:"),
     "view": (lambda n, x: x.to(memory_format=LAST).view(x.size(0), -1), "use reshape"),
     "other operators": (lambda n, x: torch.cond(x.sum() > 0, torch.neg, torch.exp, (x,)),
-                        "which is no ATen operation; write it with torch's own"),
+                        "which is no ATen operation; write it with torch's own, or give an"),
     "autocast": (autocast, "use precision=bf16"),
     "mask": (lambda n, x: x[x > 0], "the values of "),
     "constant": (lambda n, x: x + n.table[:9, :8],

@@ -46,15 +46,24 @@ def only_here() -> Iterator[None]:
 
 @pytest.mark.dist
 @pytest.mark.usefixtures("only_here")
-@pytest.mark.parametrize("parallel", [{"tiles": [3, 1]}, {"stages": 2, "local_dp": 2}])
-def test_new_operator_is_one_module_with_its_entry_and_kernel(tmp_path, parallel):
-    model = {"name": "custom", "target": "tests.helpers.new_operator:network", "classes": 4}
+@pytest.mark.parametrize(
+    ("name", "network", "parallel"),
+    [
+        ("diff", "network", {"tiles": [3, 1]}),
+        ("diff", "network", {"stages": 2, "local_dp": 2}),
+        ("hires_tests::row_diff", "network_of_own_namespace", {"tiles": [2, 1]}),
+        ("hires_tests::row_diff", "network_of_own_namespace", {"stages": 2}),
+    ],
+)
+def test_new_operator_is_one_module_with_its_entry_and_kernel(tmp_path, name, network, parallel):
+    model = {"name": "custom", "target": f"tests.helpers.new_operator:{network}", "classes": 4}
     keys = {"image": [10, 9], "model": model, "parallel": parallel}
     plan = layouts.plan_of(layouts.config_of(**keys))
     assert plan.ok
     if "tiles" in parallel:
-        assert "diff" in {op.node for stage in plan.stages for op in stage.comm}
-    assert operator_rows()["diff"]["tiles"] == "window"
+        at = {op.node for stage in plan.stages for op in stage.comm}
+        assert name in {plan.graph.by_name[node].kind for node in at & {*plan.graph.by_name}}
+    assert operator_rows()[name]["tiles"] == "window"
     answer = layouts.verified(tmp_path, **keys)
     assert answer["max_rel_err"] < 1e-10, answer
 

@@ -1,4 +1,4 @@
-"""Defines the entry of an operator, the table of entries by ATen name, its page, and families."""
+"""Defines the entry of an operator, the table of entries by name, its page, and families."""
 
 from __future__ import annotations
 
@@ -131,6 +131,8 @@ class OperatorFacts:
     kernel: Named | None = None
     """(node, :class:`~hires.parallel.context.Context`, what binds its arguments) -> the callable of
     a node with the tiling ``statistics``, ``reduction`` or ``softmax``; required by these."""
+    module: str = ""
+    """The module that registers it with ``torch.library``, whose import every rank needs."""
     own: Named | None = None
     """(node, context) -> what computes all of the value from arguments by name, of an operator that
     torch does not have, if it has no window."""
@@ -155,7 +157,7 @@ class OperatorFacts:
 
 
 OPERATORS: Registry[OperatorFacts] = Registry("operator", "hires.plan.operators", "hires.operators")
-"""ATen name without overload, as ``conv2d`` -> its entry."""
+"""Name without overload -> its entry: ``conv2d`` of ATen, ``mine::blur`` of ``torch.library``."""
 
 UNKNOWN = OperatorFacts()
 """The entry of an operator that has none: tiles gather its inputs and compute it whole."""
@@ -173,7 +175,7 @@ def windowed(window: WindowFacts, **facts: Any) -> OperatorFacts:
 
 
 def facts_of(kind: str) -> OperatorFacts:
-    """Returns the entry of an operator by its ATen name without overload."""
+    """Returns the entry of an operator by its name without overload."""
     return OPERATORS.get(kind) or UNKNOWN
 
 

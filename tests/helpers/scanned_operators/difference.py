@@ -1,4 +1,4 @@
-"""An operator that hires does not list, as a user would add it in ``hires.operators``."""
+"""Operators that hires does not list, as a user would add them in ``hires.operators``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def axes(node: Node, shape: list[int], graph: Graph) -> Axes | None:
     """Differences of neighbouring rows: row a of the output reads rows a and a + 1."""
-    if node.args["dim"] % 4 != 2 or node.args["n"] != 1:
+    if node.args.get("dim", 2) % 4 != 2 or node.args.get("n", 1) != 1:
         return None
     return window_axes("window", node, shape, [2, 1], [1, 1], [0, 0], [1, 1])
 
@@ -29,3 +29,7 @@ def kernel(window: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
 
 
 declare("diff", windowed(WindowFacts(axes, kernel)))
+declare(
+    "hires_tests::row_diff",
+    windowed(WindowFacts(axes, kernel), module="tests.helpers.new_operator"),
+)
