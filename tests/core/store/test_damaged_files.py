@@ -256,6 +256,14 @@ def test_changed_message_is_no_message(run):
             list(message_entries.read(run / "a0"))
 
 
+def test_reader_that_goes_on_names_the_file_in_the_log(run, caplog):
+    path = path_of(run, file_names.BEST)
+    with restored(path):
+        path.write_text("[]")
+        assert checkpoints.read_best(run) is None
+        assert f"checkpoints/{file_names.BEST}: damaged" in caplog.text
+
+
 def test_no_damaged_checkpoint_is_taken_for_a_whole_one(run, caplog):
     before, last = (checkpoints.place(run, step) for step in (1, 2))
     assert [one.step for one in checkpoints.whole_checkpoints(run)[0]] == [2, 1]

@@ -114,6 +114,8 @@ def test_find_by_path_name_campaign_and_hash(config):
     for name in ("nothing", ""):
         with pytest.raises(ConfigError, match=f"'{name}' is no campaign and no run"):
             run_names.locate(name, config.results)
+    (run.path / "config.yaml").unlink()
+    assert run_names.of_campaign(run.path.parent) == [run.path]
 
 
 CREATE = """
