@@ -41,6 +41,8 @@ from hires.plan.plan import Box
 from hires.plan.routes import Route
 
 POSTS = ("send", "recv")
+OF_MESSAGES = (*POSTS, "wait_recv", "wait_send", "wait_sends")
+"""Roles of the events of messages."""
 OF_WORLD = ("agree", "grad_norm")
 """All ranks bring one number of theirs together."""
 ALONE, MEETING = "alone", "meeting"

@@ -9,12 +9,11 @@ from collections import Counter
 import pytest
 
 from hires.plan.proof import step_order
-from hires.plan.proof.explain import prove_each
-from hires.plan.proof.step_order import Proof
+from hires.plan.proof.explain import Steps, prove_each
 from hires.plan.routes import parse_route
 from tests.helpers.damage import WAYS, Damage, at_once, damage, valid_programs
 from tests.helpers.random_plans import random_plan
-from tests.helpers.threaded import Outcome, Programs, execute
+from tests.helpers.threaded import Programs, execute
 
 BACKENDS = ("", "gloo", "nccl")
 """What carries all messages; nothing: each takes its own route."""
@@ -23,12 +22,13 @@ SAID = r"rank \d+(?: and \d+)*"
 """How problems name ranks."""
 
 
-def disagreement(proof: Proof, outcome: Outcome) -> str:
-    """How a verdict differs from what happened; nothing if it does not."""
-    if proof.stuck != outcome.stuck:
-        return f"ranks {proof.stuck} were to hang, {outcome.stuck} did"
-    if bool(proof.problems) == outcome.ok:
-        return f"the proof says {proof.problems}, but {outcome}"
+def disagreement(programs: Programs, members: list[list[int]]) -> str:
+    """How the verdict differs from what happens; nothing if it does not."""
+    steps, outcome = Steps(dict(enumerate(programs)), members), execute(programs, members)
+    if [*steps.standing] != outcome.stuck:
+        return f"ranks {[*steps.standing]} were to hang, {outcome.stuck} did"
+    if bool(steps.proof.problems) == outcome.ok:
+        return f"the proof says {steps.proof.problems}, but {outcome}"
     return ""
 
 
@@ -60,7 +60,7 @@ def tried(seed: int, backend: str) -> tuple[str, str]:
     before = prove_each(programs, members)
     done = damage(rng, programs, members) if rng.random() < 0.85 else None
     proof = prove_each(programs, members)
-    wrong = disagreement(proof, execute(programs, members))
+    wrong = disagreement(programs, members)
     harmed = done and proof.problems and not before.problems
     if not wrong and harmed and not names(proof.problems, done):
         wrong = f"{done} is told as {proof.problems}"
@@ -86,10 +86,10 @@ def blocking_programs(seed: int) -> tuple[Programs, list[list[int]]]:
 
 def test_wrong_orders_are_caught_by_the_threads(monkeypatch):
     programs = [*map(blocking_programs, range(8))]
-    assert not any(disagreement(prove_each(*one), execute(*one)) for one in programs)
+    assert not any(disagreement(*one) for one in programs)
     with monkeypatch.context() as patch:  # a send ends as soon as it is posted
         patch.setattr(step_order._Reader, "_wait_sends", lambda self, event, wait: [])
-        wrong = [disagreement(prove_each(*one), execute(*one)) for one in programs]
+        wrong = [disagreement(*one) for one in programs]
     assert any("were to hang" in text for text in wrong)
     monkeypatch.setattr(step_order, "STREAMED", ())  # streams that hold nothing up
     assert any(wrong for _, wrong in (tried(seed, "nccl") for seed in range(40)))

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hires.plan.event import MEETING, WORLD, Event
+from hires.plan.event import MEETING, OF_MESSAGES, WORLD, Event
 from hires.plan.proof.step_order import (
     MESSAGE,
     OTHER,
@@ -29,11 +29,14 @@ def prove_each(
     The ranks are numbered from ``first`` on. The proof has no ``problems`` if every rank reaches
     its end with every message received.
     """
-    return _Steps(dict(enumerate(programs, start=first)), members).proof
+    return Steps(dict(enumerate(programs, start=first)), members).proof
 
 
-class _Steps:
+class Steps:
     """All events of all ranks as nodes of their own, and those that are reached."""
+
+    standing: dict[int, RankEvent]
+    """Ranks that never reach their end, and where each of them stands."""
 
     def __init__(
         self, programs: Mapping[int, Sequence[Event]], members: Sequence[Sequence[int]]
@@ -46,12 +49,11 @@ class _Steps:
             absent = [rank for rank in self._members(meeting) if rank not in came]
             self.step.graph[meeting] += [("absent", rank, meeting) for rank in absent]
         self.reached = reached(self.step.graph)
-        self.standing: dict[int, RankEvent] = {}
+        self.standing = {}
         for rank, program in self.read.items():
             wait = next((one for one in program.waits if one.node not in self.reached), None)
             if wait is not None:
                 self.standing[rank] = wait
-        self.proof.stuck = [*self.standing]
         self._compare()
         is_open = 2 * self.proof.num_messages < len(self.step.events)
         if self.standing or is_open or any(program.unread for program in self.read.values()):
@@ -75,7 +77,7 @@ class _Steps:
         """Counts messages and collectives whose sides have met, and compares what they say."""
         problems = self.proof.problems
         for post, (source, send) in self.step.events.items():
-            if send.kind != "send" or not self._has_met(post):
+            if send.role != "send" or not self._has_met(post):
                 continue
             self.proof.num_messages += 1
             target, receive = self.step.events[_other(post)]
@@ -206,7 +208,7 @@ class _Steps:
         if not isinstance(waiter, int):
             unit = self.step.units[waiter]
             post = next(event for post, event in unit.posts if not self._has_met(post))
-            verb, side = ("send", "to") if post.kind == "send" else ("receive", "from")
+            verb, side = ("send", "to") if post.role == "send" else ("receive", "from")
             return (
                 f"the stream of rank {unit.rank} must first {verb} {self._words(post)} {side} "
                 f"rank {post.peer}"
@@ -220,7 +222,7 @@ class _Steps:
             came = {rank for rank, _ in self._present(wait.meeting)}
             absent = _listed(rank for rank in self._members(wait.meeting) if rank not in came)
             return f"{waits} rank {absent} to join {words}"
-        if event.kind == "wait_recv":
+        if event.role == "wait_recv":
             tail = ", which it has not begun to receive" if wait.is_early else ""
             return f"{waits} {words} from rank {event.peer}{tail}"
         unmet = [send for end, send in wait.messages if end not in self.reached]
@@ -237,7 +239,7 @@ class _Steps:
         sides: dict[tuple[Any, ...], tuple[list[Event], list[Event]]] = {}
         for post, (_, event) in self.step.events.items():
             _, (*ends, _) = post
-            sides.setdefault(tuple(ends), ([], []))[event.kind == "recv"].append(event)
+            sides.setdefault(tuple(ends), ([], []))[event.role == "recv"].append(event)
         problems = []
         for (source, target, _), (sends, receives) in sides.items():
             more, fewer = (sends, receives) if len(sends) > len(receives) else (receives, sends)
@@ -265,8 +267,7 @@ def _other(post: Node) -> Node:
 
 def _likeness(event: Event) -> Hashable:
     # A message and its waits, or all that a group does.
-    of_message = event.kind.endswith(("send", "recv", "sends"))
-    return (event.tag, event.what) if of_message else event.peer
+    return (event.tag, event.what) if event.role in OF_MESSAGES else event.peer
 
 
 def _by(event: Event, other: Event) -> str:

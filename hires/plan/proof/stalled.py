@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hires.core.ranks.heartbeat import RankStatus
-from hires.plan.event import POSTS, Event
+from hires.plan.event import MEETING, POSTS, Event
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import events
@@ -35,7 +35,7 @@ class Wait:
         """One sentence."""
         ranks, waits = _ranks(self.others), f"rank {self.rank} waits"
         if self.message is not None:
-            sends = self.message.kind == "send"
+            sends = self.message.role == "send"
             waits += (
                 f" until {ranks} takes {self.what}" if sends else f" for {self.what} from {ranks}"
             )
@@ -53,7 +53,7 @@ class Wait:
         if self.message is None:
             verb = "have" if len(self.others) > 1 else "has"
             return f"{self.what}: {_ranks(self.others)} {verb} not come to it"
-        sends, there = self.message.kind == "send", self.others[0]
+        sends, there = self.message.role == "send", self.others[0]
         source, target = (self.rank, there) if sends else (there, self.rank)
         size = "x".join(map(str, self.message.shape))
         fate = "has not begun to receive it" if sends else "has not sent it"
@@ -103,7 +103,7 @@ def stall(plan: Plan, states: Mapping[int, RankStatus]) -> Stall:
 def _wait(plan: Plan, states: Mapping[int, RankStatus], here: RankStatus) -> Wait:
     """Returns what a rank waits for, in the plan's words where the plan has it."""
     event = _event(plan, here)
-    if event is not None and event.kind in POSTS:
+    if event is not None and event.role in POSTS:
         there = states.get(here.peer)
         passed = there is not None and _is_past(plan, there, here.step, event.part.action)
         return Wait(here.rank, event.what, [here.peer], here.since_s, event, passed)
@@ -126,26 +126,38 @@ def _event(plan: Plan, here: RankStatus) -> Event | None:
     if not here.operation:
         return None
     if here.ranks:
-        members = groups(plan)
+        members = [*groups(plan), [*range(plan.world)]]  # the last one is the world, -1
         joint = [
             event
             for event in events(plan, here.rank)
-            if event.kind in ("collective", "issue")
-            and event.part.action == here.action
-            and list(members[event.peer]) == here.ranks
+            if event.role in (MEETING, "issue") and [*members[event.peer]] == here.ranks
         ]
-        if not here.action:  # the sums of one stage's gradients, which no rank counts
-            return joint[0]._replace(what=joint[0].what.partition(",")[0]) if joint else None
-        joint = [event for event in joint if event.kind == "collective"]
+        if not here.action:  # what no rank counts; an issued sum may have begun in a pass
+            ends = [event for event in joint if not event.part.action or event.role == "issue"]
+            return _one_of([event for event in ends if event.operation == here.operation])
+        joint = [
+            event for event in joint if event.role == MEETING and event.part.action == here.action
+        ]
         return joint[here.nth] if 0 <= here.nth < len(joint) else None
     posts = [
         event
         for event in events(plan, here.rank)
-        if (event.kind, event.peer, event.tag) == (here.operation, here.peer, here.tag)
+        if (event.role, event.peer, event.tag) == (here.operation, here.peer, here.tag)
     ]
     # Halos of all microbatches have one tag: the action tells them apart.
     inside = [event for event in posts if event.part.action == here.action]
     return next(iter(inside or posts), None)
+
+
+def _one_of(joint: list[Event]) -> Event | None:
+    """Returns the first of several events with the words of all: one of each kind of traffic."""
+    firsts: dict[str, list[Event]] = {}
+    for event in joint:
+        firsts.setdefault(event.traffic, []).append(event)
+    words = [
+        f"{first.what} (or a later one)" if more else first.what for first, *more in firsts.values()
+    ]
+    return joint[0]._replace(what=" or ".join(words)) if joint else None
 
 
 def _is_past(plan: Plan, there: RankStatus, step: int, action: str) -> bool:

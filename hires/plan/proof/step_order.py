@@ -70,8 +70,6 @@ class Proof:
     num_messages: int = 0
     num_collectives: int = 0
     problems: list[str] = field(default_factory=list)
-    stuck: list[int] = field(default_factory=list)
-    """Ranks that never reach their end."""
 
 
 @dataclass(slots=True)
@@ -182,7 +180,7 @@ class _Reader:
         self.last = [wait.node]
 
     def _post(self, event: Event, wait: RankEvent) -> None:
-        kind, peer = event.kind, event.peer
+        kind, peer = event.role, event.peer
         is_merged = self.step.is_merged
         # Halos of one exchange are one node, whatever carries them to which peer.
         way = event.tag if is_merged else way_of(event)
@@ -232,7 +230,7 @@ class _Reader:
 
     def _wait_sends(self, event: Event, wait: RankEvent) -> list[Node]:
         keys = [("send", event.peer, event.backend, event.tag)]
-        if event.kind == "wait_sends":
+        if event.role == "wait_sends":
             keys = [key for key in self.open_posts if key[0] == "send"]
         posts = [post for key in keys for post in self.open_posts.pop(key, ())]
         wait.messages = [(end, post) for _, end, post in posts]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from hires.core.ranks.heartbeat import RankStatus
+from hires.plan import gradient_sums
 from hires.plan.event import Event
 from hires.plan.program import events
 from hires.plan.proof.stalled import Stall, stall
@@ -57,6 +62,27 @@ def test_collective_is_named_by_its_place_in_the_action():
     assert found.waits[1].what == second.what
     assert found.waits[1].others == [1]
     assert found.circle  # rank 1 waits in another collective for those that wait for it
+
+
+FINITE, NORM = "the agreement that all gradients are finite", "the norm of all gradients"
+AT_THE_END = [
+    ("reduce_scatter", [0, 2], {"scatters": True}, "gradients of stage 0, part 1 of 2"),
+    ("all_gather", [0, 2], {"scatters": True}, "parameters of stage 0"),
+    ("broadcast", [0, 2], {}, "parameters of stage 0 from rank 0 (or a later one)"),
+    ("all_reduce", [0, 2], {"gradients": "early"}, "gradients of stage 0, part 1 of 3 (or"),
+    ("all_reduce", [0, 1, 2, 3], {"scales_loss": True}, FINITE),
+    ("all_reduce", [0, 1, 2, 3], {"clips_gradients": True}, NORM),
+]
+
+
+@pytest.mark.parametrize(("operation", "ranks", "facts", "words"), AT_THE_END)
+def test_collective_behind_the_passes_is_named_too(operation, ranks, facts, words, monkeypatch):
+    monkeypatch.setattr(gradient_sums, "ALONE_BYTES", 4 * 4 * 4 * 9)
+    plan = replace(plan_of(stages=2, replicas=2), shards_optimizer=True, **facts)
+    status = RankStatus(0, 4, "", "x", ranks=ranks, operation=operation)
+    [wait] = stall(plan, {0: status, ranks[-1]: RankStatus(ranks[-1], 4)}).waits
+    assert words in wait.what
+    assert wait.others == ranks[1:]
 
 
 def test_rank_that_does_not_answer_is_to_blame_for_a_barrier():

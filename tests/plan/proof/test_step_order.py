@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hires.plan.event import Event
+from hires.plan import event
+from hires.plan.event import MEETING, OF_MESSAGES, Event
 from hires.plan.plan import Finding
 from hires.plan.proof.explain import prove_each
 from hires.plan.proof.prove import judged
@@ -209,10 +210,14 @@ CASES: dict[str, tuple[list[str], list[list[int]], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_verdict_of_a_program(name):
+def test_verdict_of_a_program(name, monkeypatch):
     texts, groups, problems = CASES[name]
     programs = [*map(program, texts)]
     assert prove_each(programs, groups).problems == problems
+    roles = {f"new {role}": role for role in (MEETING, "issue", "wait_issued", *OF_MESSAGES)}
+    monkeypatch.setattr(event, "_ROLES", event._ROLES | roles)
+    renamed = [[one._replace(kind=f"new {one.role}") for one in events] for events in programs]
+    assert prove_each(renamed, groups).problems == problems
     # A proof of merged events contradicts none of each rank.
     in_order = prove_merged([*map(iter, programs)], groups)
     assert in_order is None or not problems
