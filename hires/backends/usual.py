@@ -24,6 +24,7 @@ for _name, _facts in {
         f"{_CLASSES}shm_backend:ShmBackend",
         compares_calls=True,
         one_machine=True,
+        shares_memory=True,
     ),
 }.items():
     BACKEND_FACTS.register(_name)(_facts)

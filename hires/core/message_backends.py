@@ -27,6 +27,9 @@ class BackendFacts:
     hires compares the first call of each kind before it begins."""
     one_machine: bool = False
     """Whether it needs all ranks on one machine."""
+    shares_memory: bool = False
+    """Whether its messages are in memory that ranks share: complete as soon as they are sent, with
+    nothing that carries them beside the computation, and in the way of ``comm.shared_memory``."""
 
     @functools.cached_property
     def backend(self) -> Any:

@@ -16,7 +16,7 @@ from hires.core.errors import RunError
 from hires.core.ranks import compilers, gpus
 from hires.core.ranks.compilers import TENSORRT
 from hires.plan.plan import Finding
-from hires.plan.routes import MEMORY, STREAMED
+from hires.plan.routes import ONE_MACHINE, STREAMED
 
 CPU, CUDA = "cpu", "cuda"
 GLOO, NCCL, MPI = "gloo", "nccl", "mpi"
@@ -136,9 +136,9 @@ def check_hardware(config: RunConfig) -> Iterator[Finding]:
         )
         yield Finding("warning", "device", text)
     yield from _unstarted(config)
-    if backend in MEMORY and config.num_nodes > 1:
+    if backend in ONE_MACHINE and config.num_nodes > 1:
         text = (
-            f"comm.backend={backend} exchanges in the memory of one machine, and the ranks are on "
+            f"comm.backend={backend} reaches the ranks of one machine only, and the ranks are on "
             f"{config.num_nodes} nodes; use comm.backend=gloo or mpi, or one node"
         )
         yield Finding("error", "comm.backend", text)

@@ -21,7 +21,7 @@ from hires.core.ranks import memory_files
 from hires.core.registry import offer
 from hires.plan.hardware import MPI, backend_of, device_of, mpi_lacks
 from hires.plan.plan import Finding
-from hires.plan.routes import BACKENDS, MEMORY, STREAMED
+from hires.plan.routes import BACKENDS, MEMORY, ONE_MACHINE, STREAMED
 from hires.plan.tuning_table import DEFAULT, DISTURBED, MADE, TuningRule, TuningTable, coarse
 
 TUNED = "tuned"
@@ -58,7 +58,8 @@ def backends_of(config: RunConfig) -> list[str]:
         if name not in BACKENDS:
             raise ConfigError(f"comm.backends: unknown {name!r}; {offer(name, BACKENDS)}")
     allowed = comm.backends or table_of(config).backends
-    unusable = {name for name in MEMORY if not _has_memory(config)}
+    unusable = {*(ONE_MACHINE if config.num_nodes > 1 else ())}
+    unusable |= {name for name in MEMORY if not _has_memory(config)}
     if mpi_lacks(config) is not None and first != MPI:
         unusable.add(MPI)
     # Streams have their own way between GPUs of one machine, and one order for all messages.
@@ -139,4 +140,4 @@ def _read(path: Path, base: str, mtime_ns: int, size: int) -> TuningTable:
 
 def _has_memory(config: RunConfig) -> bool:
     is_supported = not config.is_here or memory_files.is_supported()
-    return config.comm.shared_memory and config.num_nodes == 1 and is_supported
+    return config.comm.shared_memory and is_supported

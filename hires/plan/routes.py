@@ -17,8 +17,10 @@ from hires.core.units import parse_size
 BACKENDS = (*BACKEND_FACTS,)
 STREAMED = tuple(name for name in BACKENDS if BACKEND_FACTS[name].has_streams)
 """Backends whose messages pass streams of a GPU."""
-MEMORY = tuple(name for name in BACKENDS if BACKEND_FACTS[name].one_machine)
+ONE_MACHINE = tuple(name for name in BACKENDS if BACKEND_FACTS[name].one_machine)
 """Backends that need all ranks on one machine."""
+MEMORY = tuple(name for name in BACKENDS if BACKEND_FACTS[name].shares_memory)
+"""Backends whose messages are in memory that ranks share."""
 OWN, MESSAGE, SEGMENTED, DIRECT = "collective", "message", "segmented", "direct"
 CHANNEL, FLAT = "channel", "flat"
 ALGORITHMS = {

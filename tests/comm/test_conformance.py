@@ -64,7 +64,15 @@ from hires.core.config.comm_config import CommConfig
 from hires.plan.proof.prove import judged
 from hires.plan.traffic import backends_of_plan
 from tests.helpers.layouts import config_of, plan_of
-plan = plan_of(config_of(parallel={{"tiles": [2, 1]}}, comm={{"backend": "files"}}))
+from hires.plan.routes import MEMORY, ONE_MACHINE
+def plan_over_files(**keys):
+    comm = {{"backend": "files", "shared_memory": False}}
+    return plan_of(config_of(parallel={{"tiles": [2, 1]}}, comm=comm, **keys))
+plan = plan_over_files()
+assert plan.gradients != "together"  # which is for sums in shared memory alone
+assert "files" in {{*ONE_MACHINE}} - {{*MEMORY}}
+far = plan_over_files(launcher={{"name": "mpirun", "hosts": ["a", "b"]}})
+assert "one machine only" in str(far.findings), far.findings
 assert "files" in CommConfig.choices
 assert plan.ok, plan.findings
 assert backends_of_plan(plan)[0] == "files"

@@ -98,4 +98,6 @@ def opened() -> Any:
     return FileBackend
 
 
-BACKEND_FACTS.register("files")(BackendFacts("Files in a folder that all ranks see", opened))
+BACKEND_FACTS.register("files")(
+    BackendFacts("Files in a temporary folder of one machine", opened, one_machine=True)
+)
