@@ -4,16 +4,20 @@ answers as if the file were whole, or names it; every reader of a file has more 
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
+import stat
 from itertools import chain, product
 from pathlib import Path
 
 import pytest
 
+from hires.cli.compose.compose_config import Composer
 from hires.cli.main import VERBS
 from hires.cli.tracing import TorchProcess
+from hires.cli.verbs import verb_sweep
 from hires.core import errors
 from hires.core.store import edits, provenance
 from hires.engine import torch_server
@@ -86,6 +90,28 @@ def places(whole: Path, trained: Path) -> list[list[tuple[Path, Path]]]:
     return [*found.values()]
 
 
+def make_whole(folder: Path, whole: Path) -> None:
+    """Makes a folder equal to another; a copy of it gets and loses only what differs."""
+    found: list[dict[Path, tuple[int, ...]]] = [{}, {}]
+    for entries, top in zip(found, (folder, whole), strict=True):
+        for path in top.rglob("*"):
+            facts = path.lstat()
+            times = () if stat.S_ISDIR(facts.st_mode) else (facts.st_size, facts.st_mtime_ns)
+            entries[path.relative_to(top)] = (facts.st_mode, *times)
+    now, wanted = found
+    for name in [name for name in now if now[name] != wanted.get(name)]:
+        if stat.S_ISDIR(now[name][0]):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        else:
+            (folder / name).unlink(missing_ok=True)  # its folder may have gone before
+    folder.mkdir(exist_ok=True)
+    for name in [name for name in wanted if now.get(name) != wanted[name]]:
+        if stat.S_ISDIR(wanted[name][0]):
+            (folder / name).mkdir()
+        else:
+            shutil.copy2(whole / name, folder / name)
+
+
 @pytest.fixture
 def call(hires, monkeypatch, fake_ranks, caplog):
     """Calls a verb with the answers of the process with torch given in this one.
@@ -108,6 +134,7 @@ def call(hires, monkeypatch, fake_ranks, caplog):
     for name, function in (("_ask", ask), ("footprint", memory), ("start", lambda process: None)):
         monkeypatch.setattr(TorchProcess, name, function)
     monkeypatch.setattr(torch_server, "write_network", write)
+    monkeypatch.setattr(verb_sweep, "Composer", functools.cache(Composer))
     monkeypatch.setattr(provenance, "lives", lambda process: False)  # this one made the runs
     monkeypatch.setattr(edits, "_SETTLE_S", 0.0)
     monkeypatch.setattr(state, "AGAIN_S", 0.0)
@@ -135,8 +162,7 @@ def test_damaged_file_changes_no_answer_or_is_named(use, every, whole, trained, 
     answers, silent, kinds, place = {}, [], [*KINDS], READING.index(use)
 
     def answer_of(run: Path, file: Path, kind: str) -> tuple[object, str]:
-        shutil.rmtree("results", ignore_errors=True)
-        shutil.copytree(whole, "results")
+        make_whole(Path("results"), whole)
         if kind:
             KINDS[kind](Path("results") / file)
         words = [one.replace("RUN", f"results/{run}") for one in use.split()]
