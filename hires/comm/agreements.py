@@ -8,7 +8,7 @@ import functools
 
 import torch
 
-from hires.comm.comm_world import CommWorld, Group, default_world, unlogged
+from hires.comm.comm_world import LEFT, CommWorld, Group, default_world, unlogged
 from hires.comm.guarded_waits import waiting
 from hires.comm.operations import all_reduce
 from hires.comm.plain_reductions import ReduceOp
@@ -37,6 +37,8 @@ def gather_texts(
 ) -> list[str]:
     """Returns the texts of all ranks of a world in their order, through their store."""
     world = world or default_world()
+    if world.was_left:
+        raise CommError(LEFT)
     exchange, check, number = world.texts, world.check, -1
     if exchange is None:
         return [text] * world.all_ranks.size

@@ -72,6 +72,19 @@ def require_rows(tensor: Tensor, like: Tensor) -> None:
         raise CommError(f"rows of {widths[0]} numbers and of {widths[1]}; give rows of one size")
 
 
+def require_counts(*every: Sequence[int] | None) -> None:
+    """Raises CommError where split sizes are no list of whole numbers from 0."""
+    for sizes in every:
+        known = sizes is None or isinstance(sizes, list | tuple)
+        if not known or any(not is_whole(size) or size < 0 for size in sizes or ()):
+            raise CommError(f"split sizes {sizes!r:.60} are no list of whole numbers from 0")
+
+
+def is_whole(number: Any) -> bool:
+    """Whether a value is a whole number, and no truth value."""
+    return hasattr(number, "__index__") and not isinstance(number, bool)
+
+
 def bytes_of(tensor: Tensor) -> int:
     """Returns the size of a tensor; CommError: it is none, or its numbers lie in several."""
     if not isinstance(tensor, Tensor):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from hires.plan.tuning_table import TuningTable
 MOST_CALLS = 4096
 """Dispatches that a group keeps: sizes and tags may vary without end."""
 NOT_JOINED = "no world has been joined; call hires.comm.init first"
+LEFT = "this rank has left the world of the group, as by shutdown(); join another, make new groups"
 MOST_NAMED = 16  # ranks in the name of a group
 
 
@@ -51,6 +53,9 @@ class Group:
     """Among the groups of these ranks, in the order in which they made them; 0: the world."""
     world: CommWorld = field(default_factory=lambda: default_world(), compare=False)
     """Whose ranks these are."""
+
+    def __post_init__(self) -> None:
+        self.world.groups[id(self)] = self
 
     @property
     def size(self) -> int:
@@ -108,6 +113,11 @@ class CommWorld:
     """Groups that were made of the same ranks, in one order on all of them."""
     shared_groups: dict[tuple[Any, ...], Group] = field(default_factory=dict)
     """Groups that plans share, by their ranks."""
+    groups: weakref.WeakValueDictionary[int, Group] = field(
+        default_factory=weakref.WeakValueDictionary
+    )
+    """All that are in use, whose dispatches end with the world."""
+    was_left: bool = False
 
     def __post_init__(self) -> None:
         self.all_ranks = Group([self.rank], 0, dict.fromkeys(self.backends), world=self)

@@ -22,7 +22,7 @@ from hires.comm.argument_checks import wrong_argument
 from hires.comm.backends.backend import Alone, Backend, Members, Messages, Work
 from hires.comm.backends.fifo import JoinedWork
 from hires.comm.backends.null import NullBackend
-from hires.comm.comm_world import NOT_JOINED, Group, group_or_all
+from hires.comm.comm_world import LEFT, NOT_JOINED, Group, group_or_all
 from hires.comm.plain_reductions import REDUCED
 from hires.comm.staging import Staging
 from hires.core.errors import CommError
@@ -178,7 +178,7 @@ def _require_usable(group: Group, is_message: bool, peer: Any) -> None:
     # A rank that forgot to begin would go on alone. Groups of one that the engine makes without a
     # world are alone by intent.
     if not group.world.is_joined and (group is group.world.all_ranks or group.size > 1):
-        raise CommError(NOT_JOINED)
+        raise CommError(LEFT if group.world.was_left else NOT_JOINED)
     if is_message:
         _require_peer(group, peer)
     if not group.handles and (group.size > 1 or is_message):

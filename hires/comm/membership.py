@@ -17,6 +17,7 @@ from hires.comm.agreements import compare_starts, gather_texts
 from hires.comm.backends import rendezvous
 from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.comm_world import (
+    LEFT,
     NOT_JOINED,
     CommWorld,
     Group,
@@ -144,12 +145,18 @@ def is_initialized() -> bool:
 
 
 def get_rank(group: Group | None = None) -> int:
-    """Returns this rank, or its position in a group; -1: it is not a member."""
+    """Returns this rank, or its position in a group; -1: it is not a member.
+
+    Before :func:`init` and after :func:`shutdown` this process is rank 0 of a world of one.
+    """
     return group_or_all(group).index
 
 
 def get_world_size(group: Group | None = None) -> int:
-    """Returns the number of all ranks, or of those of a group; -1: this one is not a member."""
+    """Returns the number of all ranks, or of those of a group; -1: this one is not a member.
+
+    Before :func:`init` and after :func:`shutdown` it is 1.
+    """
     among = group_or_all(group)
     return among.size if among.index >= 0 else -1
 
@@ -188,8 +195,8 @@ def new_group(
     if ranks is not None and hasattr(ranks, "mesh"):
         return new_group(sorted(ranks.mesh.flatten().tolist()), timeout, world)
     world = world or default_world()
-    if ranks is None and not world.is_joined:
-        raise CommError(NOT_JOINED)
+    if world.was_left or (ranks is None and not world.is_joined):
+        raise CommError(LEFT if world.was_left else NOT_JOINED)
     every = world.all_ranks
     members = sorted(ranks) if ranks is not None else [*every.ranks]
     # A rehearsal, and a plan whose ranks are one process, have a world of one.
@@ -251,8 +258,10 @@ def _leave(world: CommWorld, failed: bool = False) -> None:
     _joined.remove(world)
     check, left = world.check, world.backends
     world.check = world.streams = world.texts = world.patient = None
-    world.backends = {}
+    world.backends, world.was_left = {}, True
     world.shared_groups.clear()
+    for group in [*world.groups.values()]:
+        group.calls.clear()  # what was looked up would go past the question whether they may
     try:
         # Before MPI ends, whose last call lets no other thread of this process run: rank 0 could
         # not answer the others.

@@ -24,6 +24,7 @@ from torch import Tensor
 from hires.comm import message_log as logs
 from hires.comm.argument_checks import (
     bytes_of,
+    require_counts,
     require_members,
     require_none,
     require_one_each,
@@ -267,6 +268,7 @@ def all_to_all_single(
     """
     issued, size = clock(), bytes_of(input)
     call = call_of(logs.ALL_TO_ALL, group, backend, input, UNEVEN)
+    require_counts(output_split_sizes, input_split_sizes)
     if output_split_sizes or input_split_sizes:
         require_rows(output, input)
     else:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter as clock
 from typing import NamedTuple
 
+import torch.distributed as dist
 from torch import Tensor
 
 from hires.comm import message_log as logs
@@ -22,6 +23,7 @@ from hires.comm.carriers import in_normal_mode
 from hires.comm.comm_world import Group
 from hires.comm.dispatch import Choice, Dispatch, call_of
 from hires.comm.handles import Handle
+from hires.core.errors import CommError
 
 
 @in_normal_mode
@@ -89,7 +91,7 @@ def recv(
 
 
 class P2POp(NamedTuple):
-    """One side of a message: ``op`` is :func:`isend` or :func:`irecv`."""
+    """One side of a message: ``op`` is :func:`isend` or :func:`irecv`, also those of torch."""
 
     op: Callable[..., Handle]
     tensor: Tensor
@@ -102,8 +104,10 @@ class P2POp(NamedTuple):
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Handle]:
     """Begins several messages; returns their handles in the order of the list."""
     for one in p2p_op_list:
+        if not isinstance(one, P2POp):
+            raise CommError(f"expected a hires.comm.P2POp, got {one!r:.60}")
         require_tag(one.tag)
-    return start_posts(p2p_op_list)
+    return start_posts(p2p_op_list) if p2p_op_list else []
 
 
 @in_normal_mode
@@ -115,5 +119,7 @@ def start_posts(p2p_op_list: Sequence[P2POp]) -> list[Handle]:
 
 
 def _call_of(one: P2POp) -> Dispatch:
-    operation = logs.RECV if one.op is irecv else logs.SEND
+    if one.op not in (isend, irecv, dist.isend, dist.irecv):
+        raise CommError(f"a P2POp begins a message: give isend or irecv, not {one.op!r:.60}")
+    operation = logs.RECV if one.op in (irecv, dist.irecv) else logs.SEND
     return call_of(operation, one.group, one.backend, one.tensor, bytes_of(one.tensor), one.peer)

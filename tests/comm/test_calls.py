@@ -22,6 +22,7 @@ from tests.helpers.ranks import error_of, run_ranks
 
 X, D, M = torch.ones(6), torch.ones(9, dtype=torch.float64), torch.ones(3, device="meta")
 SUM = dist.ReduceOp.SUM
+post = functools.partial(comm.P2POp, tensor=X, peer=0)
 WRONG: list[tuple[Callable[[Any, int], Any], str]] = [
     # a call with a group of ranks 0 and 1, by rank 1 of three; what its error says
     (lambda g, r: comm.broadcast(X, 7), "rank 7 is not among ranks [0, 1, 2]"),
@@ -52,6 +53,13 @@ WRONG: list[tuple[Callable[[Any, int], Any], str]] = [
     (lambda g, r: comm.all_to_all([X.clone()], [X]), "1 tensors for the"),
     (lambda g, r: comm.all_to_all_single(X[:4], X[:4]), "4 rows cannot be divided among 3"),
     (lambda g, r: comm.all_to_all_single(X[:3], X[:4], [1] * 3, [1] * 3), "do not divide 4"),
+    (
+        lambda g, r: comm.all_to_all_single(X[:4], X[:4], [-1, 4, 1], [2, 1, 1]),
+        "sizes [-1, 4, 1] are",
+    ),
+    (lambda g, r: comm.all_to_all_single(X[:3], X[:3], None, [1.0, 1, 1]), "no list of whole numb"),
+    (lambda g, r: comm.batch_isend_irecv([post(dist.all_reduce)]), "give isend or irecv, not <f"),
+    (lambda g, r: comm.batch_isend_irecv([dist.isend]), "expected a hires.comm.P2POp, got <func"),
     (lambda g, r: comm.all_to_all_single(X[:3], X), "expected a tensor of 24 bytes, got"),
     (lambda g, r: comm.all_reduce(X.clone(), "sum"), "unknown reduction 'sum'; choose one of"),
     (lambda g, r: comm.all_reduce(X, dist.ReduceOp.BAND), "BAND of torch.float32 is not def"),
@@ -70,6 +78,7 @@ def wrong_calls(world: World) -> list[str]:
     pair, total = comm.new_group([0, 1]), torch.ones(2)
     errors = [error_of(functools.partial(call, pair, world.rank)) for call, _ in WRONG]
     comm.all_reduce(total)
+    assert comm.batch_isend_irecv([]) == []
     assert total.tolist() == [3, 3]
     comm.shutdown()
     return errors

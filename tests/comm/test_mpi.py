@@ -26,6 +26,7 @@ from hires.core.ranks import mpi_library
 from hires.core.ranks.mpi_library import GpuSupport
 from hires.core.ranks.world import World
 from tests.helpers import mixed_programs
+from tests.helpers.conformance import assert_late_and_left, late_for_a_group
 from tests.helpers.mpi_ranks import run_mpi
 from tests.helpers.operations import TYPES, values
 from tests.helpers.patience import until
@@ -60,6 +61,8 @@ def answers(mpi: str, size: int) -> dict[str, list[Any]]:
         else:
             jobs |= {"progress": (progress, (folder,)), "windows": (windows, (folder,))}
             jobs |= {"small": (small_messages, ()), "late": (late_sum, (folder,))}
+            given_up = str(Path(folder) / "no group")
+            jobs |= {"late group": (late_for_a_group, ("mpi", given_up))}
             jobs |= {"sizes": (other_sizes, ()), "calls": (different_calls, ())}
         found = run_mpi(mpi, run_jobs, size, [*jobs.values()], folder=Path(folder))
     by_job = zip([*jobs, "goes on"], zip(*found, strict=True), strict=True)
@@ -283,6 +286,7 @@ def test_rank_that_makes_another_group_ends_in_time_and_names_who_did_not_come(m
     assert first == second == other[0] == other[2] == ""
     assert "group [1, 2] over mpi failed: rank 2 has not come in time" in other[1]
     assert last == ["", "", ""]
+    assert_late_and_left(answers(mpi, 2)["late group"])
 
 
 @pytest.mark.mpi

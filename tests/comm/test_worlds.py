@@ -25,6 +25,7 @@ from hires.core.ranks.world import World
 from hires.core.store.file_names import SECRET, attempt_dir
 from hires.plan.traffic import CALLED
 from hires.plan.tuning_table import TuningTable
+from tests.helpers.conformance import assert_late_and_left, late_for_a_group
 from tests.helpers.patience import until
 from tests.helpers.ranks import error_of, run_ranks
 from tests.helpers.saved import make
@@ -88,6 +89,13 @@ def test_ranks_in_overlapping_groups_and_with_factors_of_their_own_call_the_same
     assert run_ranks(overlapping_groups, 3) == [[3.0, 4.0, 4.0, 3.0], [3.0, 3.0], [4.0, 4.0, 3.0]]
 
 
+@pytest.mark.dist
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+def test_late_member_of_a_group_is_named_and_groups_end_with_their_world(backend: str, tmp_path):
+    """Without the other rank gloo waited for five times the limit, and MPI without end."""
+    assert_late_and_left(run_ranks(late_for_a_group, 2, backend, str(tmp_path / "given up")))
+
+
 def joins_again(world: World) -> list[float]:
     """Returns the sums of two worlds at one address; rank 0 leaves each later than rank 1."""
     sums = []
@@ -132,7 +140,7 @@ def several_worlds(world: World) -> list[list[float]]:
     posts, got = [], torch.zeros(len(worlds) - 1)
     for at, one in enumerate(worlds[1:]):  # of two worlds in one batch
         peer = 1 - one.rank
-        posts.append(comm.P2POp(comm.irecv, got[at], peer, one.all_ranks))
+        posts.append(comm.P2POp(torch.distributed.irecv, got[at], peer, one.all_ranks))
         posts.append(comm.P2POp(comm.isend, own[:1], peer, one.all_ranks))
     for handle in comm.batch_isend_irecv(posts):
         handle.wait()

@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from hires.core.ranks.world import World
 from hires.plan.routes import CARRIES, OWN, parse_route
 from tests.helpers import hard_tensors, new_backend
 from tests.helpers.operations import CARRIED_ONLY, EVEN, FLOATS, TYPES, UNEVEN, Members, values
+from tests.helpers.patience import until
+from tests.helpers.ranks import error_of
 
 
 @dataclass(frozen=True)
@@ -342,3 +345,32 @@ PARTS: dict[str, Callable[[Lib], list[str]]] = {
     one.__name__: one for one in (reductions, operations, messages, kinds, overlaps)
 }
 """What is wrong with a part of what a backend must do."""
+
+
+def late_for_a_group(world: World, backend: str, given_up: str) -> list[str]:
+    """Returns the errors of a group to which rank 1 comes late, and of calls in a world left."""
+    comm.init([backend], world=world, timeout_s=60)
+    if world.rank:
+        until(Path(given_up).exists)
+    errors = [error_of(lambda: comm.new_group(timeout=0.5))]
+    Path(given_up).touch()
+    group, total = comm.new_group(), torch.ones(2)
+    comm.all_reduce(total, group=group)
+    comm.shutdown()
+    for call in (
+        lambda: comm.all_reduce(total, group=group),
+        lambda: comm.new_group([0, 1], world=group.world),
+        lambda: comm.gather_texts("", world=group.world),
+    ):
+        errors.append(error_of(call))
+    return [*errors, f"{total.tolist()}"]
+
+
+def assert_late_and_left(answers: list[list[str]]) -> None:
+    """Checks what :func:`late_for_a_group` returned on two ranks."""
+    for error, text in zip(
+        answers, ("rank 1 has not come in time", "rank 0 has given up"), strict=True
+    ):
+        assert error[0].partition("failed: ")[2].startswith(text)
+        assert all("has left the world" in one for one in error[1:4])
+        assert error[4] == "[2.0, 2.0]"

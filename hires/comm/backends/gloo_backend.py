@@ -96,13 +96,15 @@ class GlooBackend(Backend):
         index = ranks.index(self.rank)
         # To connect may take no longer than to join, however patient the group is later.
         gloo: Any = dist.ProcessGroupGloo
-        options: Any = datetime.timedelta(seconds=min(timeout_s, self._join_s))
+        limit_s = min(timeout_s, self._join_s)
+        # Without the others gloo would wait several times as long.
+        rendezvous.meet_members(store, ranks, index, limit_s)
+        options: Any = datetime.timedelta(seconds=limit_s)
         if self._is_local:  # no other machine needs to reach these ranks
             patience, options = options, gloo._Options()
             options._timeout = patience
             options._devices = [gloo.create_device(hostname=_LOOPBACK)]
-        with rendezvous.named_absence(store, ranks, index):
-            library = gloo(store, index, len(ranks), options)
+        library = gloo(store, index, len(ranks), options)
         library._set_default_timeout(datetime.timedelta(seconds=timeout_s))
         _libraries.add(library)
         return GlooGroup(ranks, index, timeout_s, library)

@@ -109,11 +109,6 @@ class MpiWorld(Backend):
         messages = self._gpus.messages or method != "reduce_scatter"
         return self._gpus.collectives and messages and bool(method) and not is_ours
 
-    def _meet(self, ranks: list[int]) -> None:
-        store = rendezvous.part(self._store, str(self._numbers.next(ranks)))
-        with rendezvous.named_absence(store, ranks, ranks.index(self.rank)):
-            store.wait([f"at {rank}" for rank in ranks])
-
     def new_group(self, ranks: list[int], timeout: datetime.timedelta | None = None) -> MpiGroup:
         """Makes a communicator of members that have met in the store; PeerError: one is late.
 
@@ -122,7 +117,9 @@ class MpiWorld(Backend):
         timeout_s = self._all.timeout_s if timeout is None else timeout.total_seconds()
         if self.rank not in ranks:
             return MpiGroup(ranks, -1, timeout_s, None)
-        self._meet(ranks)
+        store = rendezvous.part(self._store, str(self._numbers.next(ranks)))
+        limit_s = min(timeout_s, self._all.timeout_s)
+        rendezvous.meet_members(store, ranks, ranks.index(self.rank), limit_s)
         with self._progress.lock:
             group = self._mpi.COMM_WORLD.Get_group().Incl(ranks)
             comm = self._mpi.COMM_WORLD.Create_group(group)

@@ -16,7 +16,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -269,18 +269,25 @@ def _roll_call(
     return text
 
 
-@contextlib.contextmanager
-def named_absence(whole: Any, ranks: Sequence[int], index: int) -> Iterator[None]:
-    """Names the ranks of a group that did not come, if the block fails; PeerError."""
+def meet_members(whole: Any, ranks: Sequence[int], index: int, limit_s: float) -> None:
+    """Returns once all ranks of a group have come to a part of a store that is theirs alone.
+
+    PeerError names those that have not come in time, or the one that waits no more. One value
+    decides for all: else a rank that gives up would leave another to go on without it.
+    """
     keys = [f"at {rank}" for rank in ranks]
     whole.set(keys[index], "")
     try:
-        yield
-    except RuntimeError as error:
+        whole.wait(keys, datetime.timedelta(seconds=limit_s))
+        absent = []
+    except RuntimeError:
         absent = [rank for rank, key in zip(ranks, keys, strict=True) if not whole.check([key])]
-        if not absent:
-            raise
-        raise PeerError(f"rank {', '.join(map(str, absent))} has not come in time") from error
+    own = f"rank {ranks[index]} has given up after {limit_s:g} s" if absent else "met"
+    decision = whole.compare_set("decision", "", own).decode()
+    if decision != "met" and absent:
+        raise PeerError(f"rank {', '.join(map(str, absent))} has not come in time")
+    if decision != "met":
+        raise PeerError(f"{decision}, before this rank came; make the group again on all its ranks")
 
 
 def part(whole: Any, name: str) -> Any:

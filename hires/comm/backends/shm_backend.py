@@ -68,6 +68,7 @@ class ShmBackend(Backend):
         store = rendezvous.part(self._store, "cores")
         cores = rendezvous.texts(store, world.size, world.rank)(f"{_cores():x}")
         has_cores = has_core_each([int(text, 16) for text in cores])
+        self._join_s = timeout_s
         self.rank, self._spins = world.rank, SPINS if has_cores else CROWDED_SPINS
         self._all = self._group([*range(world.size)], timeout_s)
         memory = self._share(self._all, "messages", rings.num_bytes(world.size))
@@ -210,6 +211,8 @@ class ShmBackend(Backend):
         index = ranks.index(self.rank) if self.rank in ranks else -1
         group = ShmGroup(ranks, index, timeout_s, number, None, fifo)
         if index >= 0:
+            store = rendezvous.part(self._store, f"{number} meeting")
+            rendezvous.meet_members(store, ranks, index, min(timeout_s, self._join_s))
             memory = self._share(group, "collectives", rounds.num_bytes(len(ranks)))
             group.rounds = Rounds(memory, ranks, index, timeout_s, self._spins)
         self._groups.append(group)

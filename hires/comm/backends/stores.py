@@ -50,9 +50,9 @@ class _SignedStore(_library.Store):  # type: ignore[misc]
             )
         return data
 
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+    def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:
         """Keeps a value where the key has none, ``expected`` being empty; returns what it has."""
-        data = value.encode()
+        data = value.encode() if isinstance(value, str) else bytes(value)
         signed = meeting.proof(self._secret, key, data) + data
         return self._verified(key, bytes(self._whole.compare_set(key, expected, signed)))
 
