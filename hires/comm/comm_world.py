@@ -142,7 +142,7 @@ class CommWorld:
     @property
     def has_streams(self) -> bool:
         """Whether messages of a backend pass streams in the order of posting, without tags."""
-        return any(backend.has_streams for backend in self.backends.values())
+        return any(BACKEND_FACTS[name].has_streams for name in self.backends)
 
     def staging(self, name: str, method: str = "", dtype: torch.dtype | None = None) -> Staging:
         """Returns the host's buffers beside a backend, for tensors of a type in an operation."""

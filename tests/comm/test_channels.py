@@ -99,8 +99,6 @@ def test_ranks_compute_the_same_on_channels(tmp_path: Path):
 class Streams(Backend):
     """A backend that keeps its group calls, and refuses a message by itself."""
 
-    has_streams = True
-
     def __init__(self) -> None:
         self.texts: list[list[str]] = []
 

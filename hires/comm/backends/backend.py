@@ -7,13 +7,32 @@ Ranks are ranks of the world, never positions in a group. Tensors are contiguous
 PREMUL_SUM). With ``async_op`` a collective returns its :class:`Work`, else None at its end.
 All ranks of a group call its collectives in one order.
 
-A backend has ``join``, ``new_group``, ``members``, ``isend``, ``irecv`` and ``barrier``, and
-replaces what its library does better than an exchange of messages:
+A backend has ``join``, ``new_group``, ``isend``, ``irecv`` and ``barrier``, and replaces what its
+library does better than an exchange of messages:
 
     rank 0   irecv from 1, 2   isend to 1, 2   ...   wait: term 0 + term 1 + term 2
 
 A rank posts its receives and sends at once, so nothing has to run between, and an operation may
 stay under way while the rank computes. All ranks get the same bits of a reduction.
+
+To write one:
+
+* ``join`` sets ``rank`` and ``everyone``, the handle of all ranks. Ranks find each other in
+  ``meeting.part(name, timeout_s)`` (:class:`~hires.comm.backends.rendezvous.WorldMeeting`), a store
+  of this backend alone: ``set(key, text)``, ``get(key)``, which waits and returns bytes, and
+  ``wait(keys)``. ``meeting.world`` has this rank and the size.
+* Handles derive from :class:`Members`. The number of one, from
+  :class:`~hires.comm.backends.rendezvous.GroupNumbers`, is the same on all its members, and keeps
+  the messages of two groups apart.
+* A message returns its :class:`Work`. :func:`~hires.comm.backends.waits.wait` waits for a
+  condition up to a limit; :class:`~hires.comm.backends.fifo.JoinedWork` is several works as one,
+  and calls a function at their end.
+* Errors are those of ``hires.core.errors``. ``PeerError``: another rank is late, has ended, or gave
+  another size; the error of the call then says what other ranks call instead, as it does at a
+  RuntimeError of a library. ``CommError``: this rank or its machine is at fault. ``ValueError``:
+  an argument is.
+* Its facts, by which plans and calls are made, are a
+  :class:`~hires.core.message_backends.BackendFacts`.
 
 Source:
     https://pytorch.org/docs/stable/distributed.html
@@ -105,30 +124,31 @@ class Work(Protocol):
 
 
 class Backend:
-    """The collectives as messages; facts and messages are those of each backend."""
+    """The collectives as messages; the messages are those of each backend."""
 
     devices: tuple[str, ...] = ("cpu",)
     """Kinds of device whose memory it reads and writes; tensors of others go through the host's."""
-    has_streams = False
-    """Whether messages pass streams of a device in the order of posting, without tags."""
     gathers_quickly = False
     """Whether its own gather of small tensors takes less time than messages."""
     is_alone = False
     """Whether its messages reach no other rank."""
 
     rank = 0
-    _all: Any = None  # the handle of all ranks, while this rank is part of the world
+    """This rank in the world; ``join`` sets it."""
+    everyone: Any = None
+    """The handle of all ranks, while this rank is part of the world; ``join`` sets it."""
 
     def join(self, meeting: WorldMeeting, timeout_s: float) -> None:
         """Joins the world of a meeting; ``timeout_s``: longest wait for another rank, also later.
 
+        It sets ``rank`` and ``everyone``.
         CommError or RuntimeError: a rank does not come, or what it needs is not here.
         """
         raise NotImplementedError
 
     def is_initialized(self) -> bool:
         """Whether this rank is part of the world."""
-        return self._all is not None
+        return self.everyone is not None
 
     def reaches(self, method: str, dtype: torch.dtype | None) -> bool:
         """Whether its library was found to read GPUs in an operation on a type."""
@@ -136,7 +156,7 @@ class Backend:
 
     def destroy_process_group(self) -> None:
         """Leaves the world."""
-        self._all = None
+        self.everyone = None
 
     def abort(self) -> None:
         """Leaves the world without the other ranks; what is under way ends."""
@@ -153,9 +173,17 @@ class Backend:
     def destroy_group(self, group: Any) -> None:
         """Frees what a handle of :meth:`new_group` has; nothing of it is under way any more."""
 
+    def limit_s(self, timeout: datetime.timedelta | None) -> float:
+        """Returns the longest wait in a new group, in seconds; by default that of the world."""
+        limit: float = self.everyone.timeout_s if timeout is None else timeout.total_seconds()
+        return limit
+
     def members(self, group: Any) -> Any:
         """Returns a handle, or that of the world; ValueError: this rank is not a member."""
-        raise NotImplementedError
+        among = self.everyone if group is None else group
+        if among is None or among.index < 0:
+            raise ValueError(f"rank {self.rank} is not a member of the group")
+        return among
 
     def isend(self, tensor: Tensor, dst: int, group: Any = None, tag: int = 0) -> Any:
         """Begins to send a tensor, which must stay unchanged; returns its ``Work``.

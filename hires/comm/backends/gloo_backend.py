@@ -71,18 +71,18 @@ class GlooBackend(Backend):
         self._store = meeting.part(self.name, timeout_s)
         self.rank, self._join_s = world.rank, timeout_s
         self._is_local = world.local_size == world.size
-        self._all = self._group([*range(world.size)], timeout_s)
+        self.everyone = self._group([*range(world.size)], timeout_s)
 
     def members(self, group: GlooGroup | None) -> GlooGroup:
         """Returns a handle, or that of the world."""
-        among = self._all if group is None else group
+        among = self.everyone if group is None else group
         if among is None or among.library is None:
             raise ValueError("this rank is not a member of the group")
         return among
 
     def new_group(self, ranks: list[int], timeout: datetime.timedelta | None = None) -> GlooGroup:
         """Connects some ranks, which meet in the store without the others."""
-        timeout_s = self._all.timeout_s if timeout is None else timeout.total_seconds()
+        timeout_s = self.limit_s(timeout)
         return self._group(ranks, timeout_s)
 
     def destroy_group(self, group: GlooGroup) -> None:

@@ -78,7 +78,7 @@ class MpiWorld(Backend):
             begin = functools.partial(torch.cuda.set_device, torch.cuda.current_device())
         self._progress = Progress(lambda: unused.Iprobe(world.rank, 0), begin)
         self._progress.status, self._progress.truncated = mpi.Status(), mpi.ERR_TRUNCATE
-        self._all = MpiGroup([*range(world.size)], world.rank, timeout_s, collectives)
+        self.everyone = MpiGroup([*range(world.size)], world.rank, timeout_s, collectives)
         _open.append(self)
 
     @property
@@ -94,7 +94,7 @@ class MpiWorld(Backend):
     def abort(self) -> None:
         """Leaves the world without the other ranks, for which the end of MPI would wait."""
         if self.is_initialized():
-            self._all = None
+            self.everyone = None
             _open.remove(self)
             self._progress.close()
 
@@ -114,11 +114,11 @@ class MpiWorld(Backend):
 
         Only a rank that ends within the MPI's own call leaves the others there: it has no limit.
         """
-        timeout_s = self._all.timeout_s if timeout is None else timeout.total_seconds()
+        timeout_s = self.limit_s(timeout)
         if self.rank not in ranks:
             return MpiGroup(ranks, -1, timeout_s, None)
         store = rendezvous.part(self._store, str(self._numbers.next(ranks)))
-        limit_s = min(timeout_s, self._all.timeout_s)
+        limit_s = min(timeout_s, self.everyone.timeout_s)
         rendezvous.meet_members(store, ranks, ranks.index(self.rank), limit_s)
         with self._progress.lock:
             group = self._mpi.COMM_WORLD.Get_group().Incl(ranks)
@@ -134,10 +134,10 @@ class MpiWorld(Backend):
 
     def members(self, group: MpiGroup | None) -> MpiGroup:
         """Returns a handle, or that of the world."""
-        return self._all if group is None else group
+        return self.everyone if group is None else group
 
     def _members(self, group: MpiGroup | None) -> tuple[MpiGroup, MPI.Intracomm]:
-        among = self._all if group is None else group
+        among = self.everyone if group is None else group
         if among.comm is None:
             raise ValueError(f"rank {self.rank} is not among ranks {among.ranks}")
         return among, among.comm
@@ -150,7 +150,7 @@ class MpiWorld(Backend):
         #           lower: 0 to n - 1           upper: 0 to n - 1            n: what the MPI has
         # Of a group, which has one: users' tags, and the reserved ones as the highest.
         upper = tag - (TAGS - self._num_tags)
-        if group is not None and group is not self._all:
+        if group is not None and group is not self.everyone:
             among, comm = self._members(group)
             if 0 <= tag < self._num_tags - (TAGS - RESERVED_TAGS):
                 return comm, among.place(rank), tag

@@ -28,7 +28,7 @@ class NcclBackend(GlooBackend):
     """Collectives and messages of GPUs, which pass streams in the order of posting."""
 
     name = "nccl"
-    has_streams = gathers_quickly = True
+    gathers_quickly = True
     devices = ("cpu", "cuda")
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class NcclBackend(GlooBackend):
     def new_channel(self, ranks: list[int]) -> GlooGroup:
         """Makes a group for messages alone, which has a communicator and a stream of its own."""
         index = ranks.index(self.rank) if self.rank in ranks else -1
-        group = GlooGroup(ranks, index, self._all.timeout_s, None)
+        group = GlooGroup(ranks, index, self.everyone.timeout_s, None)
         self._add_device(group)
         return group
 
@@ -91,7 +91,7 @@ class NcclBackend(GlooBackend):
 
     def begin_together(self, posts: Sequence[Post]) -> list[Any]:
         """Begins messages of one group and kind of device, on a GPU as one group call."""
-        among = self._all if posts[0].group is None else posts[0].group
+        among = self.everyone if posts[0].group is None else posts[0].group
         library = self._library(among, posts[0].tensor)
         if library is among.library:
             return super().begin_together(posts)

@@ -70,8 +70,8 @@ class ShmBackend(Backend):
         has_cores = has_core_each([int(text, 16) for text in cores])
         self._join_s = timeout_s
         self.rank, self._spins = world.rank, SPINS if has_cores else CROWDED_SPINS
-        self._all = self._group([*range(world.size)], timeout_s)
-        memory = self._share(self._all, "messages", rings.num_bytes(world.size))
+        self.everyone = self._group([*range(world.size)], timeout_s)
+        memory = self._share(self.everyone, "messages", rings.num_bytes(world.size))
         places = Rings(memory, world.size, world.rank, timeout_s, self._spins)
         self._messages = PeerMessages(places)
 
@@ -80,11 +80,11 @@ class ShmBackend(Backend):
         self._messages.close()
         for group in self._groups:
             group.fifo.close()
-        self._groups, self._all = [], None
+        self._groups, self.everyone = [], None
 
     def new_group(self, ranks: list[int], timeout: datetime.timedelta | None = None) -> ShmGroup:
         """Makes the memory of some ranks, which meet in the store without the others."""
-        timeout_s = self._all.timeout_s if timeout is None else timeout.total_seconds()
+        timeout_s = self.limit_s(timeout)
         return self._group(ranks, timeout_s)
 
     def destroy_group(self, group: ShmGroup) -> None:
@@ -92,13 +92,6 @@ class ShmBackend(Backend):
         group.fifo.close()
         group.rounds, group.index = None, -1
         self._groups = [one for one in self._groups if one is not group]
-
-    def members(self, group: ShmGroup | None) -> ShmGroup:
-        """Returns a handle, or that of the world; ValueError: this rank is not a member."""
-        among = self._all if group is None else group
-        if among is None or among.index < 0:
-            raise ValueError(f"rank {self.rank} is not a member of the group")
-        return among
 
     def isend(
         self, tensor: Tensor, dst: int, group: ShmGroup | None = None, tag: int = 0

@@ -59,7 +59,7 @@ def opened() -> Any:
                 store.set("folder", tempfile.mkdtemp())
             self._folder, self._numbers = Path(store.get("folder").decode()), GroupNumbers()
             self._sent: collections.Counter[str] = collections.Counter()
-            self._all = self._group([*range(meeting.world.size)], timeout_s)
+            self.everyone = self._group([*range(meeting.world.size)], timeout_s)
 
         def _group(self, ranks: list[int], timeout_s: float) -> FileGroup:
             index = ranks.index(self.rank) if self.rank in ranks else -1
@@ -68,11 +68,7 @@ def opened() -> Any:
             return group
 
         def new_group(self, ranks: list[int], timeout: Any = None) -> FileGroup:
-            limit_s = self._all.timeout_s if timeout is None else timeout.total_seconds()
-            return self._group(ranks, limit_s)
-
-        def members(self, group: FileGroup | None) -> FileGroup:
-            return group or self._all
+            return self._group(ranks, self.limit_s(timeout))
 
         def _place(self, ends: tuple[int, int], group: FileGroup, tag: int) -> Path:
             way = f"{group.number}-{ends[0]}-{ends[1]}-{tag}"
