@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
+import numbers
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +12,15 @@ import torch
 from torch import Tensor
 
 from hires.comm.backends.backend import RESERVED_TAGS, TAGS
+from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.comm_world import Group
 from hires.core.errors import CommError
+from hires.core.ranks.world import World
 from hires.plan.routes import Route
+from hires.plan.tuning_table import TuningTable
+
+MOST_S = 1e9
+"""Longest time limit, of thirty years: libraries count it in nanoseconds."""
 
 
 def require_members(ranks: Sequence[int], rank: int) -> None:
@@ -70,6 +79,47 @@ def require_rows(tensor: Tensor, like: Tensor) -> None:
     widths = [one.shape[1:].numel() for one in (tensor, like) if one.numel()]
     if len({*widths}) > 1:
         raise CommError(f"rows of {widths[0]} numbers and of {widths[1]}; give rows of one size")
+
+
+def require_start(backends: Any, place: Any, timeout_s: Any, table: Any) -> None:
+    """Raises CommError where an argument of a start is of a kind that cannot be meant."""
+    is_list = isinstance(backends, Sequence) and not isinstance(backends, str)
+    if not is_list or not backends or not all(isinstance(name, str) for name in backends):
+        raise CommError(f"backends {backends!r:.60} are no list of names; give one as ['gloo']")
+    seconds_of(timeout_s)
+    if not isinstance(place, World | WorldMeeting | None):
+        raise CommError(f"world {place!r:.60} is none; give a World or a WorldMeeting, or leave it")
+    if not isinstance(table, TuningTable | None):
+        raise CommError(f"table {table!r:.60} is none; give that of TuningTable.read(path)")
+
+
+def seconds_of(timeout: Any) -> float:
+    """Returns a time limit in seconds; CommError: it is none that a wait can have."""
+    if isinstance(timeout, datetime.timedelta):
+        timeout = timeout.total_seconds()
+    is_number = isinstance(timeout, numbers.Real) and not isinstance(timeout, bool)
+    if not is_number or not 0 < timeout <= MOST_S:  # also of a NaN
+        raise CommError(
+            f"a limit of {timeout!r:.60} s is none; give a number over 0, up to {MOST_S:.0e}"
+        )
+    return float(timeout)
+
+
+def members_of(ranks: Any, every: Group) -> list[int]:
+    """Returns the ranks of a new group in ascending order; CommError: it cannot be one."""
+    try:
+        given = [*ranks]
+        members = sorted(map(operator.index, given)) if all(map(is_whole, given)) else []
+    except TypeError:
+        members = []
+    # A rehearsal, and a plan whose ranks are one process, have a world of one.
+    stranger = every.size > 1 and not {*members} <= {*every.ranks}
+    if stranger or len({*members}) < len(members) or not members:
+        raise CommError(
+            f"ranks {members or ranks!r:.60} are no group of a world of {every.size}; name some of "
+            f"ranks 0 to {every.size - 1}, each once"
+        )
+    return members
 
 
 def require_counts(*every: Sequence[int] | None) -> None:

@@ -129,6 +129,8 @@ def _new_call(group: Group, tensor: Tensor, key: tuple[Any, ...]) -> Dispatch:
     world = group.world
     method, is_message = _METHODS[operation], operation in (logs.SEND, logs.RECV)
     _require_usable(group, is_message, peer)
+    if choice is not None and not isinstance(choice, str | Route):
+        raise wrong_argument(group, choice, peer)
     device = tensor.device.type
     if operation in _REDUCES and dtype not in REDUCED:
         raise CommError(f"{dtype} has no sums; convert the tensor, as by tensor.to(torch.int64)")

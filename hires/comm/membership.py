@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hires.comm.agreements import compare_starts, gather_texts
+from hires.comm.argument_checks import members_of, require_start, seconds_of
 from hires.comm.backends import rendezvous
 from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.comm_world import (
@@ -65,7 +66,8 @@ def init(
         plan: digest of the plan that the ranks carry out.
 
     Raises:
-        CommError: not all ranks came in time, or they name other backends, another table or plan.
+        CommError: not all ranks came in time, or they name other backends, another table or plan;
+            or an argument is of another kind.
         ConfigError: a backend or ``check`` is unknown, or the table names one that is not in
             ``backends``; or the environment names no rank.
     """
@@ -97,6 +99,7 @@ def _join(
     plan: str = "",
 ) -> None:
     table = joined.table
+    require_start(backends, place, timeout_s, table)
     if check not in CHECKS:
         raise ConfigError(f"unknown check {check!r}; choose one of {', '.join(CHECKS)}")
     missing = [name for name in (table.backends if table else ()) if name not in backends]
@@ -194,20 +197,15 @@ def new_group(
     """
     if ranks is not None and hasattr(ranks, "mesh"):
         return new_group(sorted(ranks.mesh.flatten().tolist()), timeout, world)
-    world = world or default_world()
+    world = default_world() if world is None else world
+    if not isinstance(world, CommWorld):
+        raise CommError(f"world {world!r:.60} is none; give what join_world returned, or leave it")
     if world.was_left or (ranks is None and not world.is_joined):
         raise CommError(LEFT if world.was_left else NOT_JOINED)
     every = world.all_ranks
-    members = sorted(ranks) if ranks is not None else [*every.ranks]
-    # A rehearsal, and a plan whose ranks are one process, have a world of one.
-    stranger = every.size > 1 and not {*members} <= {*every.ranks}
-    if stranger or len({*members}) < len(members) or not members:
-        raise CommError(
-            f"ranks {members} are no group of a world of {every.size}; name some of ranks 0 to "
-            f"{every.size - 1}, each once"
-        )
-    if timeout is not None and not isinstance(timeout, datetime.timedelta):
-        timeout = datetime.timedelta(seconds=timeout)
+    members = members_of(every.ranks if ranks is None else ranks, every)
+    if timeout is not None:
+        timeout = datetime.timedelta(seconds=seconds_of(timeout))
     handles = dict.fromkeys(world.backends)
     if len(members) > 1:
         for name, backend in world.backends.items():

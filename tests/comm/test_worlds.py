@@ -370,9 +370,21 @@ def test_rank_whose_second_backend_fails_waits_for_no_other(monkeypatch):
     assert not comm.is_initialized()
 
 
-def test_check_that_is_unknown_is_refused():
-    with pytest.raises(ConfigError, match="unknown check 'never'; choose one of off, late, every"):
-        comm.init(["gloo"], world=WORLD, check="never")
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"check": "never"}, "unknown check 'never'; choose one of off, late, every"),
+        *(({"backends": one}, "no list of names") for one in ([], None, {"gloo"}, "gloo", [3])),
+        *(({"timeout_s": one}, "limit of .* s is none") for one in ("5", None, True, 0, -1, 1e300)),
+        ({"timeout_s": float("nan")}, "a limit of nan s is none; give a number over 0"),
+        ({"backends": ["gloo:nope"]}, "unknown .* 'gloo:nope'"),
+        ({"world": (0, 2)}, "give a World or a WorldMeeting"),
+        ({"table": "table.json"}, "table 'table.json' is none; give that of TuningTable.read"),
+    ],
+)
+def test_arguments_of_a_start_that_cannot_be_meant_are_refused(given: Any, words: str):
+    with pytest.raises((CommError, ConfigError), match=words):
+        comm.init(**{"backends": ["gloo"], "world": WORLD, **given})
     assert not comm.is_initialized()
 
 
