@@ -16,7 +16,7 @@ from hires.comm.staging import Staged, Staging
 from hires.core.message_backends import BACKEND_FACTS
 
 
-class SilentStaging(Staging):
+class NullStaging(Staging):
     """Stands for the host's buffers of a rank on a GPU, as tensors of the device ``meta``.
 
     ``sizes`` are the bytes of all buffers; as in a run, they are kept and used again.
@@ -28,14 +28,14 @@ class SilentStaging(Staging):
 
     def of(self, tensors: Sequence[Tensor]) -> Staged | None:
         """Returns a buffer for tensors of the GPU."""
-        return None if tensors[0].device.type in self.reaches else _SilentStaged(self, tensors)
+        return None if tensors[0].device.type in self.reaches else _NullStaged(self, tensors)
 
     def _count(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         self.sizes.append(math.prod(shape) * dtype.itemsize)
         return torch.empty(shape, dtype=dtype, device="meta")
 
 
-class _SilentStaged(Staged):
+class _NullStaged(Staged):
     """A buffer to which nothing is copied."""
 
     def fetch(self) -> Staged:
@@ -56,16 +56,16 @@ def rehearsal(
     Nothing is sent, and receive buffers keep their contents. All else is as in a real run; with
     ``staging`` messages go through that, but for those of ``backends`` that reach any device.
     """
-    silent, names = NullBackend(rank), [*backends] or ["gloo"]
+    null, names = NullBackend(rank), [*backends] or ["gloo"]
     host = staging or Staging(Backend.devices)
     stagings = {
         name: Staging(reaches) if len(reaches) > 1 and backends else host
         for name in names
         for reaches in [BACKEND_FACTS[name].backend.devices]
     }
-    alone = CommWorld(dict.fromkeys(names, silent), rank, stagings=stagings)
+    alone = CommWorld(dict.fromkeys(names, null), rank, stagings=stagings)
     before = set_default(alone)
     try:
-        yield silent
+        yield null
     finally:
         set_default(before)

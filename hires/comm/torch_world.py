@@ -53,8 +53,8 @@ def create(
         return HiresProcessGroup(default_world().all_ranks, route)
     chosen = TuningTable.read(Path(table)) if table else None
     names = backends or (chosen.backends if chosen else ("gloo",))
-    meeting = meeting_at(options.store, options.group_rank, options.group_size)
-    comm.init(names, world=meeting, timeout_s=timeout_s, table=chosen)
+    place = meeting_at(options.store, options.group_rank, options.group_size)
+    comm.init(names, world=place, timeout_s=timeout_s, table=chosen)
     atexit.register(_leave)
     return HiresProcessGroup(default_world().all_ranks, route, _leave)
 
@@ -80,11 +80,11 @@ def meeting_at(store: Any, rank: int, size: int, words: str = "") -> WorldMeetin
     else:
         # Launchers name local ranks differently, so the ranks of a machine are counted here. No
         # text names a file: by other ones a stranger can only keep these ranks from meeting here.
-        place, signed = f"{socket.gethostname()} {_boot()}", stores.signed(store, secret)
+        place, proven = f"{socket.gethostname()} {_boot()}", stores.signed(store, secret)
         _numbers[words] += 1
         keys = [f"hires/place {_numbers[words]}/{other}" for other in range(size)]
-        signed.set(keys[rank], f"{secrets.token_hex(16)} {place}")
-        texts = [signed.get(key).decode() for key in keys]
+        proven.set(keys[rank], f"{secrets.token_hex(16)} {place}")
+        texts = [proven.get(key).decode() for key in keys]
         here = [other for other, text in enumerate(texts) if text.partition(" ")[2] == place]
         numbers = rank, size, here.index(rank), len(here)
         world, words = World(*numbers, address, port_number, 0, secret), f"{words} {texts}"

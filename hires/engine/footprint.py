@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from hires.comm import rehearsal
-from hires.comm.rehearsal import SilentStaging
+from hires.comm.rehearsal import NullStaging
 from hires.core.config.fields import build
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, to_dict
@@ -130,11 +130,11 @@ def rehearse(
     # A backend of the host copies what it sends through the host's memory.
     backends, on_gpu = backends_of_plan(plan), plan.device == CUDA
     live = LiveBytes(on_gpu)
-    staging = SilentStaging() if on_gpu and not {*backends} <= {*STREAMED} else None
-    silent = rehearsal(rank, staging, backends)
+    staging = NullStaging() if on_gpu and not {*backends} <= {*STREAMED} else None
+    null = rehearsal(rank, staging, backends)
     # The innermost mode sees an operator first: LiveBytes runs it, FakeTensorMode computes shapes,
     # and LiveBytes counts the storages of what comes back.
-    with silent as wire, FakeTensorMode(allow_non_fake_inputs=True), live:
+    with null as wire, FakeTensorMode(allow_non_fake_inputs=True), live:
         wire.on_receive = lambda tensor: live.assign([tensor], "buffers")
         contexts = contexts_of(plan, rank)
         names = names_of(contexts, real)

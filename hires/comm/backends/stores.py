@@ -41,8 +41,8 @@ class _SignedStore(_library.Store):  # type: ignore[misc]
         """Returns a value, as soon as it is there."""
         return self._verified(key, bytes(self._whole.get(key)))
 
-    def _verified(self, key: str, signed: bytes) -> bytes:
-        own, data = signed[: meeting.PROOF_BYTES], signed[meeting.PROOF_BYTES :]
+    def _verified(self, key: str, text: bytes) -> bytes:
+        own, data = text[: meeting.PROOF_BYTES], text[meeting.PROOF_BYTES :]
         if not hmac.compare_digest(own, meeting.proof(self._secret, key, data)):
             raise CommError(
                 f"{key!r} in the store at {self._where} carries no proof of the ranks' secret: "
@@ -53,8 +53,8 @@ class _SignedStore(_library.Store):  # type: ignore[misc]
     def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:
         """Keeps a value where the key has none, ``expected`` being empty; returns what it has."""
         data = value.encode() if isinstance(value, str) else bytes(value)
-        signed = meeting.proof(self._secret, key, data) + data
-        return self._verified(key, bytes(self._whole.compare_set(key, expected, signed)))
+        text = meeting.proof(self._secret, key, data) + data
+        return self._verified(key, bytes(self._whole.compare_set(key, expected, text)))
 
     # The library calls these for what they are of this class alone.
 

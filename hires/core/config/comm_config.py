@@ -23,16 +23,18 @@ class CommConfig(Section, key="comm", choices=BACKENDS, choice_keys=lambda name:
     """``comm=NAME``: how ranks communicate."""
 
     backend: str = value("auto", choices=BACKENDS)
-    """Transport of every message: ``gloo`` (beside GPUs through the host's memory), ``nccl`` (from
-    GPU to GPU, one rank on each; barriers and agreements still go through gloo), ``mpi`` (the MPI
-    whose launcher starts the ranks, also through the host's memory), ``shm`` (memory that the ranks
-    of one machine share) or ``auto``: ``nccl`` for ``device=cuda`` if every rank has a GPU of its
-    own, else ``gloo``."""
+    """Transport of all messages to which ``table`` gives no other. On one machine the default table
+    gives those of all but ``nccl`` to ``shm``, except barriers, agreements and broadcasts; with
+    ``comm.shared_memory=false`` it does not. ``gloo`` (beside GPUs through the host's memory),
+    ``nccl`` (from GPU to GPU, one rank on each; barriers and agreements still go through gloo),
+    ``mpi`` (the MPI whose launcher starts the ranks, also through the host's memory), ``shm``
+    (memory that the ranks of one machine share) or ``auto``: ``nccl`` for ``device=cuda`` if every
+    rank has a GPU of its own, else ``gloo``."""
     table: str = value("default", identity=False)
     """Tuning table: which backend and algorithm carries a message, by operation, ranks, device,
-    type and size. ``default`` ships with hires (memory of one machine for small messages and sums,
-    ``backend`` for all others), ``tuned`` is the one that `hires tune comm` has measured here,
-    ``comm-tuning/table.json`` (before that, another one that ships); others are files."""
+    type and size. ``default`` ships with hires (memory of one machine for messages, gathers and
+    sums, ``backend`` for all others), ``tuned`` is the one that `hires tune comm` has measured
+    here, ``comm-tuning/table.json`` (before that, another one that ships); others are files."""
     granularity: str = value("fine", choices=("fine", "coarse"))
     """Whether the table chooses by size (``fine``), or one backend for each operation
     (``coarse``)."""
