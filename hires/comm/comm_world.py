@@ -142,7 +142,8 @@ class CommWorld:
     @property
     def has_streams(self) -> bool:
         """Whether messages of a backend pass streams in the order of posting, without tags."""
-        return any(BACKEND_FACTS[name].has_streams for name in self.backends)
+        carriers = [name for name, one in self.backends.items() if not one.is_alone]
+        return any(BACKEND_FACTS[name].has_streams for name in carriers)
 
     def staging(self, name: str, method: str = "", dtype: torch.dtype | None = None) -> Staging:
         """Returns the host's buffers beside a backend, for tensors of a type in an operation."""
