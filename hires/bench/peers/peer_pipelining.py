@@ -39,7 +39,8 @@ class PipelineSteps(PeerSteps):
         reads, writes = (_examples(plan, stage, images.dtype) for stage in (rank - 1, rank))
         module, place = StagePeer(engine.modules[0], plan, rank), engine.device.torch
         stage = PipelineStage(module, rank, num_stages, place, input_args=reads, output_args=writes)
-        make = Schedule1F1B if config.parallel.schedule == "1f1b" else ScheduleGPipe
+        made = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+        make = made[config.parallel.schedule]
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
             return plain_loss(config.objective, output, target) / count
@@ -52,6 +53,8 @@ class PipelineSteps(PeerSteps):
         """Returns why it cannot run a row."""
         if row.config.device == "cuda" and row.config.comm.backend != NCCL:
             return "ranks share a GPU, and torch sends maps between GPUs through NCCL only"
+        if row.config.parallel.schedule not in ("gpipe", "1f1b"):
+            return f"torch has no parallel.schedule={row.config.parallel.schedule}"
         return ""
 
     def step(self) -> None:

@@ -119,7 +119,7 @@ class Chooser:
             rehearsal.run()
             if rehearsal.is_vain or any(option.fits for option, _ in rehearsal.planned):
                 break
-            bound = OUT_ABOVE * limit / rehearsal.correction
+            bound = OUT_ABOVE * limit / rehearsal.correction()
         choice.reasons += short
         options = sorted((option for option, _ in rehearsal.planned), key=self._cost)
         choice.options = [option for option in options if option.fits]
@@ -211,8 +211,8 @@ class Chooser:
             estimate = estimator.estimate(candidate)
             return estimate.peak_bytes if self.objective == MEMORY else estimate.step_s
 
-        by_need = sorted(listed, key=need)
-        fitting = [one for one in by_need if need(one) <= bound and self.objective != MEMORY]
+        by_need, sure = sorted(listed, key=need), bound / MARGIN
+        fitting = [one for one in by_need if need(one) <= sure and self.objective != MEMORY]
         short: Counter[str] = Counter()
         choice.least_bytes = need(by_need[0])
         for one in by_need[len(fitting) :][: max(1, int(VARIED * self.effort))]:
@@ -220,8 +220,9 @@ class Chooser:
             least = min(map(need, forms))
             choice.least_bytes = min(choice.least_bytes, least)
             inside = [form for form in forms if need(form) <= bound]
-            if inside:
-                fitting.append(min(inside, key=cost))
+            if inside:  # the best one, and the best of those that surely fit
+                inside.sort(key=cost)
+                fitting += dict.fromkeys([inside[0], *[f for f in inside if need(f) <= sure][:1]])
             else:
                 short[f"needs {_rough(least)} or more on a rank"] += 1
         return sorted(fitting, key=cost), short
@@ -238,7 +239,7 @@ class Chooser:
         tried: Counter[LayoutShape] = Counter()
         # Where each takes more than may be spent, one that takes the least is planned.
         left = max(self.effort * PLANNED_WORK, min(map(self._trial_work, fitting)))
-        for candidate in _best_of_each_first(fitting):
+        for candidate in fitting:
             work, estimate = self._trial_work(candidate), estimator.estimate(candidate)
             costs = sorted(self._cost(option) for option, _ in planned)
             own = estimate.peak_bytes if self.objective == MEMORY else estimate.step_s
@@ -316,14 +317,6 @@ class Chooser:
                 best.setdefault(option.candidate.shape, option.candidate)
         for candidate in best.values():
             yield from trials(self.config, candidate, self.given)
-
-
-def _best_of_each_first(fitting: Sequence[Candidate]) -> list[Candidate]:
-    """Returns the first layout of each shape, then the others, both in their order."""
-    first: dict[LayoutShape, Candidate] = {}
-    for candidate in fitting:
-        first.setdefault(candidate.shape, candidate)
-    return [*dict.fromkeys([*first.values(), *fitting])]
 
 
 def _rough(num_bytes: float) -> str:

@@ -46,17 +46,19 @@ class Rehearsal:
     cost: Callable[[Option], float]
     """By which options are ranked."""
     report: Callable[[str], None]
-    ratios: list[float] = field(default_factory=list)
-    """Predicted over estimated bytes."""
+    ratios: list[tuple[bool, bool, float]] = field(default_factory=list)
+    """Of each rehearsal: whether it has tiles, whether it has several stages, and predicted over
+    estimated bytes."""
     failures: list[str] = field(default_factory=list)
     """Why ranks cannot run the steps of layouts."""
     beside: str = ""
     """What is too much for the memory of the machines beside the GPUs."""
 
-    @property
-    def correction(self) -> float:
-        """By how much the estimates are too low."""
-        return statistics.median(self.ratios) if self.ratios else 1.0
+    def correction(self, option: Option | None = None) -> float:
+        """Returns by how much the estimates are too low, for layouts like an option if any was."""
+        like = [ratio for *kind, ratio in self.ratios if option and kind == [*_kind(option)]]
+        ratios = like or [ratio for *_, ratio in self.ratios]
+        return statistics.median(ratios) if ratios else 1.0
 
     @property
     def is_vain(self) -> bool:
@@ -99,7 +101,8 @@ class Rehearsal:
             self.failures.append(str(error))
             return
         option.peak_bytes = max(map(needed_bytes, plan.memory))
-        self.ratios.append(option.peak_bytes / max(1, option.estimated_bytes))
+        ratio = option.peak_bytes / max(1, option.estimated_bytes)
+        self.ratios.append((*_kind(option), ratio))
         own, *beside = (room.shortage(option.config, plan) for room in self.rooms)
         option.fits = own is None and not any(beside)
         if own is None:
@@ -109,6 +112,12 @@ class Rehearsal:
         sure = OUT_ABOVE if len(self.ratios) < 2 else OUT_ABOVE_LATER
         for option, _ in self.planned:
             if not option.rehearsed:
-                option.peak_bytes = int(option.estimated_bytes * self.correction)
+                option.peak_bytes = int(option.estimated_bytes * self.correction(option))
                 # An estimate near the limit decides nothing, but for its place in the order.
                 option.fits = option.peak_bytes <= sure * self.limit
+
+
+def _kind(option: Option) -> tuple[bool, bool]:
+    # Estimates are off in another way where images are divided, and where microbatches are in
+    # flight.
+    return option.candidate.shape.tiles > 1, option.candidate.shape.stages > 1

@@ -135,7 +135,7 @@ def nothing_fits(estimator: Estimator, choice: Choice, given: Given, rehearsal: 
         )
     rehearsed = [option.peak_bytes for option in choice.out if option.rehearsed]
     # What was estimated to need less does not fit either, for all that is known.
-    least = max(limit, min([choice.least_bytes * rehearsal.correction, *rehearsed]))
+    least = max(limit, min([choice.least_bytes * rehearsal.correction(), *rehearsed]))
     given_limit = f"memory.limit={config.memory.limit}"
     if room.rank_bytes is None or limit < room.rank_bytes:
         given_limit = f"{size(limit)} for each rank of {size(room.machine_bytes or 0)}"
@@ -143,7 +143,7 @@ def nothing_fits(estimator: Estimator, choice: Choice, given: Given, rehearsal: 
     counts = [ranks << n for n in itertools.takewhile(lambda n: ranks << n <= most, range(1, 10))]
     if limit != room.rank_bytes:  # where ranks share a memory, fewer may fit, too
         counts += [ranks >> n for n in range(1, ranks.bit_length())]
-    fits = (n for n in counts if _fits(estimator, n, room, given, rehearsal.correction))
+    fits = (n for n in counts if _fits(estimator, n, room, given, rehearsal.correction()))
     enough = next(fits, None)
     more = (
         f"up to ranks={max([ranks, *counts])} none would do: use a smaller image, batch or network"

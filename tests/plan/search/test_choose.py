@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import time
 from typing import Any
@@ -17,7 +18,9 @@ from hires.plan.checks import check_numbers
 from hires.plan.memory import RankMemory, Room
 from hires.plan.partition import crossing
 from hires.plan.planner import make_plan
+from hires.plan.route_choice import resolve
 from hires.plan.search.candidates import (
+    DECIDED,
     Candidate,
     LayoutShape,
     candidate_of,
@@ -186,6 +189,34 @@ def test_options_are_ranked_and_counted():
         assert not plan.ok or times[0] <= 1.05 * MACHINE.step_time(plan).step_s, order
     peaks = [option.peak_bytes for option in chooser(objective="memory").choose(2).options]
     assert peaks == sorted(peaks)
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.slow)])
+def test_no_layout_that_fits_is_much_faster_than_the_chosen_one(ranks, batch):
+    """Every layout is planned by itself, and needs what its estimate says."""
+    base, every = config_of(batch=batch), []
+    estimator = chooser(base)._estimator(ranks)
+
+    def need_of(candidate):
+        return int(estimator.estimate(candidate).peak_bytes)
+
+    def rehearse(config, plan):
+        keys = {key: functools.reduce(getattr, key.split("."), config) for key in DECIDED}
+        return [RankMemory(0, 0, 0, need_of(candidate_of(keys)), 0).to_dict()]
+
+    listed = (order for shape in shapes(base, ranks, LAYERS) for order in orders(base, shape))
+    for one in (one for order in listed for one in variants(base, order)):
+        config = resolve(one.applied(base))
+        plan = make_plan(config, graph_of(batch // config.parallel.pieces))
+        if plan.ok:
+            every.append((need_of(one), MACHINE.step_time(plan).step_s))
+    every.sort()
+    for share in (1.0, 0.5, 0.25, 0.1, 0.03):
+        limit = every[int(share * (len(every) - 1))][0]
+        memory = dataclasses.replace(base.memory, limit=f"{limit}B")
+        search = Chooser(dataclasses.replace(base, memory=memory), graph_of, MACHINE, rehearse)
+        fastest_s = min(step_s for need, step_s in every if need <= limit)
+        assert search.choose(ranks).best.time.step_s <= 1.05 * fastest_s, limit
 
 
 def test_choice_does_not_depend_on_a_clock(monkeypatch):
