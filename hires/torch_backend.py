@@ -71,7 +71,9 @@ def _meet(usual: Any, url: str, **options: Any) -> Iterator[tuple[Any, int, int]
     from hires.core.errors import ConfigError
 
     try:
-        world = world_here(_names())
+        limit = options.get("timeout")
+        limits = {} if limit is None else {"limit_s": limit.total_seconds()}
+        world = world_here(_names(), **limits)
     except ConfigError as error:
         if _names():
             raise ValueError(str(error)) from error

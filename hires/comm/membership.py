@@ -110,7 +110,9 @@ def _join(
         )
     classes = {name: BACKEND_FACTS[name].backend for name in backends}
     meeting = (
-        place if isinstance(place, WorldMeeting) else WorldMeeting(place or world_here(backends))
+        place
+        if isinstance(place, WorldMeeting)
+        else WorldMeeting(place or world_here(backends, limit_s=timeout_s))
     )
     world, ranks = meeting.world, [*range(meeting.world.size)]
     joined.meeting, joined.timeout_s, joined.rank = meeting, timeout_s, world.rank

@@ -10,16 +10,27 @@ import dataclasses
 import os
 import shlex
 import socket
+import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from hires.comm.backends.waits import pauses, wait
 from hires.core.config.mpi_dialects import DIALECTS
-from hires.core.errors import ConfigError
+from hires.core.errors import ConfigError, PeerError
 from hires.core.ranks import meeting, mpi_library, ports
 from hires.core.ranks.world import World, from_environment, number_of, rank_numbers
 
+_POLL_S = 0.001
+_late: list[tuple[Any, bytearray]] = []  # into which MPI may still write
 
-def world_here(backends: Sequence[str], environ: Mapping[str, str] = os.environ) -> World:
-    """Returns this process's world; ConfigError: the environment names no rank, or no address."""
+
+def world_here(
+    backends: Sequence[str], environ: Mapping[str, str] = os.environ, limit_s: float = 120.0
+) -> World:
+    """Returns this process's world; ConfigError: the environment names no rank, or no address.
+
+    ``limit_s``: longest wait for other ranks where MPI passes the address on; PeerError then.
+    """
     for name in DIALECTS:
         try:
             numbers = rank_numbers(name, environ)
@@ -42,7 +53,7 @@ def world_here(backends: Sequence[str], environ: Mapping[str, str] = os.environ)
                 f"{name} has started this rank, and names no MASTER_ADDR and MASTER_PORT where "
                 "rank 0 listens; set them, or let its MPI carry messages, too: backends=('mpi',)"
             )
-        address, port = _meeting_place(numbers.rank)
+        address, port = _meeting_place(numbers.rank, limit_s)
     secret = meeting.secret_of_environment()
     return World(*numbers, address, number_of("MASTER_PORT", port), 0, secret)
 
@@ -60,14 +71,17 @@ def _choose_library(starter: str, environ: Mapping[str, str]) -> None:
     os.environ.update(chosen)
 
 
-def _meeting_place(rank: int) -> tuple[str, str]:
-    mpi = mpi_library.load()
-    mpi_library.start(mpi)
+def _meeting_place(rank: int, limit_s: float) -> tuple[str, str]:
+    mpi, until = mpi_library.load(), time.monotonic() + limit_s
+    mpi_library.start(mpi, limit_s)
     place = bytearray(256)
     if rank == 0:
         with ports.reserve(0) as free:
             text = f"{socket.gethostname()} {free}".encode()
         place[: len(text)] = text
-    mpi.COMM_WORLD.Bcast([place, mpi.BYTE], root=0)
+    sent = mpi.COMM_WORLD.Ibcast([place, mpi.BYTE], root=0)
+    if not wait(sent.Test, until - time.monotonic(), pauses(_POLL_S)):
+        _late.append((sent, place))
+        raise PeerError("rank 0, or one that passes its message on, has not come in time")
     address, port = place.rstrip(b"\0").decode().split()
     return address, port

@@ -160,6 +160,42 @@ def test_script_runs_under_mpirun_without_variables_of_torch(mpi, installed, tmp
     assert "trained on 2 ranks" in done.stdout
 
 
+def under_plain_mpirun(mpi: str, script: str, folder: Path) -> subprocess.CompletedProcess:
+    """Runs a script on two ranks without anything of hires around it."""
+    dialect = DIALECTS[mpi]
+    options = ["--oversubscribe", "--bind-to", "none"] if mpi == "openmpi" else []
+    command = [dialect.programs.split()[0], *options, "-n", "2", sys.executable]
+    own = {k: v for k, v in os.environ.items() if k not in ("RANK", "MASTER_ADDR", "MASTER_PORT")}
+    environ = {**own, **(dialect.as_root or {}), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    # Debian's MPICH needs a search path; without it the error has this line.
+    environ |= mpi_library.variables(mpi, command[0], own)
+    return started(command, script, environ, folder)
+
+
+LATE = """
+import os, time
+from hires import comm
+rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]
+over = f"{os.path.dirname(__file__)}/over"
+while rank == "1" and not os.path.exists(over):
+    time.sleep(0.05)
+try:
+    comm.init(["mpi"], timeout_s=1.0)
+except comm.CommError as error:
+    print(error, flush=True)
+open(over, "w").close()
+os._exit(0)
+"""
+
+
+@pytest.mark.mpi
+def test_rank_that_comes_late_to_a_plain_mpirun_is_waited_for_within_the_limit(mpi, tmp_path):
+    """MPI itself waits for it without end, before the ranks have a store."""
+    assert (
+        "1 s for ranks that have not come in time" in under_plain_mpirun(mpi, LATE, tmp_path).stdout
+    )
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("number", "lines"),
@@ -169,15 +205,7 @@ def test_script_runs_under_mpirun_without_variables_of_torch(mpi, installed, tmp
     ],
 )
 def test_examples_of_the_thesis_run_under_a_plain_mpirun(mpi, number, lines, tmp_path):
-    """Without anything of hires around it."""
-    dialect = DIALECTS[mpi]
-    options = ["--oversubscribe", "--bind-to", "none"] if mpi == "openmpi" else []
-    command = [dialect.programs.split()[0], *options, "-n", "2", sys.executable]
-    own = {k: v for k, v in os.environ.items() if k not in ("RANK", "MASTER_ADDR", "MASTER_PORT")}
-    environ = {**own, **(dialect.as_root or {}), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    # Debian's MPICH needs a search path; without it the error has this line.
-    environ |= mpi_library.variables(mpi, command[0], own)
-    done = started(command, examples("comm.md")[number], environ, tmp_path)
+    done = under_plain_mpirun(mpi, examples("comm.md")[number], tmp_path)
     assert done.returncode == 0, done.stderr
     # Open MPI may print the lines of two ranks into each other: "line of rank 1line of rank 0".
     assert [done.stdout.count(line) for line in lines] == [1, 1], done.stdout

@@ -20,13 +20,14 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hires.core import programs
 from hires.core.config.mpi_dialects import DIALECTS
-from hires.core.errors import CommError, RunError
+from hires.core.errors import CommError, PeerError, RunError
 from hires.core.python_command import code_command
 from hires.core.store.files import cache_dir
 
@@ -95,13 +96,38 @@ def load() -> Any:
 
 
 _started_by_hires: list[bool] = []
+_starting: list[threading.Event] = []  # the start in a thread, which may still wait for ranks
 
 
-def start(mpi: Any) -> None:
-    """Starts MPI unless the program has; it cannot start twice."""
-    if not mpi.Is_initialized():
+def start(mpi: Any, limit_s: float | None = None) -> None:
+    """Starts MPI unless the program has; it cannot start twice.
+
+    MPI itself waits there for all ranks. PeerError: they have not come within ``limit_s``.
+    """
+    library = None if limit_s is None else _loaded_library()
+    if mpi.Is_initialized():
+        return
+    if library is None:
         mpi.Init_thread(mpi.THREAD_SERIALIZED)
-        _started_by_hires.append(True)
+    else:
+        # That of mpi4py would keep all other threads of Python waiting, too.
+        if not _starting:
+            _starting.append(threading.Event())
+            facts = library, mpi.THREAD_SERIALIZED, _starting[0]
+            threading.Thread(target=_start, args=facts, name="mpi-start", daemon=True).start()
+        if not _starting[0].wait(limit_s):
+            raise PeerError(
+                f"MPI_Init has waited {limit_s:g} s for ranks that have not come in time; all that "
+                "the launcher has started must join"
+            )
+        for world in (mpi.COMM_WORLD, mpi.COMM_SELF):  # mpi4py sets them in its own start
+            world.Set_errhandler(mpi.ERRORS_RETURN)
+    _started_by_hires.append(True)
+
+
+def _start(library: ctypes.CDLL, level: int, ended: threading.Event) -> None:
+    library.MPI_Init_thread(None, None, level, ctypes.byref(ctypes.c_int()))
+    ended.set()
 
 
 def end(mpi: Any) -> None:
