@@ -11,7 +11,7 @@ from typing import Any
 
 from hires.core import units
 from hires.core.config.training_config import LrScheduleConfig
-from hires.core.store import file_names, message_entries
+from hires.core.store import file_names, message_entries, reading
 from hires.core.store.message_entries import LoggedCall
 from hires.core.store.message_sums import PLANNED_KEYS, ROUTED_KEYS, SUMS, added
 from hires.core.store.reading import Note
@@ -19,7 +19,7 @@ from hires.core.units import MIB
 from hires.plan import traffic
 from hires.report.columns import POINT, RANKS, Column, Row, Table, counts, table, table_of, texts
 from hires.report.record import RecordedMessages
-from hires.report.runs import Found
+from hires.report.runs import Found, Run
 
 _NOT_PLANNED = (
     "seed", "steps", "optimizer.lr", "optimizer.scale_lr",
@@ -250,11 +250,24 @@ def messages(found: Found) -> Iterator[Row]:
 def calls(found: Found) -> Iterator[Row]:
     """Yields one row a call of a rank that ``comm.log=full`` has kept; times by its ``clock``."""
     for run in found.runs:
+        _note_missing_calls(run)
         for rank in message_entries.read(run.shown.folder, run.notes):
             for call in rank.messages:
                 others = " ".join(map(str, call.ranks))
                 place = {"campaign": run.campaign, "run": run.name, "clock": rank.clock}
                 yield {**place, **vars(call), "ranks": others}
+
+
+def _note_missing_calls(run: Run) -> None:
+    """Notes the first rank of a complete attempt whose calls were kept and are not there."""
+    world, folder = run.record.world or 1, run.shown.folder
+    if run.record.state != "done" or world == 1 or run.flat_config.get("comm.log") != "full":
+        return
+    there = file_names.message_files(folder)
+    lacking = next((rank for rank in range(world) if rank not in there), None)
+    if lacking is not None:
+        path = file_names.rank_messages(folder, lacking)
+        run.notes.append(reading.note(path, "is missing, though comm.log=full kept it"))
 
 
 def _share(rows: Iterable[Row], step_s: float) -> float | None:

@@ -11,12 +11,15 @@ import pytest
 
 import hires
 from hires.core.errors import ConfigError
+from hires.core.store import message_entries
+from hires.core.store.file_names import rank_messages
 from hires.report import frames, report
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.metrics import points as pairs
 from hires.report.plots.base import PlotData
 from tests.helpers.report_runs import MIB, change, report_run
 
+HEADER = {"clock": "c", "dropped": 0, "operations": [], "ways": {}, "events": {}}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reports.md"
 
 
@@ -79,6 +82,24 @@ def test_run_without_a_record_or_an_end_is_reported(tmp_path):
     assert list(loaded.runs["state"]) == ["unknown"]
     loaded.run_list[0].status = ("lost", None, "its process is gone")
     assert list(loaded.failures["cause"]) == ["its process is gone"]
+
+
+def test_lost_messages_of_a_complete_run_are_named(tmp_path):
+    run = report_run(tmp_path, "pp", comm={"log": "full"})
+    world = json.loads((run / "record.json").read_text())["world"]
+    ranks = [rank_messages(run / "a0", rank) for rank in range(world)]
+    for rank in range(world):
+        message_entries.write(run / "a0", rank, HEADER, b"")
+    for path in ranks:
+        whole = path.read_bytes()
+        path.unlink()
+        found = frames.load([run])
+        assert found.calls.empty
+        [note] = found.all_notes()
+        assert note.where.endswith(path.name)
+        path.write_bytes(whole)
+    found = frames.load([run])
+    assert (found.calls.empty, found.all_notes()) == (True, [])
 
 
 def test_paths_patterns_and_names_stand_for_their_runs(tmp_path, monkeypatch, capsys):
