@@ -244,7 +244,7 @@ def test_class_of_an_error_decides_the_exit_code_and_a_bug_keeps_its_traceback(h
 
 
 def test_reader_that_stops_early_is_no_error():
-    command = f"{sys.executable} -m hires list | head -1"
+    command = f"{sys.executable} -m hires list | true"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
         cwd=REPOSITORY, capture_output=True, text=True, check=False,
