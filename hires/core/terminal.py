@@ -52,7 +52,7 @@ def paints(stream: TextIO | None = None) -> bool:
 def folded(text: str, width: int) -> str:
     """Returns the paragraphs of a help text wrapped to a width, in characters.
 
-    Lines of a paragraph with indented ones stay lines; one that is too long goes on below its
+    A paragraph with indented lines keeps its lines; a line that is too long is continued under its
     text. Examples stay as they are typed.
     """
 

@@ -46,8 +46,8 @@ OF_MESSAGES = (*POSTS, "wait_recv", "wait_send", "wait_sends")
 OF_WORLD = ("agree", "grad_norm")
 """All ranks bring one number of theirs together."""
 ALONE, MEETING = "alone", "meeting"
-"""Roles of events that need no other rank, and of those to which all members of a group come and
-from which none goes on before the last has come."""
+"""Roles. An event ``alone`` needs no other rank. At a ``meeting`` the members of a group wait until
+the last of them has come."""
 _ROLES = dict.fromkeys(
     ("begin", "read", "forward", "backward", "end", "statistics", "optimise"), ALONE
 ) | dict.fromkeys(

@@ -232,7 +232,7 @@ def test_rows_of_each_number_of_ranks_have_a_world_with_their_baseline(tmp_path,
     assert worlds == {2: ["1", "2", "again", "ddp"], 4: ["1", "4"]}
     assert [row["name"] for row in rows] == ["1", "2", "again", "ddp", "4"]
     assert {row["name"]: row["speedup"]["median"] for row in rows}["4"] == 4.0
-    worlds.clear()  # stopped after the first world, it goes on with the second
+    worlds.clear()  # stopped after the first world, it resumes with the second
     *_, resumed = rows_bench.measure({**task, "before": first["groups"]})
     assert worlds == {4: ["1", "4"]}
     assert resumed == result

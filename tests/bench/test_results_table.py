@@ -1,4 +1,4 @@
-"""`make results` goes on where it was stopped; quoted figures are those of the pages."""
+"""`make results` resumes where it was stopped; quoted figures are those of the pages."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Row:
     """``comm.timeout_s``."""
     silent_s: float = watchdog.SILENT_S
     command: dict[str, Any] = field(default_factory=dict)
-    """What differs where one command starts the ranks, which tells only of those that ended."""
+    """Differences where one command starts the ranks: it reports only those that have ended."""
     again: bool = False
     """Whether the next attempt is made, too, with ranks that behave well."""
 

@@ -19,13 +19,16 @@ from hires.plan.graph import INPUT
 from hires.plan.hardware import NCCL
 from hires.plan.plan import Plan
 
+_SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
+"""``parallel.schedule`` -> torch's class of it."""
+
 
 @PEERS.register("pipelining")
 class PipelineSteps(PeerSteps):
     """One rank's steps under torch's schedule."""
 
     def __init__(self, row: BenchRow, rank: int, device: RankDevice) -> None:
-        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+        from torch.distributed import pipelining
 
         super().__init__(row, rank, device)
         config, plan = row.config, row.plan
@@ -38,9 +41,10 @@ class PipelineSteps(PeerSteps):
         self.target = target if rank == num_stages - 1 else None
         reads, writes = (_examples(plan, stage, images.dtype) for stage in (rank - 1, rank))
         module, place = StagePeer(engine.modules[0], plan, rank), engine.device.torch
-        stage = PipelineStage(module, rank, num_stages, place, input_args=reads, output_args=writes)
-        made = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
-        make = made[config.parallel.schedule]
+        stage = pipelining.PipelineStage(
+            module, rank, num_stages, place, input_args=reads, output_args=writes
+        )
+        make = getattr(pipelining, _SCHEDULES[config.parallel.schedule])
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
             return plain_loss(config.objective, output, target) / count
@@ -53,7 +57,7 @@ class PipelineSteps(PeerSteps):
         """Returns why it cannot run a row."""
         if row.config.device == "cuda" and row.config.comm.backend != NCCL:
             return "ranks share a GPU, and torch sends maps between GPUs through NCCL only"
-        if row.config.parallel.schedule not in ("gpipe", "1f1b"):
+        if row.config.parallel.schedule not in _SCHEDULES:
             return f"torch has no parallel.schedule={row.config.parallel.schedule}"
         return ""
 

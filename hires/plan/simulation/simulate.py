@@ -1,8 +1,8 @@
 """Simulates how long a step of a plan takes: a discrete-event simulation of one replica.
 
 A message sets out when both sides have posted it (rendezvous) and its link is free, and a rank that
-waits for it goes on when it has arrived. So one walk through the graph of the proof
-(:mod:`hires.plan.proof.step_order`), in which each node takes time, gives all points in time.
+waits for it continues when it has arrived. So the times of a step follow from one walk through the
+graph of the proof (:mod:`hires.plan.proof.step_order`), each node of which takes some time.
 
 Links serve messages in the order in which they would set out if all took no time. So every time is
 a sum or a maximum of earlier ones, and nothing that gets faster makes anything slower, as it could
