@@ -18,7 +18,7 @@ from typing import Any
 
 from hires.cli.calibration import with_scales
 from hires.cli.compose.overrides import key_in
-from hires.cli.planning import Planner, plan_key
+from hires.cli.planning import LAYOUT_KEYS, Planner, plan_key
 from hires.cli.screens.screen import print_activity
 from hires.core.config.parallel_config import AUTO, OBJECTIVES, ParallelConfig
 from hires.core.config.run_config import RunConfig
@@ -264,9 +264,7 @@ def explicit(argv: Sequence[str], config: RunConfig, choice: Choice) -> list[str
 
     A choice may be another one once the machine is calibrated; what ran is made again by its keys.
     """
-    chosen = ("parallel", "ranks", "parallel.objective", *DECIDED)
-    if choice.objective == IMAGE:
-        chosen = (*chosen, "image")
+    chosen = {*LAYOUT_KEYS, "image"} if choice.objective == IMAGE else LAYOUT_KEYS
     kept = [word for word in argv if key_in(word) not in chosen]
     size = [f"image=[{config.height},{config.width}]"] if choice.objective == IMAGE else []
     return [*kept, *size, *choice.best.candidate.overrides.split()]

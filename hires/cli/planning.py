@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
+from hires.cli.compose.overrides import key_in
 from hires.cli.data_keys import DataSize, trained_network
 from hires.cli.screens.screen import print_activity
 from hires.cli.screens.show_plan import finding_lines
@@ -40,7 +43,8 @@ from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
 from hires.plan.route_choice import table_digest
-from hires.plan.search.remedies import fewer_on_a_node, offered, other_layouts
+from hires.plan.search.candidates import DECIDED
+from hires.plan.search.remedies import fewer_on_a_node, offered
 from hires.plan.validation import evaluation_of, with_evaluations, with_validation
 from hires.quant.scales import require_pair, scales_of, stored_scales
 
@@ -51,6 +55,9 @@ _DECIDE = (
     "loss", "seed", "ahead",
 )  # fmt: skip
 """Parts of the config that may decide the memory together with the plan."""
+LAYOUT_KEYS = frozenset({"parallel", "parallel.objective", "ranks", *DECIDED})
+"""Keys that say which layout, or which one is to be chosen."""
+_CONFIG_DIR = "--config-dir"
 _DERIVED = ("findings", "verdict", "totals", "memory", "placement", "validation")
 """What follows from the rest of a plan."""
 _AS_QUANTISED = "use the model, model.classes and engine.fuse with which it was quantised"
@@ -94,10 +101,10 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     def __exit__(self, *error: Any) -> None:
         self._process.__exit__(*error)
 
-    def plan(self, config: RunConfig, memory: bool = True) -> Plan:
+    def plan(self, config: RunConfig, argv: Sequence[str] = (), *, memory: bool = True) -> Plan:
         """Returns the plan of a config, with all findings.
 
-        The config is one of :func:`hires.cli.data_keys.with_classes`.
+        The config is one of :func:`hires.cli.data_keys.with_classes`, ``argv`` its command line.
         With ``memory`` the memory of every rank is predicted and compared with what there is; what
         does not fit is an error. ConfigError: the network cannot be built or traced, or
         ``checkpoint.resume`` names nothing that the run can go on with.
@@ -108,7 +115,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         def make() -> Plan:
             plan = make_plan(config, self.traced(config), offered(config))
             plan = with_validation(config, plan, self.traced)
-            return self.with_memory(config, plan) if memory else plan
+            return self.with_memory(config, plan, argv) if memory else plan
 
         plan = self._once("plan", key, make, _MOST_PLANS)
         print_activity("")
@@ -136,8 +143,10 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """Writes what the network of a plan for one process holds; see :class:`TorchProcess`."""
         return self._process.quantised(config, plan, path, mark)
 
-    def with_memory(self, config: RunConfig, plan: Plan) -> Plan:
+    def with_memory(self, config: RunConfig, plan: Plan, argv: Sequence[str] = ()) -> Plan:
         """Returns a plan with the memory of every rank, and an error if it does not fit.
+
+        The error ends with the command that lists the layouts that fit, of the keys in ``argv``.
 
         A step that a rank cannot run is an error, too; a prediction that fails for another reason
         is a warning.
@@ -162,7 +171,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         shortage = room.shortage(config, plan)
         if shortage is None:
             return plan
-        text = f"{shortage}; {other_layouts(config)}"
+        others = _choose_command(argv, config.parallel.num_ranks)
+        text = f"{shortage}; `{others}` lists the layouts that fit, or how many ranks would do"
         return plan.with_findings(Finding("error", "memory.limit", text))
 
     def _once(self, kind: str, key: str, make: Callable[[], T], most: int = 10**6) -> T:
@@ -298,6 +308,17 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             memory = self._process.footprint(config, plan)
             keep("memory", key, memory)
         return memory
+
+
+def _choose_command(argv: Sequence[str], ranks: int) -> str:
+    """Returns the command that lists the layouts of so many ranks for a run's other keys."""
+    kept = ["hires", "plan", "--choose", f"ranks={ranks}"]
+    for before, word in itertools.pairwise(["", *argv]):
+        if before == _CONFIG_DIR or word.startswith(f"{_CONFIG_DIR}="):
+            kept.append(f"{_CONFIG_DIR}={word.removeprefix(f'{_CONFIG_DIR}=')}")
+        elif "=" in word and not word.startswith("-") and key_in(word) not in LAYOUT_KEYS:
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def plan_key(config: RunConfig) -> dict[str, Any]:

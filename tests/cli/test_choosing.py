@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -132,3 +134,12 @@ def test_largest_image_is_found_by_bisection(hires, monkeypatch, refuses, side):
     text = hires(*words).out
     assert text.startswith(f"Largest image that fits 1 rank: {side}x{side}")
     assert f"image=[{side},{side}]" in text.splitlines()[-1]
+
+
+def test_layout_that_does_not_fit_names_the_command_that_lists_those_that_do(hires):
+    keys = (*SMALL, "memory.limit=900KiB", "results=a b")
+    answer = hires("plan", *keys, "parallel=dp", "parallel.replicas=2")
+    assert answer.code == 3
+    [command] = re.findall(r"`hires (plan --choose .*?)`", " ".join(answer.out.split()))
+    listed = hires(*shlex.split(command))
+    assert (listed.code, listed) == (3, hires("plan", "--choose", "ranks=2", *keys))

@@ -258,7 +258,7 @@ def plan_all(
             findings = list(run.findings)
             if wanted is None or len(run.done) < wanted:
                 run.begin(earlier, go_on)
-                plan = planner.plan(run.config)
+                plan = planner.plan(run.config, argv)
                 point.needs = MemoryNeeds.of(run.config, plan)
                 point.reason = "; ".join(finding_texts(plan.findings, "error"))
                 findings += plan.findings

@@ -69,7 +69,7 @@ def _answer(args: Namespace, planner: Planner) -> int:
     with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder:
         ready = prepare(config, args.overrides, planner, args.argv, folder)
         config = ready.config
-        plan = planner.plan(config).with_findings(*ready.findings)
+        plan = planner.plan(config, args.argv).with_findings(*ready.findings)
     facts = plan.to_dict()
     if args.prove:  # a plan that could not be made has no messages, and no verdict
         facts["proof"] = judged(plan).to_dict() if plan.verdict else None

@@ -84,7 +84,7 @@ def main(args: Namespace) -> int:
             seen = last_number(path)
             ready.begin(EarlierRuns(), getattr(args, "continue"))
             config = ready.config
-            plan = planner.plan(config).with_findings(*ready.findings)
+            plan = planner.plan(config, argv).with_findings(*ready.findings)
         require_feasible(plan)
         for note in ready.notes:  # of a run that is not refused
             print(f"note: {note}", file=sys.stderr)

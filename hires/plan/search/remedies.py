@@ -53,14 +53,6 @@ def _error(key: str, text: str) -> list[Finding]:
     return [Finding("error", key, text)]
 
 
-def other_layouts(config: RunConfig) -> str:
-    """Returns the command that lists the layouts that fit, for a rank that needs too much."""
-    return (
-        f"`hires plan --choose ranks={config.parallel.num_ranks} KEY=VALUE...` with the other keys "
-        f"of this run lists the layouts that fit, or how many ranks would do"
-    )
-
-
 def fewer_on_a_node(config: RunConfig) -> str:
     """Returns what lowers the need for a node's own memory beside its GPUs, in words."""
     nodes, ranks = config.num_nodes, config.parallel.num_ranks
