@@ -122,6 +122,9 @@ def test_changes_differ_between_epochs_and_images_and_have_the_documented_shares
     for place in (0, 1):
         assert 440 < sum(one.flips[place] for one in many) < 560
     assert all(200 < count < 300 for count in Counter(one.turns for one in many).values())
+    for flip, flips in (("vertical", (True, False)), ("horizontal", (False, True))):
+        drawn = {drawn_change((flip, *KEYS[1:]), (9, 9), 0, 0, image).flips for image in range(20)}
+        assert drawn == {(False, False), flips}
     areas = [np.prod([b - a for a, b in one.part]) / 1e4 for one in many]
     assert 0.28 < min(areas) < 0.33 < 0.98 < max(areas)
     assert {one.shift[0] for one in many} == set(range(-3, 4))
@@ -155,9 +158,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-def cropped(folder, name="masks", size=SIZE, task="train", **keys):
+def cropped(folder, name="masks", size=SIZE, task="train", split="all", **keys):
     """Returns the data of a run whose images are cropped at random."""
-    labels = {"classes": 3, "ignore": 255} if name == "masks" else {}
+    labels = {"classes": 3, "ignore": 255, "split": split} if name == "masks" else {}
     data = {"name": name, "path": str(folder), "fit": "random_crop", **labels}
     model = {"name": {"pairs": "edsr", "masks": "unet"}[name]}
     return open_data(
@@ -195,8 +198,9 @@ def test_crops_keep_the_resolution_and_have_other_places_in_each_epoch(folder):
     assert np.abs(whole(pairs, 0, (8, 10))[:2].mean() - first[:2].mean()) < 0.01
 
 
-def test_label_maps_are_cut_at_the_place_of_their_image(folder):
-    source = cropped(folder)
+@pytest.mark.parametrize("split", ["all", "train"])
+def test_label_maps_are_cut_at_the_place_of_their_image(folder, split):
+    source = cropped(folder, split=split)
     for number in range(12):
         blue = (whole(source, number)[2] + 2) / 4 * 255  # 80 times the class
         labels = source.target(number, (0, SIZE[0]), (0, SIZE[1]))

@@ -100,7 +100,9 @@ def test_unreadable_files_are_all_listed_with_their_reasons_by_a_verb_that_fails
 
 
 def test_bits_and_orientation_that_a_run_does_not_read_are_listed(folder, pixels):
-    Image.fromarray(pixels(40, 50)).save(folder / "a/grey.png")
+    for name, size in (("grey", (40, 50)), ("tall", (50, 30))):
+        Image.fromarray(pixels(*size)).save(folder / f"a/{name}.png")
+    Image.fromarray(pixels(40, 50, dtype=np.uint16)).save(folder / "a/grey16.png")  # all are read
     rows = (b"\0" + bytes(range(12))) * 2
     (folder / "a/deep.png").write_bytes(png(2, 2, 16, 2, rows))  # Pillow reads 8 of its 16 bits
     turned = Image.Exif()
@@ -114,8 +116,11 @@ def test_bits_and_orientation_that_a_run_does_not_read_are_listed(folder, pixels
     }
     kinds = check_data(str(folder), RunConfig()).kinds()
     assert {(one["colours"], one["bits"], one["images"]) for one in kinds} == {
-        ("RGB", 8, 8), ("RGB", 8, 1), ("RGB", 16, 1), ("grey", 8, 1),
+        ("RGB", 8, 8), ("RGB", 8, 1), ("RGB", 16, 1), ("grey", 8, 2), ("grey", 16, 1),
     }  # fmt: skip
+    assert [(one["smallest"], one["largest"]) for one in kinds if one["sizes"] == 2] == [
+        ((50, 30), (40, 50))  # by their pixels
+    ]
 
 
 def test_same_pixels_are_found_however_they_are_stored(folder, pixels):

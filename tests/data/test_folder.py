@@ -60,6 +60,20 @@ def test_folder_that_is_no_data_is_refused_with_the_remedy(tmp_path):
             scan(path if path is None else str(tmp_path / path))
 
 
+def test_no_image_is_lost_where_a_folder_cannot_be_listed(tmp_path, monkeypatch):
+    touch(tmp_path, "a/1.png", "a/more/2.png")
+    real = os.scandir
+
+    def failing(path):
+        if Path(path).name == "more":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    with pytest.raises(ConfigError, match=r"more cannot be listed \(Permission denied\)"):
+        scan(str(tmp_path))
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> DataConfig:
     """A folder whose files were written long ago."""
@@ -81,6 +95,25 @@ def test_equal_images_are_equal_data_and_others_are_others(data, tmp_path):
     file.with_name("z.png").rename(file)
     assert is_unchanged(data, before)
     os.utime(file)  # it may have been written anew
+    assert not is_unchanged(data, before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "file"),
+    [
+        ("masks", {}, "masks/00001.png"),
+        ("masks", {"split_file": "parts.csv"}, "parts.csv"),
+        ("slide", {"labels": "labels.csv"}, "labels.csv"),
+        ("slide", {"labels": "annotations/*.geojson"}, "annotations/001.geojson"),
+    ],
+)
+def test_other_labels_or_parts_are_other_data(kind, keys, file, tmp_path):
+    make_data({"slide": "slides"}.get(kind, kind), tmp_path, 2, 2, (64, 64), 0)
+    (tmp_path / "parts.csv").write_text("name,split\nimages/00000.png,train\n")
+    data = DataConfig(kind, str(tmp_path), **keys)
+    before = content_of(data)
+    assert before.num_bytes > (tmp_path / file).stat().st_size
+    os.utime(tmp_path / file, (1e9, 1e9))
     assert not is_unchanged(data, before)
 
 

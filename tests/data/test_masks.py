@@ -97,6 +97,9 @@ def test_maps_are_found_by_the_pattern_of_their_names(folder):
     ):
         with pytest.raises(ConfigError, match=words):
             config_of(data=data, **keys)
+    order = {"classes": 3, "names": ["a", "b", "c"], "order": ["c", "b", "a"], "ignore": 0}
+    with pytest.raises(ConfigError, match=r"data\.ignore=0 is also the number of the class c"):
+        open_data(config_of(data={**data, **order}, model={"name": "unet"}))
     model = {"name": "preact_resnet", "depth": 11, "classes": 10}
     config = config_of(image=[*SIZE], data=data, model=model)
     with pytest.raises(PlanError, match="or use model=unet"):
@@ -144,7 +147,7 @@ def spoil(folder, how):
         image.save(path.with_suffix(".tif"), compression="jpeg")
         path.unlink()
     else:
-        shapes = {"small": np.zeros((8, 20)), "high": np.full(SIZE, 7), "rgb": np.zeros((*SIZE, 3))}
+        shapes = {"small": np.zeros((8, 20)), "high": np.full(SIZE, 3), "rgb": np.zeros((*SIZE, 3))}
         Image.fromarray(shapes[how].astype(np.uint8)).save(path)
 
 
@@ -153,7 +156,7 @@ WRONG = {
     "jpeg in tiff": "(?i)jpeg.*write it anew",
     "alone": "images/00004.png has no label map masks/00004",
     "small": r"00004.png: a label map of 8 x 20 pixels, and its image 00004.png has 16 x 20",
-    "high": "holds the class 7, and data.classes=3; use data.classes=8, or data.ignore=7",
+    "high": "holds the class 3, and data.classes=3; use data.classes=4, or data.ignore=3",
     "rgb": "its pixels are RGB; save it as grey or with a palette",
     "cut": "cannot read the image .*00004.png",
 }

@@ -67,6 +67,10 @@ def test_balanced_classes_come_equally_often(counts, shuffle):
         times = [seen[i] for i in range(length) if source.label(i) == label]
         assert max(times) - min(times) <= 1
     assert (epochs[0] != epochs[1]) == (shuffle or max(counts) > min(counts))
+    classes = [[source.label(i) for i in drawn] for drawn in epochs]
+    assert (classes[0] != classes[1]) == shuffle
+    other = balanced(source, 4, shuffle)(0)  # of another seed
+    assert (sorted(other) != sorted(epochs[0])) == (shuffle and max(counts) > min(counts))
     with pytest.raises(ConfigError, match=r"data\.balance=true: the images have one class only"):
         balanced(Labels(3), 0, True)
 
@@ -80,6 +84,13 @@ def test_balanced_steps_follow_each_other_in_all_replicas():
     assert [i for step in steps for i in step][:40] == [*order(0), *order(1)]
     parts = [replica_samples(config, source, 2, replica) for replica in (0, 1)]
     assert [*parts[0], *parts[1]] == steps[2]
+
+
+def test_changed_images_count_on_from_epoch_to_epoch_within_a_step():
+    config = config_of(data={"length": 5, "shuffle": False}, batch=4, augment={"flip": "both"})
+    source = open_data(config)
+    steps = [replica_samples(config, source, step, 0) for step in range(4)]
+    assert [i for step in steps for i in step] == [*range(16)]
 
 
 def opened(size=(8, 8), channels=3, seed=0, **keys):
@@ -103,8 +114,14 @@ def test_parts_are_disjoint_whole_stratified_and_follow_the_split_seed_alone():
     assert names(opened(**SYNTHETIC, split="validation", split_seed=1)) != names(held)
     few = {**SYNTHETIC, "length": 6, "validation": 0.01}
     assert len(opened(**few, split="validation")) == 3  # one of each class
+    assert len(opened(**few, split="train", test=0.9)) == 3
     with pytest.raises(ConfigError, match=r"data\.split=validation: no class has two images"):
         opened(**{**few, "length": 3}, split="validation")
+
+
+def test_drawn_images_follow_the_seed():
+    each = [opened(name=name, seed=seed) for name in ("synthetic", "hard") for seed in (0, 1)]
+    assert len({source.window(0, (0, 8), (0, 8)).tobytes() for source in each}) == 4
 
 
 def test_images_of_the_test_are_in_no_other_part():
@@ -129,8 +146,12 @@ def test_folders_or_a_file_divide_the_images(tmp_path):
         return names(source)
 
     write("train/cat/1.tif", "train/dog/2.tif", "val/cat/3.tif", "val/dog/4.tif")
+    write("validation/cat/6.tif")  # of several names the first counts
     assert part("train") == ["cat/1.tif", "dog/2.tif"]
     assert part("validation") == ["cat/3.tif", "dog/4.tif"]
+    (tmp_path / "parts.csv").write_text("name,split\ntrain/cat/1.tif,validation\n")
+    of = {"name": "images", "path": str(tmp_path), "split_file": "parts.csv"}
+    assert names(opened(**of, split="validation")) == ["train/cat/1.tif"]
     with pytest.raises(ConfigError, match=r"has train and val, but no folder test"):
         part("test")
     write("test/cat/5.tif")  # a class of one part only would shift labels
@@ -160,6 +181,8 @@ def test_digits_are_those_of_scikit_learn():
     assert [source.label(i) for i in range(12)] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
     first = (source.window(0, (0, 8), (0, 8))[0] + 2) * 4  # white is 16
     assert first[0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
+    border = opened((10, 10), 1, name="digits", fit="crop").window(0, (0, 1), (0, 10))
+    assert not border.any()  # grey
     with pytest.raises(ConfigError, match=r"8 x 8 pixels; use data\.fit=resize"):
         opened((9, 8), name="digits", fit="error")
     with pytest.raises(ConfigError, match="unknown data 'nothing'; choose one of"):

@@ -164,6 +164,7 @@ CLASSES = [
     ({"name": "ROI 7", "classification": {"names": ["Tumor", "Positive"]}}, "Tumor: Positive"),
     ({"classification": "Tumor"}, "Tumor"),
     ({"label": "Tumor"}, "Tumor"),
+    ({"label": "other", "classification": "Tumor"}, "Tumor"),
     ({"classification": {}, "name": "ROI 7"}, None),
     ({"objectType": "detection", "classification": {"name": "Tumor"}}, None),
     ({"objectType": "cell", "classification": {"name": "Tumor"}}, None),
@@ -304,6 +305,9 @@ def test_files_outlines_and_classes_without_a_patch_are_found(folder):
         assert all(word in texts[severity] for word in words), (name, texts)
         assert ok == (severity != "error")
         (folder / name).unlink()
+    write_slide(folder / "s1.tif", noisy(TISSUE, 6)[: SIDE // 2])
+    write(folder, area(SIDE - 64, 0, SIDE, 64, "tumor"))
+    assert check(folder) == (True, {"error": "", "warning": "", "note": ""})
     write(folder, TUMOR)
     write(folder, TUMOR, name="s9.geojson")
     ok, texts = check(folder)
@@ -330,7 +334,7 @@ def test_names_match_slides_of_all_parts_and_never_two(tmp_path):
         ("train/x,t\nval/x,n\ny,n\ny.tif,t\n", r"'y' and 'y\.tif'|'y\.tif' and 'y'"),
         ("x,t\ntrain/x,n\ny,n\n", None),
     ):
-        (tmp_path / "labels.csv").write_text(f"slide,label\n{lines}")
+        (tmp_path / "labels.csv").write_text(f"\ufeffslide,label\n{lines}")  # of Excel
         if words:
             with pytest.raises(ConfigError, match=words):
                 classes(tmp_path, **table)

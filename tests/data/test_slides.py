@@ -114,6 +114,8 @@ def test_whole_slides_are_fitted_to_the_image(folder):
     assert (len(source), source.name(1)) == (4, "slides/001.tif")
     pixels = slide(folder, 1)[100:164, 200:296].transpose(2, 0, 1) / (255 / 4) - 2
     assert np.allclose(source.window(1, (0, 64), (0, 96)), pixels, atol=1e-6)
+    source = source_of(folder, cut="whole", size=(64, 96), region=[100, 200, 32, 96], fit="crop")
+    assert not source.window(1, (0, 16), (0, 96)).any()  # grey
 
 
 def test_slide_that_was_written_anew_is_read_anew(tmp_path):
@@ -128,7 +130,7 @@ def test_slide_that_was_written_anew_is_read_anew(tmp_path):
         source = source_of(tmp_path, tissue=0.5)
         rows = {int(source.name(i).partition("[")[2].partition(",")[0]) for i in range(32)}
         assert rows == ({0, 32, 64, 96} if white else {128, 160, 192, 224})
-        assert len(source) == 32
+        assert (len(source), len(source_of(tmp_path, (64, 64), tissue=0.5))) == (32, 8)
         assert len({*source.window(0, (0, 32), (0, 32))[0].flatten().tolist()}) == 1
         assert source.window(0, (0, 1), (0, 1))[0, 0, 0] == pytest.approx(190 / 63.75 - 2)
 
@@ -154,6 +156,7 @@ def test_levels_leave_out_labels_and_other_shapes_and_few_stay_open(folder, tmp_
 WRONG = {
     "has 3 levels, and data.level=7": {"level": 7},
     r"leaves the 384 x 512 pixels of level 0": {"region": [0, 0, 400, 100]},
+    r"leaves the 384 x 512 pixels": {"region": [0, 450, 100, 100]},
     "it has 384 x 512 pixels where image asks for 32 x 32": {"cut": "whole", "fit": "error"},
     "hold no patch of 32 x 32; use a smaller image": {"region": [0, 0, 20, 100]},
     "one to learn from; lower data.tissue": {"region": [0, 0, 32, 32], "tissue": 0.9},
@@ -161,6 +164,7 @@ WRONG = {
     "no such files below data.path": {"labels": "none/*.geojson"},
     r"no folder|set apart": {"labels": "labels.csv", "split": "test"},
     r"data\.names has 1 names, and the data 2 classes": {"labels": "labels.csv", "names": ["a"]},
+    r"data\.names has 3 names, and the data 2": {"labels": "labels.csv", "names": ["a", "b", "c"]},
 }
 TABLES = {
     "name,label\n": "has the columns name, label; its first line must name slide,label",

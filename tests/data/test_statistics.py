@@ -28,6 +28,7 @@ def test_network_gets_numbers_of_mean_0_and_deviation_1_of_all_pixels():
     mean, std = channel_statistics(config)
     assert mean == pytest.approx(values.mean((0, 2, 3)), rel=1e-12)
     assert std == pytest.approx(values.std((0, 2, 3)), rel=1e-9)
+    assert channel_statistics(config_of(data=DATA, augment={"brightness": 0.5})) == (mean, std)
     config = with_classes(config)
     read = image_of(open_data(config), (0, config.height, 0, config.width), config.data)
     made = np.stack([read(i) for i in range(24)])

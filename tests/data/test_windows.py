@@ -52,6 +52,11 @@ SOURCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "changed": (MADE, {"augment": CHANGES}),
     "changed, square": (MADE, {"augment": CHANGES, "image": [16, 16]}),
     "random crop": ({"name": "folder", "path": "tiled", "fit": "random_crop"}, {}),
+    "random crop of arrays": ({"name": "cifar10", "path": "cifar", "fit": "random_crop"}, {}),
+    "random crop of slides": (
+        {"name": "slide", "path": "slides", "cut": "whole", "fit": "random_crop"},
+        {},
+    ),
     **{
         f"pairs of scale {scale}": (
             {"name": "pairs", "path": "tiled/b", "fit": fit},
@@ -128,6 +133,10 @@ def test_window_is_bitwise_part_of_the_whole_image(kind, root):
             np.testing.assert_array_equal(window, whole[..., rows, cols], strict=True)
 
     check()
+    if kind.startswith("random crop"):  # each epoch has another
+        [(read, height, width)] = readers.values()
+        numbers = range(0, 4 * len(source), len(source))
+        assert len({read(i, (0, height), (0, width)).tobytes() for i in numbers}) == 4
 
 
 def test_every_kind_of_data_has_a_source_here():

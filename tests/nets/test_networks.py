@@ -116,6 +116,12 @@ def test_first_output_of_edsr_is_of_the_size_of_the_image():
             assert output.shape == (2, 2, scale * rows, scale * cols)
     block, x = ResidualBlock(3, 0.1, blocks=1), torch.randn(1, 3, 6, 5)
     torch.testing.assert_close(block(x), x + 0.1 * block.conv2(block.conv1(x).clamp(0)))
+    model = filled("edsr", blocks=1, width=4).requires_grad_(False)
+    x = torch.randn(1, 3, 6, 5)
+    head = model.head(x)
+    torch.testing.assert_close(
+        model(x), model.tail(model.upsample(head + model.after(model.body(head))))
+    )
     # Without norms the usual first values grow threefold a block: 16 blocks began at a thousand.
     for blocks in (2, 32):
         model = filled("edsr", blocks=blocks, width=16)
@@ -126,6 +132,8 @@ def test_first_output_of_edsr_is_of_the_size_of_the_image():
 
 def test_maps_have_the_published_sizes():
     graph = trace(network("preact_resnet", depth=11), [1, 3, 20, 18], training=True)
+    # A block that projects does so behind its first norm and ReLU.
+    assert graph.by_name["group1.0.projection"].inputs == graph.by_name["group1.0.conv1"].inputs
     sums = [(node.layer, node.shape) for node in graph.nodes if node.kind == "add"]
     assert sums == [
         ("group1.0", [1, 64, 20, 18]), ("group2.0", [1, 128, 10, 9]), ("group3.0", [1, 256, 5, 5]),

@@ -58,9 +58,9 @@ def test_large_tensors_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch):
     assert torch.equal(part, whole[1:3, 2:5, 7:11])
 
 
-def masks(samples: int, first: int = 0, step: int = 0) -> list[Tensor]:
+def masks(samples: int, first: int = 0, step: int = 0, seed: int = 0) -> list[Tensor]:
     x = torch.ones(samples, 3, 8, 8)
-    with Draws(0, step, first, samples):
+    with Draws(seed, step, first, samples):
         return [
             F.dropout(x, 0.3),
             F.dropout2d(x, 0.3),
@@ -91,11 +91,18 @@ def test_microbatches_draw_what_the_batch_draws():
 
 
 def test_steps_and_draws_differ_and_repeat():
-    for one, again, later in zip(masks(2), masks(2), masks(2, step=1), strict=True):
+    others = masks(2), masks(2, step=1), masks(2, seed=1)
+    for one, again, later, other in zip(masks(2), *others, strict=True):
         assert torch.equal(one, again)
         assert not torch.equal(one, later)
+        assert not torch.equal(one, other)
     with Draws(0, 0, 0, 2):
         assert not torch.equal(torch.rand(2, 9), torch.rand(2, 9))
+    counts = set()  # which a generator draws
+    for seed, step, first in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 2), (0, 0, 0)):
+        with Draws(seed, step, first, 2):
+            counts.add(tuple(torch.poisson(torch.full((99,), 9.0)).tolist()))
+    assert len(counts) == 4
 
 
 DROPS: dict[str, Forward] = {
@@ -132,13 +139,15 @@ DROPS: dict[str, Forward] = {
 }
 
 
-def attention(x: Tensor, heads: int = 2, causal: bool = False, mask: Any = None) -> Tensor:
+def attention(
+    x: Tensor, heads: int = 2, causal: bool = False, mask: Any = None, scale: float | None = None
+) -> Tensor:
     """Attention of all pixels of (n, C, H, W) to each other that drops weights."""
     tokens = x.flatten(2).transpose(1, 2)
     q = tokens.unflatten(2, (2, -1)).transpose(1, 2)
     given = mask(q, tokens) if mask else None
     y = F.scaled_dot_product_attention(
-        q, q[:, :heads], q[:, :heads] * 2, given, 0.3, causal, enable_gqa=heads == 1
+        q, q[:, :heads], q[:, :heads] * 2, given, 0.3, causal, enable_gqa=heads == 1, scale=scale
     )
     return y.transpose(1, 2).flatten(2).transpose(1, 2).view_as(x)
 
@@ -146,6 +155,7 @@ def attention(x: Tensor, heads: int = 2, causal: bool = False, mask: Any = None)
 ATTENTIONS: dict[str, Forward] = {
     "plain": lambda n, x: attention(x),
     "causal": lambda n, x: attention(x, causal=True),
+    "scaled": lambda n, x: attention(x, scale=2.0),
     "shared keys": lambda n, x: attention(x, heads=1),
     "mask": lambda n, x: attention(x, mask=lambda q, t: (t[:, None, :, :1] > 0).mT),
     "all masked": lambda n, x: attention(
@@ -181,7 +191,20 @@ def test_distributions_have_their_mean_and_spread():
         whole = torch.randint(-3, 4, x.shape)
         bell, kept = torch.randn_like(x), F.dropout(x, 0.3)
         waits = torch.empty_like(x).exponential_(0.5)
+        others = [
+            (torch.rand_like(x), 0.5, 1 / 12),
+            (torch.empty_like(x).uniform_(-1, 3), 1, 16 / 12),
+            (torch.empty_like(x).normal_(2, 3), 2, 9),
+            (torch.normal(2.0, 3.0, x.shape), 2, 9),
+            (torch.normal(2 * x, 3 * x), 2, 9),
+            (torch.empty_like(x).random_(2, 9), 5, 4),
+            (torch.randint_like(x, 7), 3, 4),
+            (torch.bernoulli(x / 4), 0.25, 3 / 16),
+            (torch.empty_like(x).bernoulli_(0.25), 0.25, 3 / 16),
+            (torch.native_dropout(x, 0.3, True)[0], 1, 0.3 / 0.7),
+        ]
     for drawn, mean, var in (
+        *others,
         (slopes, -0.5, 0.25 / 12),
         (whole.double(), 0, 4),
         (bell, 0, 1),

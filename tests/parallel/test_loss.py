@@ -116,6 +116,9 @@ def test_one_score_is_that_of_the_second_class():
     wanted = F.binary_cross_entropy_with_logits(output[:, 0], labels.double())
     for name in ("bce", "cross_entropy"):
         torch.testing.assert_close(plain_loss(keys(name=name), output, labels), wanted)
+    for name, function in (("l1", F.l1_loss), ("l2", F.mse_loss)):  # of images
+        image = torch.zeros_like(output) + 3
+        assert plain_loss(keys(name=name), output, image) == function(output, image)
     likely = output.sigmoid()[:, 0]
     dice = 1 - (2 * (likely * labels).sum() + 1) / (likely.sum() + labels.sum() + 1)
     torch.testing.assert_close(plain_loss(keys(name="dice"), output, labels), dice)

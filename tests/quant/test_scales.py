@@ -32,6 +32,7 @@ DAMAGE = {
     "nan": {"values": {"input": [float("nan"), 3], "conv1": [0.1, 0]}},
     "a scale that float32 cannot hold": {"values": {"input": [1e-60, 3], "conv1": [0.1, 0]}},
     "a zero point of 9 bits": {"values": {"input": [0.1, 256], "conv1": [0.1, 0]}},
+    "a zero point below 0": {"values": {"input": [0.1, -1], "conv1": [0.1, 0]}},
     "half a zero point": {"values": {"input": [0.1, 2.5], "conv1": [0.1, 0]}},
     "a list of values": {"values": [1, 2]},
     "a scale of names": {"values": {"input": {"scale": 1}}},
@@ -64,7 +65,10 @@ def test_calibration_is_named_by_all_that_decides_its_scales_and_no_more():
     names += [calibration_key(from_dict({key: one}), inputs) for key, one in keys.items()]
     others = {"batch": 8, "steps": 9}, {"parallel": {"tiles": [2, 1]}}, {"quant": {"keep": ["fc"]}}
     same = {calibration_key(from_dict(one), inputs) for one in ({}, *others)}
-    assert (len({*names, *same}), len(same)) == (len(inputs) + len(keys) + 1, 1)
+    # What stays in float is a part of what quant.auto chooses from.
+    names += [calibration_key(from_dict({"quant": {"auto": "30dB", "keep": k}}), inputs)
+              for k in ([], ["fc"])]  # fmt: skip
+    assert (len({*names, *same}), len(same)) == (len(inputs) + len(keys) + 3, 1)
 
 
 def test_every_fact_is_kept_and_decides_the_digest(tmp_path):
