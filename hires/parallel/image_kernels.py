@@ -1,4 +1,9 @@
-"""Holds what operators over the image share: their types, and values that all tiles hold."""
+"""Holds what operators over the image share: types, values that all tiles hold, and moments.
+
+Source:
+    Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+    variances", 1979.
+"""
 
 from __future__ import annotations
 
@@ -47,3 +52,16 @@ def tiles_of_ranks(context: Context) -> list[int]:
 def wide(x: Tensor) -> torch.dtype:
     """Returns a type for sums over millions of pixels: half precision would lose all digits."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def combine_moments(parts: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns mean and variance of all numbers from those of each part, (parts, 2, ...).
+
+    ``shares``: each part's share of the numbers, (parts,).
+    """
+    means, variances = parts.unbind(1)
+    shares = shares.to(means.dtype).view(-1, *[1] * (means.dim() - 1))
+    # Products and sums, not a matrix product, which autocast would lower to bfloat16.
+    mean = (shares * means).sum(0)
+    apart = means - mean
+    return mean, (shares * torch.addcmul(variances, apart, apart)).sum(0)

@@ -25,8 +25,6 @@ of a microbatch, and a group for each channel; group, instance and layer norm ha
 sample.
 
 Source:
-    Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-    variances", 1979.
     ATen/native/cpu/group_norm_kernel.cpp, with sums that several tiles add up.
 """
 
@@ -47,6 +45,7 @@ from hires.parallel.image_kernels import (
     Bind,
     Operator,
     Values,
+    combine_moments,
     tiles_of_ranks,
     wide,
 )
@@ -64,11 +63,12 @@ class NormTiles:
             normalised, but each counts once: with its owner.
     """
 
-    def __init__(self, counts: list[int], rects: tuple[Rect, Rect] | None) -> None:
-        self.rects = rects
-        self.count = sum(counts)
-        self._shares = (torch.tensor(counts, dtype=torch.float64) / self.count).view(-1, 1)
-        self._constants: dict[torch.dtype, Tensor] = {}
+    def __init__(
+        self, counts: list[int], rects: tuple[Rect, Rect] | None, device: torch.device
+    ) -> None:
+        self.rects, self.count = rects, sum(counts)
+        self.shares = torch.tensor(counts, dtype=torch.float64, device=device) / self.count
+        """Each tile's part of the image, (tiles,)."""
 
     @classmethod
     def of(cls, node: Node, context: Context, counts: list[int]) -> NormTiles:
@@ -76,17 +76,11 @@ class NormTiles:
         size, rects = context.plan.graph.shape(node.inputs[0])[2:], None
         if context.stage.num_tiles > 1 and context.extent(node.name) != context.own(size):
             rects = context.extent(node.name), context.own(size)
-        return cls([counts[tile] for tile in tiles_of_ranks(context)], rects)
+        return cls([counts[tile] for tile in tiles_of_ranks(context)], rects, context.device)
 
     def own(self, x: Tensor) -> Tensor:
         """Returns the pixels that count."""
         return x if self.rects is None else part(x, *self.rects)
-
-    def shares(self, like: Tensor) -> Tensor:
-        """Returns each tile's part of the image, (tiles, 1), made once for each type."""
-        if like.dtype not in self._constants:
-            self._constants[like.dtype] = self._shares.to(like)
-        return self._constants[like.dtype]
 
 
 def batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
@@ -159,9 +153,9 @@ class TiledNorm:
         both = torch.stack([torch.stack(parts) for parts in zip(*found, strict=True)]).to(kind)
         if self.groups == own.shape[1]:
             return both
-        means, variances = torch.unflatten(both, 2, (self.groups, -1))
-        mean = means.mean(2)
-        return torch.stack([mean, (variances + (means - mean.unsqueeze(2)) ** 2).mean(2)])
+        channels = torch.unflatten(both, 2, (self.groups, -1)).movedim(3, 0)
+        equal = channels.new_full((len(channels),), 1 / len(channels))
+        return torch.stack(combine_moments(channels, equal))
 
     def normalised(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor
@@ -329,7 +323,7 @@ class _TiledNorms(torch.autograd.Function):
         for gathered, norm, x, weight, bias in zip(
             joint.gather(local), norms, xs, weights, biases, strict=True
         ):
-            mean, var = _combined(gathered, norm.tiles)
+            mean, var = combine_moments(gathered, norm.tiles.shares)
             made += norm.normalised(x, weight, bias, mean, var), mean, var
             saved += x, weight, mean, torch.rsqrt(var + norm.eps)
         ctx.save_for_backward(*saved)
@@ -366,13 +360,3 @@ class _TiledNorms(torch.autograd.Function):
             made.append(grad_x)
             made += [kind and one.to(kind) for one, kind in zip(of_channels, kinds, strict=True)]
         return tuple(made)
-
-
-def _combined(gathered: Tensor, tiles: NormTiles) -> tuple[Tensor, Tensor]:
-    # (tiles, 2, sets, groups) -> mean and variance of the whole image.
-    means, variances = gathered.unbind(1)
-    shares = tiles.shares(means).view(-1, *[1] * (means.dim() - 1))
-    # Products and sums, not a matrix product, which autocast would lower to bfloat16.
-    mean = (shares * means).sum(0)
-    apart = means - mean
-    return mean, (shares * torch.addcmul(variances, apart, apart)).sum(0)

@@ -6,10 +6,6 @@ r"""Computes sums, maxima, variances ... of the image from a few numbers of each
 
 What follows is computed alike on all tiles, so each has the complete gradient of the value: it
 goes back through the combination to the tile's own numbers and its own pixels, without a message.
-
-Source:
-    Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-    variances", 1979.
 """
 
 from __future__ import annotations
@@ -29,6 +25,7 @@ from hires.parallel.image_kernels import (
     Bind,
     Operator,
     Values,
+    combine_moments,
     tiles_of_ranks,
     wide,
 )
@@ -91,8 +88,8 @@ def reduction(node: Node, context: Context, bind: Bind) -> Operator:
     dims = sorted(reduced_dims(node, shape))
     order = tiles_of_ranks(context)
     rects = own_rects([rows, cols], stage.tiles)
-    areas = torch.tensor([area(rects[tile]) for tile in order], dtype=torch.float64)
-    shares = areas / (rows * cols)
+    areas = [area(rects[tile]) / (rows * cols) for tile in order]
+    shares = torch.tensor(areas, dtype=torch.float64, device=context.device)
     count = math.prod(shape[dim] for dim in dims)
     keep = bool(node.args.get("keepdim", "output_size" in node.args))
     pixels = [Factor(rows, ROWS), Factor(cols, COLUMNS)]
@@ -102,7 +99,7 @@ def reduction(node: Node, context: Context, bind: Bind) -> Operator:
     def run(values: Values) -> Any:
         x = part(values[source], held, own)
         x = x.to(wide(x)) if x.is_floating_point() else x
-        facts = Reduced(bind(values), dims, keep, own, along, shares.to(x), count)
+        facts = Reduced(bind(values), dims, keep, own, along, shares, count)
         sent = how.local(x, facts)
         sent = sent if kept is None else kept.filled_up(sent)
         gathered = _GatherTiles.apply(sent, context.cursor, node.name, place)  # type: ignore[no-untyped-call]
@@ -328,10 +325,7 @@ def _moments(x: Tensor, r: Reduced) -> Tensor:
 
 
 def _variance_and_mean(sent: Tensor, r: Reduced) -> tuple[Tensor, Tensor]:
-    means, variances = sent.unbind(1)
-    shares = r.shares.view(-1, *[1] * (means.dim() - 1))
-    mean = (shares * means).sum(0)
-    var = (shares * (variances + (means - mean) ** 2)).sum(0)
+    mean, var = combine_moments(sent, r.shares)
     correction = r.args.get("correction")
     if correction is None:
         correction = float(r.args.get("unbiased", True))

@@ -18,8 +18,7 @@ from hires.core.ranks.world import World
 from hires.engine.build import build_rank
 from hires.engine.device import Accelerator, open_device
 from hires.engine.verify import reference_step
-from hires.parallel import stage
-from hires.parallel.norms import NormTiles
+from hires.parallel import norms, stage
 from hires.parallel.slot_pass import SlotPass
 from hires.parallel.window import Window
 from hires.plan.plan import Plan
@@ -37,7 +36,7 @@ def _on_host(slot: SlotPass) -> Iterator[None]:
         slot.context.device = before
 
 
-_empty, _rows, _shares = SlotPass.empty, Window.tap_rows, NormTiles.shares
+_empty, _rows, _combine = SlotPass.empty, Window.tap_rows, norms.combine_moments
 _constant = stage.constant_tensor
 
 
@@ -60,7 +59,7 @@ MUTATIONS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "images": (Accelerator, "uploads", lambda device: None),
     "receives": (SlotPass, "empty", _empty_on_host),
     "rows of a scaling": (Window, "tap_rows", lambda w, dim, _: _rows(w, dim, torch.device("cpu"))),
-    "shares of the tiles": (NormTiles, "shares", lambda t, like: t._shares.to(like.dtype)),
+    "shares of the tiles": (norms, "combine_moments", lambda p, shares: _combine(p, shares.cpu())),
     "memory of images": (Simulated, "keep_for", lambda device, tensor, stream: None),
     "constants": (stage, "constant_tensor", lambda fact: _Stuck(_constant(fact))),
 }
