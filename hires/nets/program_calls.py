@@ -104,6 +104,8 @@ def packet_of(name: str) -> Any:
 def overload_of(op: str) -> Any:
     """Returns what a node of the graph names, as ``add.Tensor``; None: torch has none."""
     name, _, overload = op.partition(".")
+    if name == operator.getitem.__name__:  # Python's own
+        return operator.getitem
     return getattr(packet_of(name), overload or "default", None)
 
 

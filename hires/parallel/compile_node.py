@@ -10,7 +10,6 @@ nothing of them. Other kernels are those of the operator's entry
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -24,7 +23,6 @@ from hires.nets.program_calls import overload_of
 from hires.nets.random_draws import Draws, Places
 from hires.parallel.context import Context, Packer
 from hires.parallel.conversion_kernels import CONVERSIONS, count_once
-from hires.parallel.fused_products import FusedConvolution, FusedLinear, fused_norm
 from hires.parallel.halo import Exchange, Frame, exchange_at, gather_window, part
 from hires.parallel.image_kernels import Bind, Operator, Values, share
 from hires.parallel.map_views import on_tile
@@ -48,22 +46,12 @@ def compile_node(
 
     ``overwrites``: a fused operator may write its value over the one beside its window.
     """
-    stage = context.stage
-    facts = facts_of(node.kind)
-    fuses = facts.beside and not facts.quantized
-    # Without gradients any other convolution can keep its weight packed, too.
-    batch = node.kind == "conv2d" and len(node.shape or []) == 4
-    fuses = fuses or (batch and not context.plan.training)
-    fused = FusedConvolution(context.dtype, overwrites) if fuses else None
+    stage, facts = context.stage, facts_of(node.kind)
     rule = rule_in(stage, node, context.plan.graph)
     if rule.kind in CONVERSIONS:
         return CONVERSIONS[rule.kind](node, context, tensors)
     if rule.kind == "window":
-        return _windowed(node, context, tensors, fused, overwrites)
-    if fused is not None:  # a kernel of our own, of the same arguments
-        _pack_later(node, context, tensors, fused)
-        bind = bind_arguments(node, context.device, tensors)
-        return lambda values: fused.of(bind(values))
+        return _windowed(node, context, tensors, overwrites)
     if rule.fit is not None and rule.fit.dims is not None:
         shards = stage.shards > 1
         rect = (*context.samples, 0, 1) if shards else context.extent(node.name)
@@ -91,6 +79,16 @@ def _alone(
     node: Node, context: Context, tensors: dict[str, Tensor], overwrites: bool = False
 ) -> Operator:
     # The callable of a node that needs nothing of other ranks.
+    facts, bind = facts_of(node.kind), bind_arguments(node, context.device, tensors)
+    if (own := imported(facts.own)) is not None:
+        kernel = own(node, context)
+        _pack_later(node, context, tensors, kernel)
+        return lambda values: kernel(bind(values))
+    packs = facts.packs is not None and not context.plan.training and len(node.shape or []) == 4
+    if facts.quantized or packs:
+        source, window = node.inputs[0], window_of(node, context, whole=True, overwrites=overwrites)
+        _pack_later(node, context, tensors, window)
+        return lambda values: window(values[source], None, bind(values))
     if updates_statistics(node):
         # A microbatch that is computed again must not count twice in the running statistics.
         no_tracking = {**node.args, "running_mean": None, "running_var": None}
@@ -98,12 +96,6 @@ def _alone(
         first_run = local_operator(node, context.device, tensors)
         second_run = local_operator(again, context.device, tensors)
         return lambda values: (second_run if context.recomputing else first_run)(values)
-    if node.kind == "fused_linear":
-        linear, bind = FusedLinear(context.dtype), bind_arguments(node, context.device, tensors)
-        _pack_later(node, context, tensors, linear)
-        return lambda values: linear(**bind(values))
-    if facts_of(node.kind).quantized:
-        return _quantized(node, context, tensors, overwrites)
     return local_operator(node, context.device, tensors)
 
 
@@ -154,7 +146,7 @@ def _drawn(run: Operator, node: Node, context: Context) -> Operator:
 
     def places_of(shape: Sequence[int]) -> tuple[Places, Sequence[int]]:
         # The noise of whole channels or samples has one number for all pixels.
-        single = "feature" in node.kind
+        single = facts_of(node.kind).positional == "channel"
         sizes = [*whole[:2], *[1] * len(whole[2:])] if single else whole
         return [*places[:2], *map(range, sizes[2:])] if single else places, sizes
 
@@ -180,26 +172,24 @@ def _exchanges(node: Node, context: Context) -> dict[str, Exchange]:
     return {value: exchange_at(context, number) for value, number in numbers.items()}
 
 
-def _pack_later(
-    node: Node,
-    context: Context,
-    tensors: dict[str, Tensor],
-    fused: FusedConvolution | FusedLinear | None = None,
-    window: Window | None = None,
-) -> None:
-    # Lets a node keep its weight in the order of its kernel, once it has its values.
-    packer = imported(facts_of(node.kind).packs)
-    pack: Any = functools.partial(packer, window) if packer is not None else None
-    pack = fused.pack if fused is not None else pack
-    if pack is None or (window is not None and (window.is_blank or window.strips)):
+def _pack_later(node: Node, context: Context, tensors: dict[str, Tensor], kernel: Any) -> None:
+    # Lets a kernel, or the window of one, keep its weight in its own order, once that has values.
+    pack, window = imported(facts_of(node.kind).packs), None
+    if isinstance(kernel, Window):
+        window = kernel
+        pack = None if window.is_blank or window.strips else pack
+    if pack is None or context.plan.training:
         return
     args = fixed_arguments(node, tensors)
     if args["weight"] is None:  # it is a value
         return
-    if fused is not None and window is not None:
-        args["padding"] = window.padding
     shape = _input_shape(node, context, window)
-    context.packers.append(Packer(node.args["weight"]["param"], lambda: pack(shape, args)))
+
+    def run() -> Tensor | None:
+        like = args["weight"].new_empty(1, dtype=context.dtype).expand(*shape)
+        return pack(kernel, like, args)  # type: ignore[no-any-return]
+
+    context.packers.append(Packer(node.args["weight"]["param"], run))
 
 
 def _input_shape(node: Node, context: Context, window: Window | None = None) -> list[int]:
@@ -217,17 +207,13 @@ def _input_shape(node: Node, context: Context, window: Window | None = None) -> 
 
 
 def _windowed(
-    node: Node,
-    context: Context,
-    tensors: dict[str, Tensor],
-    fused: FusedConvolution | None,
-    overwrites: bool,
+    node: Node, context: Context, tensors: dict[str, Tensor], overwrites: bool
 ) -> Operator:
     bind = bind_arguments(node, context.device, tensors)
     source, exchanges = node.inputs[0], _exchanges(node, context)
     exchange, shared = exchanges.get(source), _comm_of(node, context, "share")
-    window = window_of(node, context, exchange, fused, overwrites=overwrites)
-    _pack_later(node, context, tensors, fused, window)
+    window = window_of(node, context, exchange, overwrites=overwrites)
+    _pack_later(node, context, tensors, window)
     operand = node.args.get(facts_of(node.kind).beside)
     beside = "" if operand is None else operand["value"]
     sizes = window.axes[0].size_out, window.axes[1].size_out
@@ -297,15 +283,9 @@ def _operand_fit(node: Node, context: Context) -> Callable[[Values], Values] | N
 
 def local_operator(node: Node, device: torch.device, tensors: dict[str, Tensor]) -> Operator:
     """Returns torch's own operator of a node, of values as a rank holds them."""
-    if node.kind == "getitem":
-        [source], index = node.inputs, node.args["index"]
-        return lambda values: values[source][index]
-    if node.op == "fused_norm.default":
-        bind = bind_arguments(node, device, tensors)
-        return lambda values: fused_norm(**bind(values))
-    # The former is x.bernoulli_(p), without the write.
-    function = overload_of("bernoulli.p" if node.op == "bernoulli.float" else node.op)
-    keyword = {a.name for a in function._schema.arguments if a.kwarg_only}
+    function = overload_of(node.op)
+    schema = getattr(function, "_schema", None)
+    keyword = {a.name for a in schema.arguments if a.kwarg_only} if schema is not None else {}
     function = SUBSTITUTES.get(node.kind) or function
     bind = bind_arguments(node, device, tensors)
 
@@ -321,19 +301,6 @@ def local_operator(node: Node, device: torch.device, tensors: dict[str, Tensor])
 
     first = node.shape is not None  # of an operator's values only the first is read
     return run_apart if facts_of(node.kind).ends_gradient else run
-
-
-def _quantized(
-    node: Node, context: Context, tensors: dict[str, Tensor], overwrites: bool
-) -> Operator:
-    bind, [source, *_] = bind_arguments(node, context.device, tensors), node.inputs
-    if (own := imported(facts_of(node.kind).own)) is not None:
-        kernel = own(node, context)
-        _pack_later(node, context, tensors)
-        return lambda values: kernel(bind(values))
-    window = window_of(node, context, None, whole=True, overwrites=overwrites)
-    _pack_later(node, context, tensors, None, window)
-    return lambda values: window(values[source], None, bind(values))
 
 
 def bind_arguments(node: Node, device: torch.device, tensors: dict[str, Tensor]) -> Bind:

@@ -8,15 +8,15 @@ torch's two operators on one thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hires.parallel.context import Context
 from hires.parallel.torch_faults import (
-    SUBSTITUTES,
     by_plain_onednn,
     convolve,
     geometry_of,
@@ -25,13 +25,18 @@ from hires.parallel.torch_faults import (
     lacks_kernel,
     product_type,
 )
+from hires.plan.graph import Node
 from hires.plan.operators.activations import POST_OPERATIONS
 from hires.quant.emptied_weights import is_emptied
 from hires.quant.int8_kernels import Geometry
 
+if TYPE_CHECKING:
+    from hires.parallel.window import Window
 
-class _Packed(NamedTuple):
-    # What follows from the shape of an input, found once.
+
+class PackedConvolution(NamedTuple):
+    """What follows from the shape of an input, found once."""
+
     weight: Tensor
     """In the order in which oneDNN reads it."""
     how: Geometry
@@ -50,117 +55,98 @@ class _Packed(NamedTuple):
         )
 
 
-class FusedConvolution:
-    """A convolution with a sum and an activation, or without, as a node of a network computes it.
+def convolve_fused(
+    x: Tensor,
+    args: dict[str, Any],
+    padding: Sequence[int] | None = None,
+    packed: PackedConvolution | None = None,
+    overwrites: bool = False,
+) -> Tensor:
+    """Returns ``activation(conv2d(x, weight, bias) + other)`` of a node's arguments by name.
 
-    ``dtype``: of its inputs; ``overwrites``: its value may be written over ``other``, which nothing
-    reads afterwards.
+    ``other`` has the shape of the result, (n, K, rows, cols), or is None; with ``overwrites`` it
+    may be written over. ``padding`` replaces theirs. ``packed`` is for inputs of one shape.
     """
+    weight, bias, other = args["weight"], args["bias"], args.get("other")
+    activation = args.get("activation")
+    x, how = in_numbers(x, weight, geometry_of(args, padding))
+    if packed is not None and packed.fits(x, other):
+        return _by_onednn(x, packed.weight, bias, packed.how, other, activation, overwrites)
+    assert not is_emptied(weight), f"packed for {packed and packed.shape}, used for {x.shape}"
+    operands = [tensor for tensor in (x, weight, bias, other) if tensor is not None]
+    # Where nothing follows, torch's own kernel: a training's passes without gradients, as those
+    # that are computed again, have the bits of the others.
+    fuses = "activation" in args and by_fused_kernel(operands, activation)
+    if fuses and is_safe(x, weight, how):
+        return _by_onednn(x, weight, bias, how, other, activation, overwrites)
+    return with_sum_and_activation(convolve(x, weight, bias, how), other, activation)
 
-    def __init__(self, dtype: torch.dtype = torch.float32, overwrites: bool = False) -> None:
-        self.dtype, self.overwrites = dtype, overwrites
-        self._packed: _Packed | None = None
 
-    def __call__(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        how: Geometry,
-        other: Tensor | None = None,
-        activation: list[Any] | None = None,
-    ) -> Tensor:
-        """Returns ``activation(conv2d(x, weight, bias) + other)``, (n, K, rows, cols).
+def packed_convolution(w: Window, like: Tensor, args: dict[str, Any]) -> Tensor | None:
+    """Returns the weight of a convolution as oneDNN reads it, kept for its kernel; None: nothing.
 
-        ``other`` has the shape of the result or is None. There is no gradient.
-        """
-        packed = self._packed
-        x, how = in_numbers(x, weight, how)
-        if packed is not None and packed.fits(x, other):
-            return _by_onednn(
-                x, packed.weight, bias, packed.how, other, activation, self.overwrites
-            )
-        operands = [tensor for tensor in (x, weight, bias, other) if tensor is not None]
-        assert not is_emptied(weight), f"packed for {packed and packed.shape}, used for {x.shape}"
-        if by_fused_kernel(operands, activation) and is_safe(x, weight, how):
-            return _by_onednn(x, weight, bias, how, other, activation, self.overwrites)
-        y = convolve(x, weight, bias, how)
-        return with_sum_and_activation(y, other, activation)
-
-    def of(self, args: dict[str, Any], padding: Sequence[int] | None = None) -> Tensor:
-        """Returns the same of a node's arguments by name; ``padding``: in place of theirs."""
-        operands, more = (args["input"], args["weight"], args["bias"]), ("other", "activation")
-        return self(*operands, geometry_of(args, padding), *map(args.get, more))
-
-    def pack(self, shape: Sequence[int], args: dict[str, Any]) -> Tensor | None:
-        """Returns what it keeps: its weight in the order in which oneDNN reads it; None: nothing.
-
-        ``shape`` is that of its input; ``args`` are its arguments, of which it reads no values.
-        """
-        weight, activation = args["weight"], args.get("activation")
-        known = weight.dtype == self.dtype and isinstance(weight, nn.Parameter)
-        if not (known and by_fused_kernel([weight], activation)):
-            return None
-        x = weight.new_empty(1).expand(*shape)  # of that shape, without memory
-        x, how = in_numbers(x, weight, geometry_of(args))
-        if not x.numel() or not is_safe(x, weight, how):
-            return None
-        place = how.padding, how.stride, how.dilation, how.groups, [*x.shape]
-        packed = torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *place)
-        self._packed = _Packed(packed, how, x.shape, self.dtype)
-        return packed  # type: ignore[no-any-return]
+    ``like`` is its input without memory; of its arguments by name no values are read.
+    """
+    weight = args["weight"]
+    known = weight.dtype == like.dtype and isinstance(weight, nn.Parameter)
+    if not (known and by_fused_kernel([weight], args.get("activation"))):
+        return None
+    x, how = in_numbers(like, weight, geometry_of(args, w.padding))
+    if not x.numel() or not is_safe(x, weight, how):
+        return None
+    place = how.padding, how.stride, how.dilation, how.groups, [*x.shape]
+    packed = torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *place)
+    w.kept["packed"] = PackedConvolution(packed, how, x.shape, like.dtype)
+    return packed  # type: ignore[no-any-return]
 
 
 class FusedLinear:
     """A linear layer and an activation, as a node of a network computes them."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self._packed: Tensor | None = None
+    packed: Tensor | None = None
+    """Its weight as oneDNN reads it, for inputs of any shape."""
 
-    def __call__(
-        self, input: Tensor, weight: Tensor, bias: Tensor | None, activation: list[Any]
-    ) -> Tensor:
+    def __call__(self, args: dict[str, Any]) -> Tensor:
         """Returns ``activation(linear(input, weight, bias))``, (..., outputs); without gradient."""
-        operands = [tensor for tensor in (input, weight, bias) if tensor is not None]
-        if not by_fused_kernel(operands, activation):
+        x, weight, bias, activation = (args[n] for n in ("input", "weight", "bias", "activation"))
+        if not by_fused_kernel([t for t in (x, weight, bias) if t is not None], activation):
             assert not is_emptied(weight), "a packed weight is used by another kernel"
-            return with_sum_and_activation(F.linear(input, weight, bias), None, activation)
-        weight = weight if self._packed is None else self._packed
+            return with_sum_and_activation(F.linear(x, weight, bias), None, activation)
+        weight = weight if self.packed is None else self.packed
         kernel = torch.ops.mkldnn._linear_pointwise
-        return kernel(input, weight, bias, *post_operation(activation))  # type: ignore[no-any-return]
-
-    def pack(self, shape: Sequence[int], args: dict[str, Any]) -> Tensor | None:
-        """Returns the same as that of a convolution, for inputs of any shape."""
-        weight = args["weight"]
-        known = weight.dtype == self.dtype
-        if not (
-            known
-            and by_fused_kernel([weight], args["activation"])
-            and isinstance(weight, nn.Parameter)
-        ):
-            return None
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        return self._packed
+        return kernel(x, weight, bias, *post_operation(activation))  # type: ignore[no-any-return]
 
 
-@SUBSTITUTES.register("fused_conv2d")
-def fused_convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    """Returns :class:`FusedConvolution` of its arguments in their order."""
-    return FusedConvolution()(x, weight, bias, Geometry(*rest[:4]), *rest[4:])
+def fused_linear(node: Node, context: Context) -> FusedLinear:
+    """Returns the kernel of a linear layer with its activation."""
+    return FusedLinear()
 
 
-def fused_norm(input: Tensor, weight: Tensor, bias: Tensor, activation: list[Any] | None) -> Tensor:
-    """Returns the activation of ``input * weight + bias``, (n, C, rows, cols), by channel.
+def packed_linear(layer: FusedLinear, like: Tensor, args: dict[str, Any]) -> Tensor | None:
+    """Returns the same as :func:`packed_convolution` of a linear layer."""
+    weight = args["weight"]
+    known = weight.dtype == like.dtype and isinstance(weight, nn.Parameter)
+    if not (known and by_fused_kernel([weight], args["activation"])):
+        return None
+    layer.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+    return layer.packed
+
+
+def fused_norm(node: Node, context: Context) -> Callable[[dict[str, Any]], Tensor]:
+    """Returns what computes the activation of ``input * weight + bias``, (n, C, rows, cols).
 
     To oneDNN it is a convolution of each channel alone, which reads and writes the map once.
     """
-    if by_fused_kernel([input, weight, bias], activation):
-        how = Geometry([1, 1], [0, 0], [1, 1], len(weight))
-        single = weight.view(-1, 1, 1, 1)
-        return _by_onednn(input, single, bias, how, None, activation, False)
-    parts = bias.view(-1, 1, 1), input, weight.view(-1, 1, 1)
-    return with_sum_and_activation(torch.addcmul(*parts), None, activation)
+
+    def run(args: dict[str, Any]) -> Tensor:
+        x, weight, bias, activation = (args[n] for n in ("input", "weight", "bias", "activation"))
+        if by_fused_kernel([x, weight, bias], activation):
+            how = Geometry([1, 1], [0, 0], [1, 1], len(weight))
+            return _by_onednn(x, weight.view(-1, 1, 1, 1), bias, how, None, activation, False)
+        scaled = torch.addcmul(bias.view(-1, 1, 1), x, weight.view(-1, 1, 1))
+        return with_sum_and_activation(scaled, None, activation)
+
+    return run
 
 
 def with_sum_and_activation(

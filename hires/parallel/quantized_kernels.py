@@ -119,8 +119,9 @@ def linear(node: Node, context: Context) -> Callable[[Args], Tensor]:
     return lambda args: multiply_int8(args["input"], args["weight"], _rescale(args))
 
 
-def packed_linear(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
+def packed_linear(kernel: Any, like: Tensor, args: Args) -> Tensor | None:
     """Returns the weight of a linear layer as oneDNN reads it."""
+    shape = like.shape
     column, weight = [1, shape[-1], math.prod(shape[:-1]), 1], args["weight"]
     return product_of(weight, column, Geometry()).packed if is_packed(column, weight) else None
 
@@ -142,10 +143,9 @@ def convolution(w: Window, x: Tensor, args: Args) -> Tensor:
     return convolve_int8(x, args["weight"], how, _rescale(args), args["zero_point"], added)
 
 
-def packed_convolution(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
+def packed_convolution(w: Window, like: Tensor, args: Args) -> Tensor | None:
     """Returns the weight of a convolution as oneDNN reads it."""
-    assert w is not None
-    how, weight = _geometry(w, args), args["weight"]
+    how, weight, shape = _geometry(w, args), args["weight"], [*like.shape]
     if not is_packed(shape, weight):
         return None
     # By rows a sum is added in place: torch copies what its convolution adds to.
@@ -196,12 +196,11 @@ def _interleaved(y: Tensor, w: Window, groups: int) -> Tensor:
     return moved.permute(0, 3, 1, 2)
 
 
-def packed_transposed(w: Window | None, shape: list[int], args: Args) -> Tensor | None:
+def packed_transposed(w: Window, like: Tensor, args: Args) -> Tensor | None:
     """Returns the weight of a transposed convolution as oneDNN reads it."""
-    assert w is not None
     weight, groups = args["weight"], args["groups"]
     (rows, columns), _ = phase_window(w, weight)
-    shape = [*shape[:2], shape[2] + sum(rows), shape[3] + sum(columns)]
+    shape = [*like.shape[:2], like.shape[2] + sum(rows), like.shape[3] + sum(columns)]
     if not is_packed(shape, weight):
         return None
     names = "weight", "multiplier", "offset"

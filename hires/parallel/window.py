@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hires.core.registry import imported
 from hires.parallel.context import Context
-from hires.parallel.fused_products import FusedConvolution, with_sum_and_activation
+from hires.parallel.fused_products import with_sum_and_activation
 from hires.parallel.halo import Borrowed, Exchange, Frame, gather_window, part
 from hires.parallel.row_pools import max_pool_by_rows
 from hires.parallel.strips import Strips, by_strips, strip_convolution, strips_of
@@ -71,12 +71,12 @@ class Window:
     is_local: bool
     """Whether the tile holds all that it reads."""
     multiplies: bool
+    beside: str
+    """The argument that lies like its value, and is added; empty: it has none."""
     adds: bool
-    """Whether another map is added."""
+    """Whether that is given."""
     overwrites: bool
     """Whether its value may be written over the one beside the window."""
-    fused: FusedConvolution | None
-    """Computes it with what follows."""
     strips: Strips | None
     kept: dict[Any, Any] = field(default_factory=dict)
     """What kernels keep for this geometry: packed weights, divisors, rows of taps."""
@@ -137,9 +137,9 @@ class Window:
 
     def _finished(self, y: Tensor, args: dict[str, Any]) -> Tensor:
         # What a fused operator does behind its window.
-        if self.fused is None:
+        if not self.beside:
             return y
-        return with_sum_and_activation(y, args.get("other"), args.get("activation"))
+        return with_sum_and_activation(y, args[self.beside], args["activation"])
 
     @functools.cached_property
     def taps(self) -> dict[int, list[Taps]]:
@@ -180,8 +180,7 @@ class Window:
 def window_of(
     node: Node,
     context: Context,
-    exchange: Exchange | None,
-    fused: FusedConvolution | None = None,
+    exchange: Exchange | None = None,
     *,
     whole: bool = False,
     overwrites: bool = False,
@@ -201,7 +200,8 @@ def window_of(
     held = _all_of(axes[0].size_in, axes[1].size_in) if whole else context.extent(source)
     shape = (*node.shape[:2], out[1] - out[0], out[3] - out[2])
     # A padding "same" may be uneven, and torch's kernels pad both sides by one number.
-    padded = facts.pads and not isinstance(node.args["padding"], str)
+    uneven = any(axis.dilation * (axis.kernel - 1) % 2 for axis in axes)
+    padded = facts.pads and not (node.args["padding"] == "same" and uneven)
     # In a dim that is not cut, torch's kernel pads by itself, which saves a copy.
     native = [padded and (whole or parts == 1) for parts in context.stage.tiles]
     rect = need_of(axes, out)
@@ -234,9 +234,9 @@ def window_of(
         turns,
         is_local,
         bool(entry.multiplies),
+        entry.beside,
         node.args.get(entry.beside) is not None,
         overwrites,
-        fused,
         strips,
     )
 

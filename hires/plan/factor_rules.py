@@ -132,7 +132,7 @@ def _pointwise(r: Reading) -> Fit:
     dims = _result(r, required(both, _apart(r)))
     if facts.vectors and any(map(is_cut, dims[1:2])):
         refuse("has a number for each channel, which tiles divide")
-    if facts.positional and "feature" in r.node.kind:  # it drops whole channels
+    if facts.positional == "channel":
         of_samples = len(dims[0]) == 1 and not any(map(is_cut, dims[1:]))
         if not (is_map(dims) or of_samples):
             refuse("drops whole channels, which tiles divide")

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import collections
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hires.nets.trace import trace
 from hires.parallel import torch_faults
-from hires.parallel.fused_products import FusedConvolution, FusedLinear
+from hires.parallel.compile_node import compile_node
+from hires.parallel.context import Context
+from hires.parallel.fused_products import (
+    FusedLinear,
+    convolve_fused,
+    packed_convolution,
+    packed_linear,
+)
 from hires.parallel.torch_faults import convolve
+from hires.plan.graph import INPUT
 from hires.plan.operators.activations import unfused
+from hires.plan.plan import Plan
 from hires.quant.int8_kernels import Geometry
+from tests.helpers.simulated_tiles import laid_out
 
 ACTIVATIONS = (
     ["relu"], ["silu"], ["gelu", "none"], ["gelu", "tanh"], ["clamp", -0.5, 0.5], ["sigmoid"],
@@ -41,12 +55,13 @@ def test_every_activation(dtype, shape):
     for activation in ACTIVATIONS:
         for own in (bias, None):
             exact = expected(x, weight, own, activation)
-            plain, packed = FusedLinear(dtype), FusedLinear(dtype)
-            kept = packed.pack(shape, {"weight": weight, "activation": activation})
+            plain, packed = FusedLinear(), FusedLinear()
+            args = {"input": x, "weight": weight, "bias": own, "activation": activation}
+            kept = packed_linear(packed, x, args)
             by_kernel = dtype == torch.float32 or (dtype == torch.bfloat16 and BF16)
             assert (kept is not None) == (by_kernel and activation != ["mish"])
             for layer in (plain, packed):
-                y = layer(x, weight, own, activation)
+                y = layer(args)
                 assert y.dtype == dtype
                 assert y.shape == (*shape[:-1], 17)
                 if y.numel():
@@ -55,38 +70,28 @@ def test_every_activation(dtype, shape):
 
 
 def test_with_gradients_nothing_is_packed():
-    weight = nn.Parameter(torch.randn(4, 3))
-    layer = FusedLinear(torch.float32)
-    assert layer.pack((2, 3), {"weight": weight, "activation": ["relu"]}) is None
-    layer(torch.randn(2, 3), weight, None, ["relu"]).sum().backward()
+    weight, x, layer = nn.Parameter(torch.randn(4, 3)), torch.randn(2, 3), FusedLinear()
+    args = {"input": x, "weight": weight, "bias": None, "activation": ["relu"]}
+    assert packed_linear(layer, x, args) is None
+    layer(args).sum().backward()
     assert weight.grad is not None
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("kernel", [(4, 2), (2, 3), (3, 4), (3, 3)])
-@pytest.mark.parametrize("adds", [False, True])
-def test_packed_convolution_pads_each_map_once(kernel, adds):
-    # Of an odd total, the packed shape has a row or column more: a map of that shape came unpadded.
-    rows, cols = 9, 12
-    weight = nn.Parameter(torch.randn(8, 8, *kernel))
-    args = {
-        "weight": weight,
-        "bias": torch.randn(8),
-        "stride": [1, 1],
-        "padding": "same",
-        "dilation": [1, 1],
-        "groups": 1,
-    }
+def test_packed_convolution_of_a_whole_map_pads_it_once(kernel):
+    net, x = nn.Conv2d(8, 8, kernel, padding="same"), torch.randn(2, 8, 9, 12)
+    graph = trace(net, [*x.shape], False, torch.float32)
+    graph, stage = laid_out(graph, (1, 1))
+    plan = Plan(graph, [stage], [], 1, 1, False, "float32", [["F0"]])
+    context = Context(plan, 0, collections.defaultdict(lambda: None), None)
+    run = compile_node(graph.nodes[0], context, dict(net.named_parameters()))
     with torch.no_grad():
-        fused = FusedConvolution()
-        assert fused.pack((2, 8, rows, cols), args) is not None
-        for more in ((0, 0), tuple((size + 1) % 2 for size in kernel)):
-            x = torch.randn(2, 8, rows + more[0], cols + more[1])
-            values = {"x": x, "y": torch.randn_like(x)} if adds else {"x": x}
-            expected = F.conv2d(x, weight, args["bias"], padding="same")
-            expected = expected + values["y"] if adds else expected
-            computed = fused.of({**args, "input": x, "other": values.get("y")})
-            torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-4)
+        [packer] = context.packers
+        assert packer.pack() is not None
+        expected = net(x)
+        net.weight.fill_(torch.nan)  # it is read no more
+        torch.testing.assert_close(run({INPUT: x}), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("groups", [1, 8])
@@ -107,10 +112,11 @@ def test_bf16_without_a_kernel_of_onednn_is_computed_in_fp32(monkeypatch, kernel
     pads = [kernel // 2] * 2
     args = {"weight": weight, "bias": None, "stride": [1, 1], "padding": pads, "dilation": [1, 1]}
     with torch.no_grad():
-        fused, how = FusedConvolution(torch.bfloat16), Geometry(padding=pads, groups=groups)
-        assert fused.pack((2, 8, 9, 7), {**args, "groups": groups}) is None
+        how = Geometry(padding=pads, groups=groups)
+        args |= {"groups": groups, "activation": ["relu"]}
+        assert packed_convolution(SimpleNamespace(padding=pads), x, args) is None
         with Seen():
-            made = fused(x, weight, None, how, None, ["relu"])
+            made = convolve_fused(x, args)
         exact = F.conv2d(x.float(), weight.float(), padding=pads, groups=groups)
     assert made.dtype == torch.bfloat16
     assert seen == [torch.float32]

@@ -84,9 +84,9 @@ class OperatorFacts:
     """Numbers that each tile sends for every number of a ``reduction``; 0: this use is none."""
     random: Callable[[Node], int] | None = None
     """How many times a node draws random numbers; None: as torch declares (``Node.seeded``)."""
-    positional: bool = False
-    """Whether each of its random numbers follows from its own place in the batch; those of others
-    follow from the microbatch, for all of the value (``hires.nets.random_draws``)."""
+    positional: Literal["", "number", "channel"] = ""
+    """What has a random number of its own, which follows from its place in the batch; those of
+    others follow from the microbatch, for all of the value (``hires.nets.random_draws``)."""
     multiplies: Literal["output", "input"] | None = None
     """A product with a weight: one multiply-add for each number of its output (or input) and each
     number of ``weight[0]``. Others cost one operation for each number of their value."""
@@ -137,8 +137,9 @@ class OperatorFacts:
     """(node, context) -> what computes all of the value from arguments by name, of an operator that
     torch does not have, if it has no window."""
     packs: Named | None = None
-    """(window, shape of the input, arguments by name) -> its weight in the order in which its
-    kernel reads it, which that keeps; None: it reads the weight itself."""
+    """(its window or what ``own`` returned, which keeps it; its input without memory; arguments by
+    name) -> its weight in the order in which its kernel reads it; None: it reads the weight itself.
+    In inference a rank computes also the whole value of such an operator by its window."""
     int8: Named | None = None
     """Its rule with 8-bit integers (``hires.plan.passes.quantise``); None: it has none, or that of
     ``moves``."""

@@ -22,7 +22,7 @@ from hires.plan.operators.operator_facts import (
 
 _NORMS, _REDUCTION = "hires.parallel.norms:", "hires.parallel.reductions:reduction"
 _SOFTMAX, _INT8 = "hires.parallel.image_softmax:softmax", "hires.plan.passes.int8_rules:"
-_BY_TABLE = f"{_INT8}activation"
+_BY_TABLE, _FUSED = f"{_INT8}activation", "hires.parallel.fused_products:"
 
 declare("conv1d conv3d", OperatorFacts(weight_channels=0))
 declare("conv_transpose1d conv_transpose3d", OperatorFacts(weight_channels=1))
@@ -53,7 +53,12 @@ jumps = functools.partial(pointwise, has_kinks=True)
 _CLAMP = f"{_INT8}clamp"
 declare("relu", described(in_place=True, keeps="value", has_kinks=True, int8=_CLAMP))
 declare("prelu", jumps(vectors=True))
-declare("fused_norm", pointwise(vectors=True, overwritable=True, int8=f"{_INT8}fused_norm"))
+declare(
+    "fused_norm",
+    pointwise(
+        vectors=True, overwritable=True, own=f"{_FUSED}fused_norm", int8=f"{_INT8}fused_norm"
+    ),
+)
 declare("sigmoid tanh", described(keeps="value", int8=_BY_TABLE))
 declare("silu mish", described(int8=_BY_TABLE))
 declare("hardswish hardsigmoid", described(has_kinks=True, int8=_BY_TABLE))
@@ -91,11 +96,12 @@ declare("zeros_like ones_like full_like", pointwise(ends_gradient=True))
 
 declare("channel_shuffle", OperatorFacts(("pointwise",), vectors=True, moves=True))
 
-drawn = functools.partial(pointwise, positional=True)
+drawn = functools.partial(pointwise, positional="number")
 """Makes the entry of an operator whose random numbers follow from their place in the batch."""
 declare("dropout", drawn(random=_drops, may_share=True, keeps="nothing"))
-declare("feature_dropout", drawn(random=_drops, may_share=True))
-declare("alpha_dropout feature_alpha_dropout", drawn(random=_drops))
+declare("feature_dropout", drawn(random=_drops, positional="channel", may_share=True))
+declare("alpha_dropout", drawn(random=_drops))
+declare("feature_alpha_dropout", drawn(random=_drops, positional="channel"))
 
 
 def uses_batch_statistics(node: Node) -> bool:
@@ -226,7 +232,13 @@ declare(
 )
 declare(
     "fused_linear",
-    product(multiplies="output", product=products.linear, int8=f"{_INT8}linear"),
+    product(
+        multiplies="output",
+        product=products.linear,
+        own=f"{_FUSED}fused_linear",
+        packs=f"{_FUSED}packed_linear",
+        int8=f"{_INT8}linear",
+    ),
 )
 declare("matmul mm mv bmm addmm baddbmm", product(product=products.matmul))
 declare("einsum", product(product=products.einsum))

@@ -207,7 +207,7 @@ def drop_identities(graph: Graph) -> Graph:
 
 def _does_nothing(node: Node) -> bool:
     facts = facts_of(node.kind)
-    return facts.positional and node.args.get("train") is False and not num_draws(node)
+    return facts.positional != "" and node.args.get("train") is False and not num_draws(node)
 
 
 def edited(
