@@ -219,7 +219,7 @@ def most_exact(run: Run, mates: Sequence[Run]) -> Run | None:
         return exactness, mate.campaign != run.campaign
 
     best = min(mates, key=order)
-    return None if best is run or best.identity() == run.identity() else best
+    return None if best is run else best
 
 
 def _has_loss(run: Run) -> bool:

@@ -98,6 +98,9 @@ def test_layout_beside_auto_is_refused_and_values_of_own_files_stay():
     argv = ["hires", "run", "memory=mine", "parallel=auto", "ranks=2", "batch=4"]
     words = explicit(argv, config_of(), choice)
     assert words == ["hires", "run", "memory=mine", "batch=4", "parallel.replicas=2"]
+    largest = dataclasses.replace(choice, objective="image")
+    words = explicit(["hires", "run", "image=64", "batch=4"], config_of(), largest)
+    assert words == ["hires", "run", "batch=4", "image=[13,10]", "parallel.replicas=2"]
 
 
 def test_wrong_input_is_answered_with_the_value_and_the_remedy(hires):
@@ -109,10 +112,12 @@ def test_wrong_input_is_answered_with_the_value_and_the_remedy(hires):
     ):
         answer = hires("plan", "--choose", *SMALL, *words)
         assert (answer.code, text in answer.err) == (code, True), answer.err
+    answer = hires("plan", *SMALL, "ranks=3", "parallel=dp")
+    assert (answer.code, "ranks=3, but the layout has 2" in answer.err) == (2, True)
 
 
-@pytest.mark.parametrize(("refuses", "side"), [(False, 992), (True, 960)])
-def test_largest_image_is_found_by_bisection(hires, monkeypatch, refuses, side):
+@pytest.mark.parametrize(("refuses", "edge", "side"), [(False, 1023, 992), (True, 1045, 704)])
+def test_largest_image_is_found_by_bisection(hires, monkeypatch, refuses, edge, side):
     """The network takes 100 bytes for each pixel, and may refuse some sizes."""
 
     def network(config):
@@ -126,10 +131,11 @@ def test_largest_image_is_found_by_bisection(hires, monkeypatch, refuses, side):
 
     monkeypatch.setattr("hires.cli.planning.TorchProcess", fake_torch(network, memory))
     monkeypatch.setenv("HIRES_CACHE", "off")
-    sized = ("image=64", "ranks=1", "model.classes=5", "data.classes=5")
-    words = ("plan", "--largest", *SMALL, *sized, f"memory.limit={100 * 1023**2}B")
+    size = "image=[128,64]" if refuses else "image=64"
+    sized = (size, "ranks=1", "model.classes=5", "data.classes=5")
+    words = ("plan", "--largest", *SMALL, *sized, f"memory.limit={100 * edge**2}B")
     if refuses:
-        assert json.loads(hires(*words, "--json").out)["image"] == [side, side]
+        assert json.loads(hires(*words, "--json").out)["image"] == [2 * side, side]
         return
     text = hires(*words).out
     assert text.startswith(f"Largest image that fits 1 rank: {side}x{side}")

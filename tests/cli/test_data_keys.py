@@ -86,6 +86,7 @@ def test_evaluation_of_images_of_the_training_is_a_warning(tmp_path):
     assert (severity, key) == ("note", "data.order")  # it has no names of classes
     other = run_of(tmp_path, TEXTURES)
     assert findings_of(other, TEXTURES, seed=1) == []
+    assert findings_of(other, {**TEXTURES, "length": 41}) == []
     assert "trains with images" in findings_of(other, TEXTURES)[0][2]
 
 
@@ -95,6 +96,26 @@ def test_data_that_is_divided_in_another_way_shares_some_images(tmp_path):
     for weights, more in ((run, {"split_seed": 1}), (every, {})):
         [(severity, _, _)] = findings_of(weights, {**DIGITS, "split": "validation", **more})
         assert severity == "warning"
+
+
+def test_means_are_those_of_the_images_themselves_and_not_of_others_seen_before(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HIRES_CACHE", "on")
+    textures = {"data": {"name": "textures", "length": 8, "normalize": "dataset"}}
+    changes = [textures, {**textures, "seed": 1}, {**textures, "image": 16}]
+    changes.append({"data": {**textures["data"], "length": 9}})
+    changes.append({"data": folder(tmp_path / "a", "cat", "dog") | {"normalize": "dataset"}})
+
+    def means():
+        return [tuple(resolved(**change).data.mean) for change in changes]
+
+    first = means()
+    assert len({*first}) == len(changes)
+    save(tmp_path / "a" / "cat" / "0.png", 250)
+    *same, edited = means()
+    assert (same, edited != first[-1]) == (first[:-1], True)
 
 
 KEYS = {"image": 16, "batch": 2, "steps": 3, "model": {"name": "resnet", "depth": 18}}

@@ -14,7 +14,10 @@ from PIL import Image
 from hires.cli import planning
 from hires.cli.tracing import TorchProcess, trace_key
 from hires.core.config.model_config import ModelConfig
+from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig
+from hires.core.config.training_config import TaskConfig
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.store.frozen import RunInputs
 from tests.helpers.commands import REPOSITORY, SMALL
@@ -117,9 +120,15 @@ def test_trace_of_a_users_network_is_never_stale(tmp_path, monkeypatch):
 
 def test_key_holds_what_decides_the_trace():
     custom = ModelConfig("custom", target="net:net")
+    infer = {"task": TaskConfig("infer")}
+    halves = ParallelConfig(stages=2, microbatches=2)
     for one, other, same in (
         ({"batch": 4}, {"batch": 8}, False),
+        ({"batch": 4}, {"batch": 8, "parallel": halves}, True),
         ({"image": 32}, {"image": 64}, False),
+        ({}, infer, False),
+        ({}, {"model": ModelConfig(depth=18)}, False),
+        (infer, {**infer, "precision": PrecisionConfig("bf16")}, False),  # the type of its images
         ({"seed": 1}, {"seed": 2}, True),
         ({"seed": 1, "model": custom}, {"seed": 2, "model": custom}, False),
     ):

@@ -75,8 +75,14 @@ def test_dry_run_writes_the_scripts_and_needs_no_slurm(hires, monkeypatch, tmp_p
     monkeypatch.setattr("hires.plan.memory.machine_bytes", lambda: 1)  # nor this machine's memory
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(tmp_path))
+        (tmp_path / "ours" / "model").mkdir(parents=True)
+        (tmp_path / "ours" / "model" / "mine.yaml").write_text("name: unet")
+        patch.setenv("HIRES_CONF", str(tmp_path / "ours"))
         answer = hires("run", *SLURM, "--dry-run", "launcher.max_ranks=1")
         run = only_run()
+        again = json.loads((run / "planned.json").read_text())["argv"]
+        assert again[-3:] == ["launcher.max_ranks=1", "--config-dir", str(tmp_path / "ours")]
+        patch.delenv("HIRES_CONF")
         assert answer.out.splitlines() == [str(run / "launch.sh"), str(run / "job.sbatch")]
         assert "Slurm: there is no sbatch here" in hires("plan", *SLURM).out
     text = (run / "job.sbatch").read_text()
@@ -136,8 +142,12 @@ def test_points_that_want_the_same_are_one_array_and_others_one_of_their_own(hir
     assert [option(n, "partition") for n in range(1, 5)] == [["a"], ["b"]] * 2
 
 
-def test_point_whose_job_waits_is_not_submitted_again(hires, slurm):
+def test_point_whose_job_waits_is_not_submitted_again(hires, slurm, cluster):
     hires("sweep", *SLURM, "seed=0,1")
+    cluster("squeue", "echo '1|0-1|PENDING|2031-01-02T03:04:05|Priority'")
+    for number in (0, 1):
+        waits = f"job 1_{number}, Priority, expected to start 2031-01-02T03:04:05"
+        assert waits in hires("status").out
     answer = hires("sweep", *SLURM, "seed=0,1")
     assert (answer.code, answer.err.count("was not submitted: ")) == (1, 2)
     assert len(slurm()) == 1

@@ -3,12 +3,17 @@ where it does not fit; what cannot be planned names every wrong number and what 
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
 
 from hires.cli import planning
 from hires.cli.planning import Planner
 from hires.core.config.model_config import ModelConfig
-from hires.core.config.run_config import RunConfig
+from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.config.training_config import MemoryConfig
 from hires.core.errors import PlanError, RunError
 from hires.core.units import MIB
@@ -16,7 +21,7 @@ from hires.plan.graph import Graph
 from hires.plan.memory import RankMemory
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
-from tests.helpers.fake_torch import fake_torch
+from tests.helpers.fake_torch import MIB_RANK, fake_torch
 from tests.helpers.small_plans import config_of, forked
 
 MODEL = ModelConfig(depth=18, classes=10)
@@ -63,11 +68,63 @@ def test_second_forecast_comes_from_the_cache(graph, tmp_path, monkeypatch):
     first, second = (forecast(CONFIG, graph, counted) for _ in range(2))
     assert first.memory == second.memory == [of_microbatches(CONFIG, 0).to_dict()]
     assert len(asked) == 1
+    limited = dataclasses.replace(CONFIG, memory=MemoryConfig(limit="8GiB"), steps=99)
+    assert forecast(limited, graph, counted).memory == first.memory
+    assert len(asked) == 1  # neither changes what a rank needs
     [file] = (tmp_path / "hires" / "memory").iterdir()
     for times, damaged in enumerate(('{"half', '[{"peak_bytes": 1}]'), start=2):
         file.write_text(damaged)
         assert forecast(CONFIG, graph, counted).memory == first.memory
         assert len(asked) == times
+
+
+def test_forecast_of_a_run_that_may_need_other_memory_is_another(graph, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    changes = [
+        {},
+        {"seed": 1, "model": {"name": "custom", "target": "net:f"}},
+        {"model": {"name": "custom", "target": "net:f"}},
+        {"task": {"name": "infer"}},
+        {"task": {"name": "calibrate"}},
+        {"task": {"name": "calibrate"}, "quant": {"observer": "min_max"}},
+        {"optimizer": {"name": "adam"}},
+        {"loss": {"label_smoothing": 0.1}},
+        {"precision": {"name": "bf16"}},
+        {"memory": {"checkpoint": "block"}},
+        {"data": {"prefetch": 5}},
+        {"image": 64},
+        {"comm": {"shared_memory": False}},
+    ]
+    for source in ("one", "another"):
+        (tmp_path / "net.py").write_text(source)
+        for number, change in enumerate(changes):
+            config = from_dict({"image": 32, "batch": 4, "model": {"depth": 18}, **change})
+            forecast(config, graph, lambda config, rank, n=number: asked.append(n) or MIB_RANK)
+    assert asked == [*range(len(changes)), 1, 2]  # and again of a network that was edited
+
+
+def test_runs_of_one_command_have_the_inputs_of_their_own_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.json").write_text(name)
+        (tmp_path / f"{name}.py").write_text(name)
+        save_file({"w": np.full(2, ord(name), np.float32)}, f"{name}.safetensors")
+        (tmp_path / name).mkdir()
+        for label in ("cat", "dog"):
+            (tmp_path / name / label).mkdir()
+            (tmp_path / name / label / f"{name}.png").write_bytes(b"")
+    network = {"name": "custom", "target": "a:f"}
+    changes = [
+        *({"model": {**network, "files": [f"{name}.json"]}} for name in "ab"),
+        *({"loss": {"name": "custom", "target": f"{name}:f"}} for name in "ab"),
+        *({"weights": f"{name}.safetensors"} for name in "ab"),
+        *({"data": {"name": "folder", "path": name}} for name in "ab"),
+    ]
+    with Planner(fake_torch(lambda config: None)()) as planner:  # type: ignore[arg-type]
+        digests = [planner.inputs(from_dict(change)).digests for change in changes]
+    assert len({json.dumps(one) for one in digests}) == len(changes)
 
 
 def test_forecast_that_fails_or_does_not_fit_is_a_finding(graph, tmp_path, monkeypatch):

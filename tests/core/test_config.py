@@ -129,6 +129,54 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         for target in (None, "package.module", "a:b:c")
     ),
     ({"checkpoint.resume": ""}, "checkpoint.resume=''"),
+    ({"weights": "a.pt", "checkpoint.resume": "/run"}, "checkpoint.resume=/run both name what"),
+    ({"predict.reduce": "probability"}, "predict.reduce=probability is for task=predict, not"),
+    ({"precision.name": "int8"}, "task=train learns real numbers"),
+    (
+        {"precision.name": "int8", "task.name": "infer", "engine.compile": "stage"},
+        "engine.compile=stage is for real numbers",
+    ),
+    ({"precision.weights": "bf16", "precision.name": "bf16"}, "training keeps its weights in fp32"),
+    ({"precision.weights": "fp16", "task.name": "infer"}, "weights=fp16 needs precision=fp16"),
+    (
+        {**TENSORRT, "task.name": "infer", "precision": {"name": "bf16", "weights": "fp32"}},
+        "precision.weights=fp32 leaves them in fp32",
+    ),
+    ({"validate.patience": 3}, "validate.patience=3 needs validate.every"),
+    ({"validate.every": 0}, "validate.every=0 must be epoch, or a number of steps"),
+    ({"validate.every": 2, "task.name": "infer"}, "validate.every=2 is for task=train, not"),
+    ({"validate.every": 2, "validate.weights": "ema"}, "use optimizer.ema=0.999 and"),
+    (
+        {"validate": {"every": 2, "weights": "ema"}, "optimizer": {"ema": 0.9, "shard": True}},
+        "optimizer.shard=false, or validate.weights=trained",
+    ),
+    ({"validate.every": 2, "data.split": "validation"}, "which this training would learn from"),
+    ({"data.name": "pairs", "data.normalize": "dataset"}, "data=pairs compares images as they are"),
+    ({"data.mean": [0.5], "data.std": [0.5]}, "are 1 numbers, and model.channels=3"),
+    ({"data.mean": [0.5], "data.std": [0.5, 0.5]}, "go together: one number of each for every"),
+    ({"data.mean": [0.5, 0.5, 0.5]}, "data.std=None go together"),
+    ({"data.validation": 0.5, "data.test": 0.5}, "data.test=0.5 leave nothing to train with"),
+    (
+        {"data.name": "masks", "augment.shift": 2},
+        "augment.shift=2 brings in pixels without a label; name their value, data.ignore=255",
+    ),
+    ({"data.name": "masks", "loss.name": "l2"}, "loss=l2 compares images; data=masks has classes"),
+    ({"model.scale": 3}, "model.scale=3 is for model=edsr, and for loss=l1 or loss=l2; leave it"),
+    ({"data.name": "slide", "data.region": [0, 0, 8]}, "must be [row, column, height, width]"),
+    ({"data.name": "slide", "data.region": [0, 0, 8, 0]}, "must be [row, column, height, width]"),
+    ({"data.name": "slide", "data.groups": {"_0": 3}}, "data.groups has _0: 3; give the name of"),
+    ({"model.name": "preact_resnet", "model.depth": 21}, "9n+2 layers; use model.depth=20 or"),
+    ({"model.name": "preact_resnet", "model.depth": 5}, "9n+2 layers; use model.depth=11"),
+    ({"loss.weights": [0.0, 0.0]}, "must be one factor for each class, not all 0"),
+    ({"cluster.tflop_per_s": {"fp33": 1.0}}, "cluster.tflop_per_s has fp33: 1.0; give a number"),
+    ({"cluster.tflop_per_s": {"fp32": True}}, "cluster.tflop_per_s has fp32: True; give a number"),
+    ({"launcher.minutes": 1, "launcher.signal_s": 60}, "signal_s=60 must be less than launcher.m"),
+    ({"quant.auto": 2.0}, "quant.auto=2.0 is no bound of the error"),
+    ({"quant.auto": "30"}, "quant.auto='30' is no bound of the error"),
+    (
+        {"precision": {"name": "fp16", "loss_scale": "fixed"}},
+        "precision.loss_scale='fixed' must be dynamic, or a number above 0",
+    ),
 ]
 
 
@@ -218,18 +266,33 @@ def test_loss_follows_from_network_and_data_unless_it_is_named():
         ({"loss.name": "l1"}, "l1"),
         ({"model.name": "edsr", "loss.name": "cross_entropy"}, "cross_entropy"),
     ):
-        made = from_dict(nested(keys))
+        made = from_dict(nested({**keys, "image": [48, 64]}))
         assert made.objective.name == loss
-        assert made.target_size == ((448, 448) if loss == "l1" else None)
+        assert made.target_size == ((96, 128) if loss == "l1" else None)
+    masks = config(data={"name": "masks", "ignore": 255}, loss__name="dice")
+    assert (masks.objective.name, masks.objective.ignored) == ("dice", {255})
+    weighted = config(loss={"weights": [0.0, 2.0], "ignore_index": 5})
+    assert weighted.objective.ignored == {0, 5}
+
+
+def test_only_a_training_changes_draws_or_balances_its_images():
+    keys = {"data": {"name": "digits", "fit": "random_crop", "balance": True}}
+    made = [config(task__name=task, **keys) for task in ("train", "infer", "evaluate", "predict")]
+    assert [one.shuffles for one in made] == [True, True, False, False]
+    assert [one.augments for one in made] == [one.balances for one in made] == [True, *[False] * 3]
+    assert {one.data.crops for one in made} == {True}
+    half = config(precision__name="fp16"), config(precision__name="fp16", task__name="infer")
+    assert [one.scales_loss for one in half] == [True, False]
+    slides = [config(data={"name": "slide", "labels": labels}) for labels in (None, "a.csv")]
+    assert [one.data.has_labels for one in (*made[:1], *slides)] == [True, False, True]
 
 
 def test_launcher_goes_before_the_cluster():
-    site = {"mpi": "mpich", "srun_mpi": "pmix", "interface": "ib0"}
-    made = config(cluster=site, launcher__name="slurm")
-    assert (made.mpi, made.srun_mpi, made.interface) == ("mpich", "pmix", "ib0")
-    own = {"name": "slurm", "mpi": "openmpi", "srun_mpi": "pmi2", "interface": "eth0"}
-    made = config(cluster=site, launcher=own)
-    assert (made.mpi, made.srun_mpi, made.interface) == ("openmpi", "pmi2", "eth0")
+    site = {"mpi": "mpich", "srun_mpi": "pmix", "interface": "ib0", "partition": "cpu"}
+    own = {"mpi": "openmpi", "srun_mpi": "pmi2", "interface": "eth0", "partition": "gpu"}
+    for launcher, counts in (({}, site), (own, own)):
+        made = config(cluster=site, launcher={"name": "slurm", **launcher})
+        assert {key: getattr(made, key) for key in site} == counts
     assert config(launcher__name="slurm").mpi == "srun"
     assert config(launcher__name="mpirun").mpi == "openmpi"
     assert config(launcher={"name": "mpirun", "hosts": ["n1", "10.0.0.2"]}).num_nodes == 2

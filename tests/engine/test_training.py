@@ -116,6 +116,8 @@ def test_refused_optimisers_name_the_cause():
     for kind in OPTIMIZERS.values():
         signature = inspect.signature(getattr(torch.optim, kind.torch_class)).parameters
         assert {*kind.takes.split()} == {*signature} - {"params", "maximize", *SET_BY_HIRES}
+        usual = {k: signature[k].default for k in ("lr", "weight_decay") if k in signature}
+        assert kind.torch_class == "SGD" or usual == {k: getattr(kind, k) for k in usual}
 
 
 @pytest.fixture

@@ -226,13 +226,17 @@ def met(rank: int, **more):
     return {**report, "ahead_s": 0.001, "unseen": [], "sum_s": 0.01, "nccl": None, **more}
 
 
-def checks(first=None, second=None, met_second=(), here_s=0.0, **met_first):
+def checks(first=None, second=None, met_second=(), here_s=0.0, device="auto", **met_first):
     """``met_second=None``: rank 1 never met the other."""
-    config = RunConfig(launcher=LauncherConfig("slurm", nodes=2))
+    config = RunConfig(launcher=LauncherConfig("slurm", nodes=2), device=device)
     second_met = [] if met_second is None else [met(1, **dict(met_second))]
     together = [met(0, **met_first), *second_met]
     alone = [facts(0, **(first or {})), facts(1, **(second or {}))]
     return {check.name: check for check in node_checks(config, alone, together, here_s)}
+
+
+SUM = {"sum_s": 0.5}
+TWO, APART = {"gpus": ["H200", "H200"]}, {"apart": [[0, 1]]}
 
 
 def test_nodes_that_fit_together_are_all_ok():
@@ -241,6 +245,9 @@ def test_nodes_that_fit_together_are_all_ok():
     assert node_checks(RunConfig(), [], [], 0.0) == []
     assert {(check.state, check.where) for check in checks().values()} == {("ok", "job")}
     assert "met at 10.0.0.1:12345, talk over ib0" in checks()["network"].text
+    one_machine = checks(second={"host": "h0"}, address="127.0.0.1")
+    assert one_machine["network"].state == "ok"
+    assert "takes 2.00 s" in checks(nccl=SUM, met_second={"nccl": {"sum_s": 2.0}})["nccl"].text
 
 
 @pytest.mark.parametrize(
@@ -248,7 +255,10 @@ def test_nodes_that_fit_together_are_all_ok():
     [
         ("versions", "failed", "n1 has hires 9.9", {"second": {"hires": "9.9"}}),
         ("versions", "failed", "n0 has git other", {"first": {"git": "other"}}),
+        ("versions", "failed", "n1 has torch 2.0", {"second": {"torch": "2.0"}}),
         ("gpus", "warning", "n0: 0, n1: 1", {"second": {"gpus": ["H200"]}}),
+        ("gpus", "warning", "not all are peers on n1", {"first": TWO, "second": TWO | APART}),
+        ("gpus", "failed", "torch finds none on any node", {"device": "cuda"}),
         ("disk", "warning", "from n1", {"second": {"bytes_per_s": 1e6}}),
         ("clock", "warning", "n1 is -7.0 s from n0", {"met_second": {"ahead_s": -7.0}}),
         ("clock", "warning", "n0 is +60.0 s from this", {"first": {"time": 1060.0}}),
@@ -258,6 +268,7 @@ def test_nodes_that_fit_together_are_all_ok():
         ("network", "failed", "1 of 2 ranks", {"met_second": None}),
         ("network", "warning", "takes 1.00 s", {"sum_s": 1.0}),
         ("nccl", "failed", "no route", {"nccl": {"error": "no route"}}),
+        ("nccl", "failed", "came out wrong", {"nccl": SUM, "met_second": {"nccl": {}}}),
     ],
 )
 def test_what_does_not_fit_is_named_with_a_remedy(name, state, text, change):

@@ -75,8 +75,11 @@ def test_difference_within_the_tolerance_is_none(tmp_path, before):
 def test_sides_with_other_batches_are_compared_per_image_and_not_by_memory(tmp_path, before):
     # A step of 4 images was put beside one of 2, and called slower.
     after = compared_run(tmp_path, [steps(0.5)], campaign="after", batch=2)
-    made = compare([before], [after], "throughput", "step_time", "memory", "loss")
-    assert verdicts(made) == [SAME] * 2 + [("not comparable", "unknown")] * 2
+    report_runs.change(before, evaluation={"top1": 0.8})
+    report_runs.change(after, evaluation={"top1": 0.9})
+    made = compare([before], [after], "throughput", "step_time", "accuracy", "memory", "loss")
+    assert verdicts(made)[:3] == [SAME, SAME, ("higher", "better")]
+    assert verdicts(made)[3:] == [("not comparable", "unknown")] * 2
     assert made.results[1].a == pytest.approx(0.5 / 4, rel=0.02)
     assert any("per image" in note for note in made.notes)
     failed = failed_run(tmp_path, campaign="failed", batch=8)
@@ -101,6 +104,8 @@ def test_times_of_one_step_each_decide_nothing(tmp_path):
     made = compare([a], [b], "throughput", "step_time")
     assert (verdicts(made), made.is_worse) == ([("undecided", "undecided")] * 2, False)
     assert "no interval; repeat the runs" in made.results[0].why
+    uneven = compared_run(tmp_path, [[0.5, 1.0]], campaign="uneven")
+    assert compare([a], [uneven]).results[0].b == 4 / 0.75  # of the mean step, as in its record
 
 
 def test_points_are_paired_by_config_and_the_others_are_reported(campaign):
@@ -117,12 +122,16 @@ def test_points_are_paired_by_config_and_the_others_are_reported(campaign):
     assert [(d.what, d.a, d.b) for d in made.config] == [("precision.name", "fp32", "bf16")]
     with pytest.raises(ConfigError, match=r"they differ in batch \(1, 2 in A, 8, 9 in B\)"):
         compare(a[:2], campaign("d", {8: 1, 9: 1}))
+    other = {"image": 64, "task": {"name": "infer"}}  # another work of an image
+    for key, value in other.items():
+        with pytest.raises(ConfigError, match=f"they differ in {key}"):
+            compare(a[:1], campaign(key, {1: 1}, **{key: value}))
 
 
 def test_seeds_are_repeats_and_one_that_a_side_lacks_counts_nowhere(campaign):
     a = campaign("a", {0: 1, 1: 1, 2: 1}, "seed")
-    for first, why in ((0, "3 pairs of seeds"), (3, "3 and 3 repeats")):
-        after = campaign(why, dict.fromkeys(range(first, first + 3), 1.1), "seed")
+    for first, why in ((0, "3 pairs of seeds"), (2, "3 and 3 repeats"), (3, "3 and 3 repeats")):
+        after = campaign(f"b{first}", dict.fromkeys(range(first, first + 3), 1.1), "seed")
         [result] = compare(a, after).results
         assert (result.why, result.repeats, result.status) == (why, (3, 3), "worse")
     # The ratio was of the shared seeds and the columns of all: B looked slower and was faster.
@@ -255,8 +264,12 @@ def test_written_references_fit_their_runs_and_no_others(tmp_path):
     assert sorted(map(sum, fits)) == [1] * len(runs)
     assert [sum(row) for row in zip(*fits, strict=True)] == [1] * len(runs)
     assert {(one.accepted(), one.cluster) for one in known} == {(tolerance, "node1")}
-    [again] = read_runs([compared_run(tmp_path, [STEPS], steps=20, seed=7, campaign="b")])
+    longer = compared_run(tmp_path, [STEPS], steps=20, seed=7, campaign="b")
+    report_runs.change(longer, inputs={"network": "edited"})
+    [again] = read_runs([longer])
     assert sum(reference.fits(again) for reference in known) == 1
+    losses = comparison.measured_references(runs, [METRICS["loss"]], tolerance)
+    assert not any(reference.fits(again) for reference in losses)  # of a longer training
     held = comparison.measured_references([again], [METRICS["throughput"]], tolerance)
     assert comparison.write_references(path, held, "hires") == len(
         runs

@@ -11,7 +11,7 @@ from hires.core.evaluation_summary import paired_difference
 from hires.core.store.campaign import Campaign, PlannedPoint
 from hires.data.content import HAS_FILES
 from hires.report import frames
-from hires.report.evaluations import data_label, evaluations
+from hires.report.evaluations import data_label, evaluations, predictions
 from hires.report.plots.base import PlotData, draw
 from hires.report.runs import Run, find
 from hires.report.tables import campaign_tables, tables
@@ -21,13 +21,13 @@ from tests.helpers.report_runs import change
 LABELS = [0, 1, 2, 3] * 25
 
 
-def evaluated_run(results, predicted, precision, loss=0.5, **changes):
+def evaluated_run(results, predicted, precision, loss=0.5, labels=LABELS, **changes):
     """Makes the folder of an evaluation that predicted these classes."""
     changes = {"task": {"name": "evaluate"}, "weights": "net.pt", **changes}
     run = compared_run(results, [[0.5] * 3], precision={"name": precision}, **changes)
     evaluation = {"images": len(predicted), "top1": 0.9, "loss": loss}
     change(run, evaluation=evaluation, loss=None)  # a pass in inference writes none of its steps
-    samples = {"id": [*range(len(predicted))], "label": LABELS, "predicted": predicted}
+    samples = {"id": [*range(len(predicted))], "label": labels, "predicted": predicted}
     held = {"samples": samples, "confusion": [[9, 1], [2, 8]], "classes": [{}, {}]}
     (run / "a0" / "evaluation.json").write_text(json.dumps(held))
     return run
@@ -51,7 +51,7 @@ def shown(table):
     return [dict(zip(keys, row, strict=True)) for row in table.rows]
 
 
-def test_difference_is_that_of_the_accuracies_with_an_interval_of_pairs(runs):
+def test_difference_is_that_of_the_accuracies_with_an_interval_of_pairs(runs, tmp_path):
     exact, low, same = [*evaluations(find(runs))]
     assert [row["reference"] for row in (exact, low, same)] == [None, "fp32", "fp32"]
     assert [exact.get(key) for key in ("agreement", "difference", "difference_low")] == [None] * 3
@@ -59,6 +59,21 @@ def test_difference_is_that_of_the_accuracies_with_an_interval_of_pairs(runs):
     assert low["difference"] == pytest.approx(-0.08)
     assert (low["difference_low"], low["difference_high"]) == paired_difference(2, 10, 100)
     assert (same["agreement"], same["difference"]) == (1, 0)
+    others = evaluated_run(tmp_path / "others", LABELS, "bf16", labels=[*LABELS[1:], 3])
+    [_, row] = evaluations(find([runs[0], others]))
+    assert (row["reference"], row.get("agreement")) == ("fp32", None)
+
+
+def test_only_what_is_complete_has_a_row_with_its_time_of_a_megapixel(tmp_path):
+    evaluation = evaluated_run(tmp_path, LABELS, "fp32")
+    prediction = compared_run(tmp_path, [[0.5] * 3], task={"name": "predict"}, image=[100, 50])
+    change(prediction, prediction={"kind": "classes", "images": 8})
+    [row] = predictions(find([prediction]))
+    assert row["s_per_mp"] == 0.5 / (4 * 100 * 50 / 1e6)  # of 4 images a step
+    for run, rows in ((evaluation, evaluations), (prediction, predictions)):
+        assert len([*rows(find([run]))]) == 1
+        change(run, "record.json", "a0/record.json", "a0/exit.json", state="failed")
+        assert not [*rows(find([run]))]
 
 
 def test_report_and_tables_of_a_campaign_tell_keys_of_quant_apart(runs):
@@ -83,10 +98,12 @@ def test_report_and_tables_of_a_campaign_tell_keys_of_quant_apart(runs):
     assert [row["agreement"] for row in rows] == [None, 0.88, 1.0]
 
 
-@pytest.mark.parametrize("name", sorted({*HAS_FILES} - {"cifar10"}))
+@pytest.mark.parametrize("name", sorted(HAS_FILES))
 def test_data_of_files_is_named_by_its_folder(name):
-    data = {"name": name, "path": "/data/liver", "split": "test"}
-    assert data_label(Run(Path("run"), {"data": data})) == "liver, test"
+    known = "cifar10" if name == "cifar10" else "liver"
+    for split, label in (("test", f"{known}, test"), ("all", known), (None, known)):
+        data = {"name": name, "path": "/data/liver", "split": split}
+        assert data_label(Run(Path("run"), {"data": data})) == label
 
 
 def test_training_has_a_row_for_its_best_and_its_last_evaluation(tmp_path):

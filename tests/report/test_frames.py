@@ -17,6 +17,7 @@ from hires.report import frames, report
 from hires.report.compare.metrics import METRICS
 from hires.report.compare.metrics import points as pairs
 from hires.report.plots.base import PlotData
+from tests.helpers.compared_runs import compared_run
 from tests.helpers.report_runs import MIB, change, report_run
 
 HEADER = {"clock": "c", "dropped": 0, "operations": [], "ways": {}, "events": {}}
@@ -51,6 +52,9 @@ def test_campaign_has_these_frames(campaign):
     assert (messages["calls_per_step"] == messages["planned_calls_per_step"]).all()
     seconds = 1e-3 * messages["calls_per_step"].sum() / one["ranks"]
     assert messages["wait_s"].sum() == pytest.approx(seconds)
+    pp = campaign.messages[campaign.messages["layout"] == "pp"].iloc[0]
+    step_s = 0.1 * int(pp["image"].partition("x")[0]) / 3
+    assert pp["share_percent"] == pytest.approx(100 * pp["wait_s"] / step_s)
 
 
 def test_run_without_a_record_or_an_end_is_reported(tmp_path):
@@ -177,15 +181,25 @@ def test_seeds_are_repeats_and_other_keys_layouts_and_campaigns_are_not(tmp_path
     assert [*frames.load(several).points["campaign"]] == ["c32", "c48"]
 
 
-def test_efficiency_is_beside_the_single_run_of_the_same_work(tmp_path):
-    runs = [report_run(tmp_path, "single", step_s=2.0), report_run(tmp_path, "sp rows", step_s=1.0)]
-    efficiency = frames.load(runs).points.set_index("layout")["efficiency_percent"]
-    assert efficiency["single"] == pytest.approx(100)
-    assert efficiency["sp"] == pytest.approx(100 * 2 / 3, rel=0.02)
-    assert [*frames.load(runs).points["layout"]] == ["sp", "single"]  # the fastest first
-    change(runs[1], images_per_step=64)
-    efficiency = frames.load(runs).points.set_index("layout")["efficiency_percent"]
-    assert pd.isna(efficiency["sp"])  # of another batch
+def test_efficiency_is_beside_the_fastest_single_run_of_the_same_work(tmp_path):
+    def timed(layout, step_s, **keys):
+        parallel = {"name": layout, "tiles": [2, 1] if layout == "sp" else [1, 1]}
+        run = compared_run(tmp_path, [[step_s] * 3], parallel=parallel, **keys)
+        change(run, world=2 if layout == "sp" else 1)
+        return run
+
+    runs = [timed("single", 2.0), timed("sp", 1.25)]
+    points = frames.load(runs).points
+    assert [*points["layout"]] == ["sp", "single"]  # the fastest first
+    assert [*points["efficiency_percent"]] == pytest.approx([80, 100])
+    assert [*points["speedup"]] == pytest.approx([1.6, 1])
+    runs.append(timed("single", 8.0, launcher={"bind": "none"}))  # a point of its own
+    other = {"campaign": "b", "image": 64, "task": {"name": "infer"}, "optimizer": {"lr": 0.5}}
+    other |= {"batch": 8, "model": {"depth": 18}, "precision": {"name": "bf16"}}
+    runs += [timed("single", 0.1, **{key: value}) for key, value in other.items()]
+    points = frames.load(runs).points
+    assert (len(points), set(points["attempts"])) == (len(runs), {1})
+    assert points.set_index("layout").loc["sp", "efficiency_percent"] == pytest.approx(80)
 
 
 @pytest.mark.parametrize("commits", ["aa", "ab"])
@@ -202,3 +216,26 @@ def test_precisions_are_beside_each_other_in_one_campaign_or_of_one_commit(tmp_p
     assert frame.loc["bf16", "reference"] == "fp32" if same else frame["reference"].isna().all()
     assert not same or frame.loc["bf16", "first_loss_error"] > 0
     assert len(PlotData(loaded).runs_of_precisions) == (2 if same else 1)
+
+
+def test_runs_of_another_beginning_or_end_are_no_precisions_of_each_other(tmp_path):
+    def low(**keys):
+        return compared_run(tmp_path, [[0.5]], losses=[4.4], precision={"name": "bf16"}, **keys)
+
+    others = [{"seed": 1}, {"weights": "net.pt"}, {"batch": 8}]
+    others += [{"checkpoint": {key: "/other"}} for key in ("resume", "continues")]
+    exact = compared_run(tmp_path, [[0.5]], losses=[4.0])
+    elsewhere = compared_run(tmp_path, [[0.5]], losses=[8.0], campaign="another")
+    runs = [
+        elsewhere,
+        exact,
+        low(),
+        *(low(campaign=f"c{n}", **keys) for n, keys in enumerate(others)),
+    ]
+    rows = frames.plain_rows(frames.load(runs).precision)
+    assert [row["reference"] for row in rows[:3]] == [None, None, "fp32"]
+    assert rows[2]["last_loss_error"] == pytest.approx(0.1)  # of its own campaign
+    assert [row["reference"] for row in rows[3:]] == [None] * len(others)
+    change(exact, "record.json", "a0/record.json", "a0/exit.json", state="failed")
+    [row] = frames.plain_rows(frames.load([exact, low(image=64), runs[2]]).precision)[1:]
+    assert row["reference"] is None

@@ -19,6 +19,7 @@ from hires.report.plots.base import PlotData
 from hires.report.plots.predicted_maps import NOT_FINITE, overviews
 from hires.report.plots.steps import BUBBLE, OTHER, PARTS, PIPELINE, split_rank, split_steps
 from hires.report.runs import read_runs
+from tests.helpers.compared_runs import compared_run
 from tests.helpers.report_runs import change, report_run
 from tests.helpers.simulated import STEP, EqualCosts
 from tests.helpers.small_plans import LAYOUTS, plan_of
@@ -47,6 +48,31 @@ def test_campaign_has_its_plots_with_numbers_and_where_they_were_measured(campai
     assert all(plots[name].missing for name in plots.keys() - OF_CAMPAIGN)
     assert "memory refused no image" in plots["largest_image"].missing
     assert "no layout" in plots["throughput_by_ranks"].missing  # each is one point, and no line
+
+
+def test_throughput_is_drawn_with_its_spread_and_beside_the_ideal(tmp_path):
+    runs = []
+    for world, median in ((1, 4.0), (2, 2.5), (4, 1.25)):  # seconds of a step of 4 images
+        keys = {"name": "single" if world == 1 else "dp", "replicas": world}
+        steps = [0.8 * median, median, 1.6 * median]
+        runs.append(compared_run(tmp_path, [steps], parallel=keys))
+        change(runs[-1], world=world)
+    speed, share = drawn(runs, only="throughput_by_ranks").figure.axes
+    assert speed.lines[0].get_xydata().tolist() == [[1, 1], [2, 2], [4, 4]]  # ideal
+    assert speed.containers[0][0].get_xydata().tolist() == [[2, 1.6], [4, 3.2]]
+    assert share.lines[-1].get_xydata().tolist() == [[2, 80], [4, 80]]
+    [axis] = drawn(runs, only="throughput_by_layout").figure.axes
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    assert names == ["single", "dp on 2", "dp on 4"]  # the slowest first
+    assert [bar.get_width() for bar in axis.patches] == [1, 1.6, 3.2]
+    [errors] = axis.containers[-1].errorbar[2]
+    p10_to_p90 = errors.get_segments()[0][:, 0].tolist()
+    assert p10_to_p90 == pytest.approx([1 / 1.48, 1 / 0.84])  # of the steps
+    # More points of one layout show less than two layouts.
+    for replicas in (1, 2, 4, 8):
+        keys = {"name": "dp", "replicas": replicas}
+        runs.append(compared_run(tmp_path, [[1.0]], parallel=keys, batch=8))
+    assert "batch 4" in drawn(runs, only="throughput_by_layout").caption
 
 
 def test_figures_of_a_paper_are_as_wide_as_a_column(tmp_path):

@@ -16,7 +16,7 @@ import pytest
 from hires.core.errors import RunError
 from hires.core.store.campaign import Campaign, PlannedPoint
 from hires.report import tables
-from hires.report.columns import Column, Table, keys
+from hires.report.columns import TABLES, Column, Table, keys
 from hires.report.record import RecordedRank, cells_of
 from hires.report.report import write_report
 from tests.helpers.report_runs import change, report_run
@@ -63,6 +63,24 @@ MEMORY_MD = """\
 """
 
 
+FACTORS = {
+    "MiB": 2**-20,
+    "MiB/step": 2**-20,
+    "ms": 1e3,
+    "ms/step": 1e3,
+    "points": 100.0,
+    "%": 100.0,
+}
+
+
+def test_numbers_are_shown_in_the_unit_of_their_heading():
+    for table in TABLES.values():
+        for column in table.all_columns:
+            factor = FACTORS.get(column.unit, 1.0)
+            is_percent = column.key.endswith("_percent")
+            assert column.factor == (1.0 if is_percent else factor), (table.name, column.key)
+
+
 def test_tables_of_a_run_are_these():
     throughput, memory = tables.tables_of_run(tables.record_of(record(layout="a|b")))
     assert throughput.to_markdown() == THROUGHPUT_MD
@@ -72,6 +90,11 @@ def test_tables_of_a_run_are_these():
     entries = ([0, 2], [[1, 0], None], [None, None])
     tiles = [cells_of(RecordedRank(0, tile=tile))["tile"] for tile in entries]
     assert tiles == ["0 / 2", "1,0 / none", None]  # in both directions
+    bytes_of = [{"peak_bytes": 1, "predicted_bytes": 4}, {"peak_bytes": 3, "predicted_bytes": 2}]
+    ranks = [{"rank": n, "grads_bytes": 0, **one} for n, one in enumerate(bytes_of)]
+    whole = tables.record_of(record(memory=ranks))
+    assert (whole.peak_bytes, whole.predicted_bytes) == (3, 4)  # of the fullest ranks
+    assert whole.memory[0].grads_bytes is None  # before the first step
 
 
 def test_tables_are_written_for_runs_that_are_done_by_a_module_that_is_a_command(tmp_path):
@@ -91,7 +114,10 @@ def test_tables_are_written_for_runs_that_are_done_by_a_module_that_is_a_command
 
 
 def test_tables_of_a_campaign_hold_the_attempts_and_the_keys_in_which_they_differ(tmp_path):
-    runs = [report_run(tmp_path, seed=n, optimizer={"lr": lr}) for n, lr in ((0, 0.5), (1, 0.25))]
+    runs = [
+        report_run(tmp_path, seed=n, optimizer={"lr": lr}, model={"depth": depth})
+        for n, lr, depth in ((0, 0.5, 18), (1, 0.25, 34))  # a label has the depth already
+    ]
     points = [PlannedPoint(run.name, [], 1) for run in runs] + [PlannedPoint("x-0000000d", [], 1)]
     campaign = Campaign("c", points=points)
     throughput, memory, *_ = tables.campaign_tables(runs[0].parent, campaign)

@@ -59,7 +59,8 @@ def test_calls_are_of_all_ranks_in_a_step_and_seconds_of_the_mean_rank():
 def test_what_differs_from_the_plan_is_named():
     one = line(0, row(10), row(12))
     one["planned"][1] |= {"operation": "recv", "kind": "stage", "size": 4, "count": 1, "bytes": 16}
-    assert sums_of(one).headline()[1:] == [
+    assert sums_of(one).headline() == [
+        "communication of steps 2 to 3 on 1 ranks: 8.0 % of 250.0 ms",
         "not as planned: recv stage of 16 B: 0 calls a step, planned 1",
         "not as planned: recv stage of 16 B: 0 bytes a step, planned 16",
         "not as planned: send halo of 4 KiB: 2 calls a step, planned 0",
@@ -81,6 +82,8 @@ def test_log_of_a_plan_is_as_planned_in_every_table(name):
     for table in sums.tables():
         place = [column.key for column in table.columns].index("count")
         calls.add(sum(cells[place] for cells in table.rows))
+        factors = {"MiB": 2**-20, "ms": 1e3, "%": 100.0}
+        assert all(one.factor == factors.get(one.unit, 1) for one in table.columns)
     assert len(calls) == 1
 
 

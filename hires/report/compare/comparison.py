@@ -183,7 +183,7 @@ class Comparison:
     @property
     def is_worse(self) -> bool:
         """Whether anything became worse."""
-        return any(one.status == WORSE for one in (*self.results, *self.overall))
+        return any(one.status == WORSE for one in self.overall)
 
     @property
     def is_decided(self) -> bool:

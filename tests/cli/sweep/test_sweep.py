@@ -115,6 +115,8 @@ def test_stored_sweep_is_overridden_by_the_command_line(hires, fake_ranks, tmp_p
     assert [line[2] for line in ended] == ["a0:", "a0:", "a1:", "a1:"]  # in turn
     assert len((FOLDER / "throughput.csv").read_text().splitlines()) == 5
     assert "\nbatch: 4\n" in (runs()[0] / "config.yaml").read_text()
+    lines = [json.loads((run / "a0/env.json").read_text())["reproduce"] for run in runs()]
+    assert all(line.endswith(" --config-dir mine") for line in lines)  # for a run alone
     assert "2 complete" in hires(*words, "--dry-run").out
     assert "ready (2 of 3)" in hires(*words, "--repeat=3", "--dry-run").out
 

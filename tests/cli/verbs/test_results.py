@@ -46,6 +46,8 @@ def test_runs_are_chosen_by_an_expression_and_sorted(hires):
     ):
         assert sorted(listed(hires, "--where", where)) == sorted(kept)
     assert listed(hires, "--sort=-throughput")[:2] == [LARGE, SMALL]
+    assert len(listed(hires, "--sort=-throughput")) == 4  # those without one come last
+    assert listed(hires, "--sort=-batch")[0] == LARGE  # 16 is more than 4
     assert listed(hires, "--sort", "batch", "--campaign", "other") == [FAILED]
     answer = hires("list", "runs", "--where", "image < 100")
     assert "--where: 1 runs left out" in answer.err  # of which it makes no sense

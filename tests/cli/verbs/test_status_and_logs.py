@@ -146,18 +146,22 @@ def test_following_goes_on_in_the_next_attempt_and_ends_with_the_run(logged, tmp
         assert process.stdout is not None
         assert "attempt 1" in process.stdout.readline()
         end(logged / "a1", "failed", cause="rank 1 was killed by SIGKILL")
-        logs = begin(logged, 2) / "logs"
-        (logs / "rank0000.log").write_text("2026-01-31T11:00:00.000Z rank 0: again\n")
-        while "again" not in process.stdout.readline():
-            pass
-        with (logs / "rank0000.log").open("a") as file:
+        for number in (2, 3):  # both, before they are looked at
+            log = begin(logged, number) / "logs" / "rank0000.log"
+            log.write_text(f"2026-01-31T11:00:00.000Z rank 0: attempt {number}\n")
+        end(logged / "a2", "failed", cause="rank 1 was killed by SIGKILL")
+        lines = [""]
+        while "attempt 3" not in lines[-1]:
+            lines.append(process.stdout.readline())
+        assert any("attempt 2" in line for line in lines)
+        with log.open("a") as file:
             file.write("2026-01-31T11:00:01.000Z rank 0: the end\n")
-        done(logged, 2)
+        done(logged, 3)
         out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert out == "[0] 2026-01-31T11:00:01.000Z rank 0: the end\n"
-    assert (process.returncode, err.splitlines()[-1]) == (0, "attempt 2")
+    assert (process.returncode, err.splitlines()[-1]) == (0, "attempt 3")
 
 
 def test_day_decides_before_the_hour(tmp_path):

@@ -75,6 +75,8 @@ def test_import_takes_away_what_wrappers_added_and_renames(hires, graph):
     assert "; they fit the network" in hires("weights", "show", *words[1:]).out
     other = {name.replace("layer1", "stem"): one for name, one in tensors.items()}
     save_file({**other, "fc.bias": torch.zeros(77), "ema.x": torch.ones(1)}, "o.safetensors")
+    shown = hires("weights", "show", "o.safetensors", *SMALL[:2], "--json")
+    assert (shown.code, json.loads(shown.out)["fits"]) == (2, False)
     refused = hires("weights", "import", "o.safetensors", *words)
     assert refused.code == 2
     assert "it has no layer1.0.conv1.weight, layer1.0.bn1.weight, " in refused.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.core.config.comm_config import CommConfig
+from hires.core.config.fields import keys_without
 from hires.core.config.launcher_config import ClusterConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
@@ -22,6 +23,7 @@ from hires.core.config.training_config import CheckpointConfig
 from hires.core.errors import ConfigError
 from hires.core.store import cache as store
 from hires.core.store import naming, records, rundir
+from hires.core.store.frozen import digest
 from hires.core.store.own_module import module_digest, network_sources
 from tests.helpers.launches import ROOT
 from tests.helpers.new_runs import ARGV, PLAN
@@ -70,6 +72,37 @@ def test_what_is_computed_or_measured_changes_the_run(config):
     assert naming.run_name(replace(config, cluster=here)) == naming.run_name(config)
     far = [ClusterConfig(name="ours", partition=name) for name in ("a", "b")]
     assert len({naming.run_name(replace(config, cluster=one)) for one in far}) == 1
+
+
+COSMETIC = """
+weights campaign results data.names data.max_pixels quant.scales comm.table comm.timeout_s comm.log
+comm.check launcher.max_ranks launcher.mpirun launcher.hosts launcher.port launcher.account
+launcher.qos launcher.minutes launcher.signal_s launcher.requeues launcher.other_code
+launcher.interface measure.tensorboard memory.limit checkpoint.every checkpoint.keep
+checkpoint.at_end checkpoint.continues
+"""
+NOT_PLANNED = """
+steps weights campaign results data.path data.classes data.length data.images data.masks data.level
+data.cut data.region data.stride data.tissue data.labels data.groups data.detections data.outside
+data.names data.normalize data.mean data.std data.fit data.split data.split_file data.validation
+data.test data.split_seed data.shuffle data.balance augment comm.visible comm.timeout_s optimizer.lr
+optimizer.scale_lr optimizer.weight_decay lr_schedule predict launcher.port measure checkpoint
+"""
+
+
+def test_keys_that_decide_no_run_or_no_plan_are_these():
+    # With one more of them a run is answered with the numbers, or the plan, of another.
+    of_site = {field.name for field in fields(ClusterConfig)} - {"name", "environment", "options"}
+    assert {*naming.COSMETIC} == {*COSMETIC.split(), *(f"cluster.{key}" for key in of_site)}
+    assert {*keys_without(RunConfig, "plan")} == {*NOT_PLANNED.split()}
+
+
+def test_other_defaults_have_another_schema():
+    """A name leaves out what has its default: with another default an old run would pass for it.
+
+    A key that is new changes the digest alone.
+    """
+    assert (naming.SCHEMA, digest(naming.plain(RunConfig()))) == (1, "a40a2c3443752d8c")
 
 
 def test_key_with_its_default_is_no_part_of_the_name(config):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np  # here, as its import would take longer than an example may
 import pytest
 from hypothesis import given, settings
@@ -57,7 +59,10 @@ def test_slowest_rank_is_the_sample_and_warm_up_does_not_count(run):
     ]
     step_s = {"median": 2.0, "p10": 1.2, "p90": pytest.approx(3.6), "ci95": None}
     assert throughput["step_s"] == step_s
-    assert throughput["img_per_s"]["median"] == 4.0
+    assert throughput["img_per_s"] == {
+        "median": 4.0, "p10": pytest.approx(8 / 3.6), "p90": pytest.approx(8 / 1.2), "ci95": None,
+    }  # fmt: skip
+    assert records.rates(12, records.spread([1, 2, 3, 4, 5, 6]))["ci95"] == [2, 12]
     assert record["loss"] == {"first": 3.0, "last": -1.0, "finite": True}
 
 
@@ -105,11 +110,29 @@ def test_last_better_evaluation_of_all_attempts_is_the_best(run):
 
 
 def test_memory_has_one_entry_per_rank_with_its_place(run):
+    plan = records.read_plan(run) | {"world": 4}  # of two replicas
+    plan["memory"] = [{"peak_bytes": 5}, {"peak_bytes": 6}]
+    (run.path / file_names.PLAN).write_text(json.dumps(plan))
     sizes = {"params_bytes": 1, "grads_bytes": 2, "optimizer_bytes": 3}
-    tell(run, {"kind": "memory", "rank": 0, "peak_bytes": 7, "source": "rss", **sizes})
-    first, second = records.finish(run, 0, "failed", "x")["memory"]
+    tell(run, {"kind": "ready", "rank": 0, **sizes})
+    tell(run, {"kind": "memory", "rank": 0, "peak_bytes": 7, "source": "rss"})
+    first, second, *others = records.finish(run, 0, "failed", "x")["memory"]
     assert [first["stage"], second["stage"], second["tile"]] == [[0], [1], [None]]
     assert (first["peak_bytes"], first["grads_bytes"], second["peak_bytes"]) == (7, 2, None)
+    assert [one["predicted_bytes"] for one in (first, second, *others)] == [5, 6, 5, 6]
+
+
+def test_skipped_steps_of_all_attempts_count_and_the_last_scale_is_shown(run):
+    def scaled(first, scales):
+        return [
+            {**step(0, number, 1.0), "loss_scale": scale, "skipped": number % 2 == 1}
+            for number, scale in enumerate(scales, start=first)
+        ]
+
+    tell_attempt(run, 0, [{**began(0, None), "skipped_steps": 4}, *scaled(0, [8.0, 4.0, 4.0, 2.0])])
+    tell_attempt(run, 1, [began(2, 0), *scaled(2, [4.0, 1.0])])
+    record = records.finish(run, 1, "failed")
+    assert (record["skipped_steps"], record["loss_scale"]) == (4 + 2, 1.0)
 
 
 def test_each_rank_appends_to_files_of_its_own_and_readers_merge_them(run):
@@ -155,12 +178,12 @@ def test_failure_of_the_same_attempt_replaces_its_record(run):
 def test_loss_is_the_mean_over_replicas_and_strict_json(run):
     tell(run, *[step(rank, i, 1.0, 1.0 + rank) for rank in (0, 1) for i in range(4)])
     assert records.finish(run, 0, "failed")["loss"]["first"] == 1.5
-    for number, bad in enumerate((float("nan"), float("inf")), start=1):
-        tell_attempt(
-            run, number, [step(r, i, 1.0, bad if i == 4 else 1.0) for r in (0, 1) for i in range(5)]
-        )
+    for number, (bad, at) in enumerate(((float("nan"), 4), (float("inf"), 2)), start=1):
+        lines = [step(r, i, 1.0, bad if i == at else 1.0) for r in (0, 1) for i in range(5)]
+        tell_attempt(run, number, lines)
         record = records.finish(run, number, "done")
-        assert record["loss"] == {"first": 1.0, "last": None, "finite": False}
+        last = None if at == 4 else 1.0
+        assert record["loss"] == {"first": 1.0, "last": last, "finite": False}
         assert "NaN" not in (text := (run.path / "record.json").read_text())
         assert "Infinity" not in text
 
@@ -193,7 +216,10 @@ def test_lineage_is_the_run_of_the_checkpoint_at_which_the_first_attempt_began(r
     place = tmp_path / "short" / "checkpoints" / "step000003"
     tell_attempt(run, 0, [{**began(3, None), "checkpoint": str(place)}, *steps(3, 4)])
     tell_attempt(run, 1, [began(4, 0), *steps(4, 5)])
-    assert records.finish(run, 1, "done")["lineage"] == [{"run": "short", "step": 3}]
+    before = {"run": "shorter", "step": 1}
+    place.mkdir(parents=True)
+    (tmp_path / "short" / file_names.RECORD).write_text(json.dumps({"lineage": [before]}))
+    assert records.finish(run, 1, "done")["lineage"] == [{"run": "short", "step": 3}, before]
 
 
 def test_messages_of_all_ranks_are_summed(run):
