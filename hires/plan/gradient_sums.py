@@ -93,7 +93,7 @@ def sums_of(plan: Plan, stage: int) -> list[GradientSum]:
     if not plan.training or num_holders(plan, stage) == 1:
         return []
     params, users = plan.graph.params, trained(plan, stage)
-    dtype, wide = gradient_dtype(plan), wide_dtype(plan)
+    dtype, wide = gradient_dtype(plan), wide_dtype(plan.dtype)
     several = plan.num_replicas * plan.num_directions > 1
     statistics = tuple(running_decays(plan, stage)) if several else ()
     if plan.scatters and shares_of_holders(plan, stage):

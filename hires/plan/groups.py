@@ -66,14 +66,14 @@ AGREEMENT, NORM = "int64", "float64"
 gradients."""
 
 
-def wide_dtype(plan: Plan) -> str:
-    """Returns the type in which ranks sum numbers: single precision or better."""
-    return "float64" if plan.dtype == "float64" else "float32"
+def wide_dtype(dtype: str) -> str:
+    """Returns the type in which ranks keep and sum parameters: single precision or better."""
+    return "float64" if dtype == "float64" else "float32"
 
 
 def gradient_dtype(plan: Plan) -> str:
     """Returns the type in which gradients of parameters are summed."""
-    return plan.message_dtype or wide_dtype(plan)
+    return plan.message_dtype or wide_dtype(plan.dtype)
 
 
 @derived

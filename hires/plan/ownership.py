@@ -118,7 +118,7 @@ def publications(plan: Plan, stage: int) -> list[Publication]:
 
     One gather brings all of them where gradients are scattered.
     """
-    dtype, shares = wide_dtype(plan), shares_of_holders(plan, stage)
+    dtype, shares = wide_dtype(plan.dtype), shares_of_holders(plan, stage)
     width = BYTES[dtype]  # training keeps its parameters in this type
     made: list[Publication] = []
 

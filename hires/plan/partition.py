@@ -29,6 +29,7 @@ from hires.plan.graph import Graph, Node
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.plan import Stage
+from hires.plan.tensor_bytes import most_in_flight
 
 SLACK = 1.05
 
@@ -166,11 +167,10 @@ def segments_of(graph: Graph, stage: Stage, checkpoint: str, actions: list[str])
         return []
     if checkpoint == "stage":
         return [stage.first, stage.last]
-    in_flight = itertools.accumulate(1 if action[0] == "F" else -1 for action in actions)
-    return cut_segments(graph, stage, max(in_flight, default=0))
+    return _cut_segments(graph, stage, most_in_flight(actions))
 
 
-def cut_segments(graph: Graph, stage: Stage, in_flight: int) -> list[int]:
+def _cut_segments(graph: Graph, stage: Stage, in_flight: int) -> list[int]:
     """Returns the bounds of the segments that hold the fewest numbers at their peak.
 
     ``in_flight`` microbatches keep their crossing values at the same time.

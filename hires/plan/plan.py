@@ -23,6 +23,7 @@ from hires.plan.tuning_table import TuningRule
 SCHEMA = 3
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -405,15 +406,15 @@ def _with_messages(kind: Callable[..., T], values: dict[str, Any], *others: str)
     return kind(**values | {key: Transfer.of(values[key]) for key in ("messages", *others)})
 
 
-def derived(function: Callable[Concatenate[Plan, P], T]) -> Callable[Concatenate[Plan, P], T]:
-    """Returns a function whose results a plan keeps, by the other arguments."""
+def derived(function: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Returns a function whose results its first argument, as a plan, keeps by the others."""
 
     @functools.wraps(function)
-    def kept(plan: Plan, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        results = plan.__dict__.setdefault("_derived", {})
+    def kept(source: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        results = source.__dict__.setdefault("_derived", {})
         key = function, *args, *kwargs.values()
         if key not in results:
-            results[key] = function(plan, *args, **kwargs)
+            results[key] = function(source, *args, **kwargs)
         return results[key]  # type: ignore[no-any-return]
 
     return kept

@@ -190,7 +190,7 @@ def _inside(
     direction, back_pass = plan.direction_of(action), action[0] == "B"
     stage = plan.stages[plan.slot_of(rank, direction).stage]
     with_next = companions(plan.graph, stage)
-    wide = wide_dtype(plan)
+    wide = wide_dtype(plan.dtype)
     early = _gradient_events(plan, stage.index, "issue", action) if is_last and back_pass else ()
     sums = deque(event for event in early if event.part.node)
     posted: set[str] = set()

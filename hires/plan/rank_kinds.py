@@ -16,6 +16,8 @@ import math
 from collections.abc import Hashable
 from typing import Any
 
+from hires.plan.event import BYTES
+from hires.plan.groups import wide_dtype
 from hires.plan.halos import map_shape
 from hires.plan.layout import held_by, shares_of
 from hires.plan.message_routes import first_ranks
@@ -23,6 +25,7 @@ from hires.plan.ownership import owned_numbers
 from hires.plan.plan import Plan, Stage, derived
 from hires.plan.program import edge_messages, halo_rows, links
 from hires.plan.rules import WHOLE
+from hires.plan.tensor_bytes import kept_bytes, most_in_flight, value_bytes
 from hires.plan.traffic import traffic_sums
 
 KINDS_PER_STAGE = 4
@@ -158,23 +161,36 @@ def likeness(plan: Plan, rank: int) -> tuple[Any, ...]:
     return actions, slots, tuple(sorted(edges)), owned
 
 
-def _size(plan: Plan, rank: int) -> list[int]:
-    """Returns about how many numbers a rank holds at its fullest moment, by stage.
+def _size(plan: Plan, rank: int) -> list[float]:
+    """Returns about how many bytes a rank holds at its fullest moment, by stage.
 
-    Parameters, gradients, momentum, and all values and halos of each microbatch in flight.
+    Parameters, gradients, the optimiser's states, and what each microbatch in flight keeps; of
+    those that are computed again one alone.
     """
-    sizes = [0] * len(plan.stages)
+    sizes = [0.0] * len(plan.stages)
+    copies = 2 + plan.optimizer_states if plan.training else 1
     for slot in plan.slots_of(rank):
         stage, actions = plan.stages[slot.stage], plan.actions_of(rank)
-        own = [action[0] for action in actions if plan.direction_of(action) == slot.direction]
-        most = max(itertools.accumulate(1 if kind == "F" else -1 for kind in own), default=1)
-        numbers = sum(map(sum, _halo_sizes(plan, stage)[slot.tile]))
-        for value in stage.layout:
-            if not plan.graph.is_list(value):
-                share = shares_of(plan, stage, value)[slot.tile]
-                numbers += round(share * math.prod(plan.graph.shape(value)))
-        sizes[stage.index] += 3 * stage.params + most * numbers
+        own = [action for action in actions if plan.direction_of(action) == slot.direction]
+        once = stage.segments or not plan.training
+        halos = sum(map(sum, _halo_sizes(plan, stage)[slot.tile])) * BYTES[plan.dtype]
+        kept = sum(
+            shares_of(plan, stage, value)[slot.tile] * num_bytes
+            for value in stage.layout
+            if (num_bytes := _kept_bytes(plan).get(value))
+        )
+        weights = copies * stage.params * BYTES[wide_dtype(plan.dtype)]
+        sizes[stage.index] += weights + (1 if once else most_in_flight(own)) * (kept + halos)
     return sizes
+
+
+@derived
+def _kept_bytes(plan: Plan) -> dict[str, int]:
+    graph, dtype = plan.graph, plan.dtype
+    if plan.training:
+        return kept_bytes(graph, dtype)
+    values = (node.name for node in graph.nodes if node.shape is not None)
+    return {value: value_bytes(graph, value, dtype) for value in values}
 
 
 def _work(plan: Plan, rank: int) -> int:

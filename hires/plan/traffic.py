@@ -50,7 +50,7 @@ class PassTraffic(NamedTuple):
 
 def pass_traffic(plan: Plan) -> Iterator[PassTraffic]:
     """Yields what every microbatch sends on its way; gradients are summed once a step."""
-    graph, wide = plan.graph, BYTES[wide_dtype(plan)]
+    graph, wide = plan.graph, BYTES[wide_dtype(plan.dtype)]
     for back in (False, True) if plan.training else (False,):
         for edge in plan.edges:
             makers, readers = plan.stages[edge.source], plan.stages[edge.target]
@@ -144,7 +144,7 @@ def backends_of_plan(plan: Plan) -> list[str]:
 
 def _pass_sums(plan: Plan) -> Iterator[TrafficSum]:
     # Every microbatch passes every stage once each way, so no rank is looked at.
-    wide, near = wide_dtype(plan), (True, False) if plan.num_nodes > 1 else (True,)
+    wide, near = wide_dtype(plan.dtype), (True, False) if plan.num_nodes > 1 else (True,)
     for one in pass_traffic(plan):
         for size, number in Counter(one.sizes).items():
             number *= plan.pieces

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+from torch import nn
+
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import MemoryConfig
 from hires.core.units import MIB
+from hires.nets.trace import trace
 from hires.plan import memory, rank_kinds
 from hires.plan.memory import (
     CONNECTION_BYTES,
@@ -22,7 +26,11 @@ from hires.plan.memory import (
 )
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import representatives
-from tests.helpers.small_plans import plan_of
+from hires.plan.search.candidates import Candidate, LayoutShape
+from hires.plan.search.estimate import Estimator
+from hires.plan.simulation.simulate import Network
+from hires.plan.tensor_bytes import kept_bytes, value_bytes
+from tests.helpers.small_plans import config_of, forked, plan_of
 
 
 def with_peaks(*peaks: int, plan: Plan | None = None, **facts: int) -> Plan:
@@ -136,3 +144,28 @@ def test_rehearsals_of_a_large_plan_are_bounded(monkeypatch):
         assert len(set(chosen)) == 1 or sum(work[rank] for rank in set(chosen)) <= limit
         # What is predicted for a rank is never that of one that holds less.
         assert all(sizes[leader] >= sizes[rank] for rank, leader in enumerate(chosen))
+
+
+def test_estimates_count_numbers_by_their_own_width():
+    """Weights of fp64 counted four bytes, 8-bit integers as many as the other activations."""
+    graph, single = forked(8, True), Candidate(LayoutShape(1, 1, 0, (1, 1), 1, 1))
+
+    def peak(precision):
+        config = config_of(batch=8)
+        config = replace(config, precision=replace(config.precision, name=precision))
+        estimator = Estimator(config, graph, lambda *_: 0.0, Network(), 1e12)
+        return estimator.estimate(single).peak_bytes
+
+    assert peak("fp64") == pytest.approx(2 * peak("fp32"))
+    for node in graph.nodes:
+        assert value_bytes(graph, node.name, "float32") == 4 * node.num_elements
+        small = replace(graph, nodes=[replace(one, dtype="uint8") for one in graph.nodes])
+        assert value_bytes(small, node.name, "float32") == node.num_elements
+
+
+def test_training_keeps_the_places_of_maxima_beside_the_pooled_map():
+    """The next convolution reads the map: what a pool keeps besides was forgotten."""
+    layers = nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.Conv2d(4, 2, 1)
+    graph = trace(nn.Sequential(*layers), [1, 3, 8, 8], True)
+    assert kept_bytes(graph, "float32") == {"0": 4 * 8 * 8 * 4, "1": 4 * 4 * 4 * (4 + 8)}
+    assert kept_bytes(graph, "float64") == {"0": 4 * 8 * 8 * 8, "1": 4 * 4 * 4 * (8 + 8)}

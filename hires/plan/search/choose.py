@@ -48,6 +48,7 @@ from hires.plan.search.choice import Choice, NoRoomError, Option
 from hires.plan.search.estimate import Estimator
 from hires.plan.search.memory_rehearsal import OUT_ABOVE, PlannedOption, Rehearsal
 from hires.plan.search.remedies import cannot_run, no_plan, none_of, nothing_fits
+from hires.plan.search.stage_table import RankShare
 from hires.plan.simulation.machine_model import MachineModel
 from hires.plan.simulation.node_work import NodeWork, node_work
 
@@ -179,8 +180,10 @@ class Chooser:
         """
         self.report("looking at the layouts ...")
 
+        of_all = estimator.stage_bytes(RankShare(1.0), 0, len(estimator.graph.nodes))
+
         def order(shape: LayoutShape) -> tuple[bool, float]:
-            needs = estimator.rough_bytes * shape.directions / max(1, sum(shape.ranks_of_stages))
+            needs = (of_all.weights + of_all.kept) * shape.directions / sum(shape.ranks_of_stages)
             return needs > limit, shape.stages * shape.directions + 0.1 * shape.tiles
 
         every = shapes(self.config, choice.ranks, len(estimator.layers), self.given)

@@ -14,15 +14,16 @@ import bisect
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import PRECISIONS
 from hires.core.schedules import SCHEDULES, Pipeline, Task, forward_only
-from hires.plan.event import BYTES
 from hires.plan.graph import Graph, Node
+from hires.plan.groups import wide_dtype
 from hires.plan.partition import (
     SLACK,
     crossing,
@@ -31,34 +32,32 @@ from hires.plan.partition import (
     partition,
     starts_between_ties,
 )
+from hires.plan.plan import derived
 from hires.plan.search.candidates import Candidate
 from hires.plan.search.stage_table import (
     NodeFacts,
     RankShare,
     Seconds,
     StageTable,
-    borrowed_numbers,
+    borrowed_bytes,
     node_facts,
     stage_table,
 )
 from hires.plan.simulation.costs import ADD_TOUCHES, UPDATE_TOUCHES
 from hires.plan.simulation.simulate import Network
-
-WEIGHT_BYTES = 4
-"""Of a parameter in training, and of its gradient and the optimiser's numbers."""
+from hires.plan.tensor_bytes import most_in_flight, params_bytes, value_bytes
 
 
 class StageBytes(NamedTuple):
     """What a rank of a stage holds, in bytes."""
 
     weights: float
-    """With gradients and the optimiser's numbers."""
-    held: float
+    """With gradients and the optimiser's states."""
+    kept: float
     """Of each microbatch in flight."""
-    again: float
-    """That a backward pass computes once more."""
-    beside: float
-    """Of the largest node while it is computed, with what it reads."""
+    transient: float
+    """Of the largest node while it is computed, with what it reads, and of what a backward pass
+    computes once more."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +83,6 @@ class Estimator:
     """Of a rank's memory, for the optimiser."""
     cores: float = math.inf
     """Compute threads that a machine runs at once, divided by those of a rank."""
-    _estimates: dict[Candidate, LayoutEstimate] = field(default_factory=dict)
-    _tables: dict[RankShare, StageTable] = field(default_factory=dict)
-    _borrowed: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    _bounds: dict[object, tuple[int, ...]] = field(default_factory=dict)
-    _programs: dict[object, list[list[Task]]] = field(default_factory=dict)
-    _held: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @functools.cached_property
     def training(self) -> bool:
@@ -97,44 +90,36 @@ class Estimator:
         return self.config.task.name == "train"
 
     @functools.cached_property
-    def width(self) -> int:
-        """Bytes of a number of an activation."""
-        return BYTES[PRECISIONS[self.config.precision.name]]
-
-    @functools.cached_property
-    def rough_bytes(self) -> float:
-        """Bytes that one replica needs at the least for one image: what all its ranks share."""
-        kept = self.table(RankShare(1.0)).kept_bytes[-1]
-        copies = 2 + self.config.optimizer.num_states if self.training else 1
-        return kept + copies * WEIGHT_BYTES * self._params(0, len(self.graph.nodes))
+    def dtype(self) -> str:
+        """Type of activations."""
+        return PRECISIONS[self.config.precision.name]
 
     @functools.cached_property
     def layers(self) -> list[int]:
         """First nodes of the layers."""
         return layer_starts(self.graph)
 
+    @derived
     def table(self, share: RankShare) -> StageTable:
         """Returns the sums of a rank's part."""
-        if share not in self._tables:
-            grid = share.grid
-            link = self.network.link([0, grid[0] * grid[1] - 1])
-            if grid not in self._borrowed:
-                self._borrowed[grid] = borrowed_numbers(self.graph, grid)
-            self._tables[share] = stage_table(
-                self.graph,
-                share,
-                seconds=self.seconds,
-                link=link,
-                width=self.width,
-                training=self.training,
-                every=self._facts,
-                borrowed=self._borrowed[grid],
-            )
-        return self._tables[share]
+        rows, cols = share.grid
+        return stage_table(
+            self.graph,
+            share,
+            seconds=self.seconds,
+            link=self.network.link([0, rows * cols - 1]),
+            training=self.training,
+            every=self._facts(),
+            borrowed=self._borrowed(share.grid),
+        )
 
-    @functools.cached_property
+    @derived
     def _facts(self) -> list[NodeFacts]:
-        return node_facts(self.graph, self.width, self.training)
+        return node_facts(self.graph, self.dtype, self.training)
+
+    @derived
+    def _borrowed(self, grid: tuple[int, int]) -> list[float]:
+        return borrowed_bytes(self.graph, grid, self.dtype)
 
     def shares(self, candidate: Candidate) -> list[RankShare]:
         """Returns the part of a microbatch that a rank of each stage has."""
@@ -145,12 +130,12 @@ class Estimator:
 
     def bounds(self, candidate: Candidate) -> tuple[int, ...]:
         """Returns the first node of every stage, as the plan cuts the network."""
-        key = tuple(candidate.shape.ranks_of_stages), candidate.balance
-        if key not in self._bounds:
-            balance = None if candidate.balance is None else [*candidate.balance]
-            cut = partition(self.graph, [*key[0]], balance, self.training)
-            self._bounds[key] = tuple(cut)
-        return self._bounds[key]
+        return self._cut((*candidate.shape.ranks_of_stages,), candidate.balance)
+
+    @derived
+    def _cut(self, ranks: tuple[int, ...], balance: tuple[int, ...] | None) -> tuple[int, ...]:
+        layers = None if balance is None else [*balance]
+        return tuple(partition(self.graph, [*ranks], layers, self.training))
 
     def balanced(self, candidate: Candidate, by: str) -> tuple[int, ...] | None:
         """Returns layers per stage whose largest stage takes the least; None: as by FLOPs.
@@ -161,19 +146,18 @@ class Estimator:
         starts = starts_between_ties(self.graph) if self.training else self.layers
         if shape.stages < 2 or len(starts) < shape.stages:
             return None
-        tables = [self.table(share) for share in self.shares(candidate)]
+        shares = self.shares(candidate)
         ends, in_flight = [*starts, len(self.graph.nodes)], self._in_flight(candidate)
 
         def cost_of(stage: int, first: int, last: int) -> float:
             """Returns what a stage of some nodes takes."""
             if by == "seconds":
-                return sum(_passes(tables[stage], first, last, "none"))
-            kept = tables[stage].of(tables[stage].kept_bytes, first, last)
-            copies = 2 + self.config.optimizer.num_states if self.training else 1
-            return in_flight[stage] * kept + copies * WEIGHT_BYTES * self._params(first, last)
+                return sum(_passes(self.table(shares[stage]), first, last, "none"))
+            own = self.stage_bytes(shares[stage], first, last)
+            return own.weights + in_flight[stage] * own.kept
 
-        own = lambda stage, a, b: cost_of(stage, ends[a], ends[b])  # noqa: E731
-        cut, slowest = cut_of_least_largest(len(starts), shape.stages, own)
+        of_layers = lambda stage, a, b: cost_of(stage, ends[a], ends[b])  # noqa: E731
+        cut, slowest = cut_of_least_largest(len(starts), shape.stages, of_layers)
         by_flops = max(
             cost_of(stage, first, last)
             for stage, (first, last) in enumerate(itertools.pairwise(self.bounds(candidate)))
@@ -183,13 +167,9 @@ class Estimator:
         at = [bisect.bisect_left(self.layers, ends[first]) for first in cut]
         return tuple(b - a for a, b in itertools.pairwise(at))
 
+    @derived
     def estimate(self, candidate: Candidate) -> LayoutEstimate:
         """Returns what a layout is expected to take."""
-        if candidate not in self._estimates:
-            self._estimates[candidate] = self._estimated(candidate)
-        return self._estimates[candidate]
-
-    def _estimated(self, candidate: Candidate) -> LayoutEstimate:
         shape, bounds = candidate.shape, self.bounds(candidate)
         shares = self.shares(candidate)
         stages = [*itertools.pairwise(bounds)]
@@ -199,7 +179,7 @@ class Estimator:
             for table, (first, last) in zip(tables, stages, strict=True)
         ]
         pipeline, ranks = _pipeline(candidate, self.training), sum(shape.ranks_of_stages)
-        program = self._program(candidate, pipeline)
+        program = self._program(pipeline, candidate.schedule)
         step_s, busy_s = self._walk(program, pipeline, passes, bounds, shares, ranks)
         node = min((*self.network.node_starts[:1], ranks * shape.replicas))
         if self.cores < node:
@@ -208,27 +188,21 @@ class Estimator:
             all_s = sum(count * own_s for count, own_s in zip(alike, busy_s, strict=True))
             step_s = max(step_s, all_s * node / ranks / self.cores)
         step_s += self._update_s(candidate, stages)
-        return LayoutEstimate(step_s, self._peak_bytes(candidate, program, pipeline, tables))
+        return LayoutEstimate(step_s, self._peak_bytes(candidate, program, pipeline))
 
-    def _program(self, candidate: Candidate, pipeline: Pipeline) -> list[list[Task]]:
+    @derived
+    def _program(self, pipeline: Pipeline, schedule: str) -> list[list[Task]]:
         """Returns the passes of every rank in order."""
-        shape = candidate.shape
-        key = (tuple(shape.ranks_of_stages), shape.directions, candidate.microbatches,
-               candidate.pairs, candidate.schedule)  # fmt: skip
-        if key not in self._programs:
-            order = SCHEDULES[candidate.schedule].order if self.training else forward_only
-            self._programs[key] = pipeline.tasks_of(order(pipeline))
-        return self._programs[key]
+        order = SCHEDULES[schedule].order if self.training else forward_only
+        return pipeline.tasks_of(order(pipeline))
 
     def _in_flight(self, candidate: Candidate) -> list[int]:
         """Returns how many microbatches of each stage a rank has in flight at the most."""
-        most = [0] * candidate.shape.stages
-        for actions in self._program(candidate, _pipeline(candidate, self.training)):
-            counts = [0] * len(most)
-            for stage, _, back in actions:
-                counts[stage] += -1 if back else 1
-                most[stage] = max(most[stage], counts[stage])
-        return most
+        program = self._program(_pipeline(candidate, self.training), candidate.schedule)
+        return [
+            max(most_in_flight(one.action for one in own if one.stage == stage) for own in program)
+            for stage in range(candidate.shape.stages)
+        ]
 
     def _walk(
         self,
@@ -272,30 +246,28 @@ class Estimator:
 
     def _sent_s(self, bound: int, samples: float, ranks: int) -> float:
         """Returns how long the values that cross a cut travel, in a replica of so many ranks."""
-        scale = samples / self.graph.input_shape[0] * self.width
+        sent = self._crossing[bound] * RankShare(samples).of(self.graph)
         link = self.network.link([0, ranks - 1])
-        return link.latency_s + self._crossing[bound] * scale / link.bytes_per_s
+        return link.latency_s + sent / link.bytes_per_s
 
     @functools.cached_property
     def _crossing(self) -> list[int]:
-        """Numbers that are made before each node and read from it on; no images."""
+        """Bytes that are made before each node and read from it on; no images."""
 
-        def numbers(node: Node | None) -> int:
-            return 0 if node is None or node.shape is None else node.num_elements
+        def num_bytes(node: Node | None) -> int:
+            return 0 if node is None else value_bytes(self.graph, node.name, self.dtype)
 
-        return crossing(self.graph, 0, len(self.graph.nodes), numbers)
+        return crossing(self.graph, 0, len(self.graph.nodes), num_bytes)
 
-    def _params(self, first: int, last: int) -> int:
-        if (first, last) not in self._held:
-            names = {name for node in self.graph.nodes[first:last] for name in node.params}
-            self._held[first, last] = sum(self._sizes[name] for name in names)
-        return self._held[first, last]
-
-    @functools.cached_property
-    def _sizes(self) -> dict[str, int]:
-        learns = self.training
-        params = self.graph.params.items()
-        return {n: p.num_elements if p.trainable or not learns else 0 for n, p in params}
+    @derived
+    def _params_bytes(self, first: int, last: int) -> int:
+        """Returns the bytes of the parameters of some nodes; in training of those that learn."""
+        graph = self.graph
+        names = {name for node in graph.nodes[first:last] for name in node.params}
+        if not self.training:
+            return params_bytes(graph, names, self.dtype)
+        learned = (name for name in names if graph.params[name].trainable)
+        return params_bytes(graph, learned, wide_dtype(self.dtype))
 
     def _update_s(self, candidate: Candidate, stages: list[tuple[int, int]]) -> float:
         """Returns the seconds of sums of gradients and of the optimiser, on the slowest rank."""
@@ -304,7 +276,7 @@ class Estimator:
         shape, slowest_s = candidate.shape, 0.0
         for (first, last), ranks in zip(stages, shape.ranks_of_stages, strict=True):
             holders = ranks * shape.replicas * shape.directions
-            num_bytes = self._params(first, last) * WEIGHT_BYTES * shape.directions
+            num_bytes = self._params_bytes(first, last) * shape.directions
             world = sum(shape.ranks_of_stages) * shape.replicas
             # Replicas lie apart: their holders of a stage are spread over all of the world.
             members = [*range(0, world, max(1, world // holders))][:holders]
@@ -317,70 +289,60 @@ class Estimator:
         return slowest_s
 
     def _peak_bytes(
-        self,
-        candidate: Candidate,
-        program: list[list[Task]],
-        pipeline: Pipeline,
-        tables: list[StageTable],
+        self, candidate: Candidate, program: list[list[Task]], pipeline: Pipeline
     ) -> float:
         """Returns the bytes of the fullest rank: those of its weights and of its fullest moment.
 
         action     F0   F1   B0   B1        bytes of a rank: its weights
-        in flight  1    2    1    0                          + in flight x held
-        moment          ^                                    + again + beside, of the stage at work
+        in flight  1    2    1    0                          + in flight x kept
+        moment          ^                                    + transient, of the stage at work
         """
-        bounds = [*itertools.pairwise(self.bounds(candidate))]
-        stages = [
-            self._stage_bytes(candidate, stage, table, own_bounds, share)
-            for stage, (table, own_bounds, share) in enumerate(
-                zip(tables, bounds, self.shares(candidate), strict=True)
-            )
-        ]
+        shape, bounds = candidate.shape, itertools.pairwise(self.bounds(candidate))
+        stages = []
+        for share, own, ranks in zip(
+            self.shares(candidate), bounds, shape.ranks_of_stages, strict=True
+        ):
+            holders = ranks * shape.replicas * shape.directions
+            parts = holders if candidate.shards_optimizer else 1
+            stages.append(self.stage_bytes(share, *own, candidate.checkpoint, parts))
         # Ranks of the same stages do the same.
-        ranks = range(pipeline.num_ranks)
-        alike = {tuple(of[rank] for of in pipeline.stage_of): rank for rank in ranks}
-        peaks: list[float] = [
+        ranks_of = {tuple(of[r] for of in pipeline.stage_of): r for r in range(pipeline.num_ranks)}
+        return max(
             sum(stages[stage].weights for stage in {*stages_of})
-            + _most_in_flight(program[rank], stages, self.training)
-            for stages_of, rank in alike.items()
-        ]
-        return max(peaks)
+            + _fullest_moment(program[rank], stages, self.training)
+            for stages_of, rank in ranks_of.items()
+        )
 
-    def _stage_bytes(
-        self,
-        candidate: Candidate,
-        stage: int,
-        table: StageTable,
-        bounds: tuple[int, int],
-        own: RankShare,
+    def stage_bytes(
+        self, share: RankShare, first: int, last: int, checkpoint: str = "none", parts: int = 1
     ) -> StageBytes:
-        """Returns what a rank of a stage holds, between two nodes, of its share of a microbatch."""
-        shape, (first, last) = candidate.shape, bounds
-        part = own.samples / self.graph.input_shape[0] / (own.grid[0] * own.grid[1])
+        """Returns what a rank of some nodes holds, with its share of a microbatch.
+
+        ``parts``: into which the optimiser's states are divided.
+        """
+        table = self.table(share)
         kept = table.of(table.kept_bytes, first, last)
-        boundary = self._crossing[first] * part * self.width
-        # A backward pass has the gradient of what it computes beside it.
-        beside = max(table.largest_bytes[first:last], default=0.0)
+        boundary = self._crossing[first] * share.of(self.graph)
         # Of blocks, about the root of what is kept is computed again at a time.
         of_block = kept**0.5 * max(1.0, boundary) ** 0.5
-        again = {"none": 0.0, "stage": kept}.get(candidate.checkpoint, of_block)
-        holders = shape.ranks_of_stages[stage] * shape.replicas * shape.directions
-        share = holders if candidate.shards_optimizer else 1
-        copies = 2 + self.config.optimizer.num_states / share if self.training else 1
-        width = WEIGHT_BYTES if self.training else self.width
-        weights = self._params(first, last) * copies * width
-        held = kept if candidate.checkpoint == "none" else boundary
-        return StageBytes(weights, held, again, beside)
+        again = {"none": 0.0, "stage": kept}.get(checkpoint, of_block)
+        copies = 2 + self.config.optimizer.num_states / parts if self.training else 1
+        return StageBytes(
+            copies * self._params_bytes(first, last),
+            kept if checkpoint == "none" else boundary,
+            again + max(table.largest_bytes[first:last], default=0.0),
+        )
 
 
-def _most_in_flight(actions: Sequence[Task], stages: Sequence[StageBytes], training: bool) -> float:
+def _fullest_moment(actions: Sequence[Task], stages: Sequence[StageBytes], training: bool) -> float:
     """Returns the most bytes of activations that the passes of a rank have at a moment."""
-    in_flight: dict[int, int] = {}
+    in_flight: Counter[int] = Counter()
     most = 0.0
     for stage, _, back in actions:
-        in_flight[stage] = in_flight.get(stage, 0) + (-1 if back else 1) if training else 0
-        held = sum(count * stages[one].held for one, count in in_flight.items())
-        most = max(most, held + stages[stage].again + stages[stage].beside)
+        if training:
+            in_flight[stage] += -1 if back else 1
+        kept = sum(count * stages[one].kept for one, count in in_flight.items())
+        most = max(most, kept + stages[stage].transient)
     return most
 
 

@@ -13,18 +13,14 @@ comes first is planned and simulated afterwards.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hires.plan.event import BYTES
-from hires.plan.graph import INPUT, Graph, Node
+from hires.plan.graph import Graph, Node
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.simulation.simulate import Link
+from hires.plan.tensor_bytes import kept_bytes, value_bytes
 from hires.plan.tiling import area, intersect, need_of, own_rects
-
-INDEX_BYTES = 8
-"""Of a maximum's place, which its backward pass reads."""
 
 Seconds = Callable[[Node, float, bool], float]
 """(node, share of the traced microbatch, whether backward) -> seconds on a rank."""
@@ -56,6 +52,10 @@ class RankShare:
     samples: float
     grid: tuple[int, int] = (1, 1)
 
+    def of(self, graph: Graph) -> float:
+        """Returns its share of the network's values, traced with any number of samples."""
+        return self.samples / graph.input_shape[0] / (self.grid[0] * self.grid[1])
+
 
 @dataclass(frozen=True)
 class NodeFacts:
@@ -72,29 +72,29 @@ class NodeFacts:
     """Whether tiles add its statistics."""
 
 
-def node_facts(graph: Graph, width: int, training: bool) -> list[NodeFacts]:
-    """Returns the facts of every node, in numbers of ``width`` bytes."""
-    kept = kept_values(graph) if training else {}
-    made = []
+def node_facts(graph: Graph, dtype: str, training: bool) -> list[NodeFacts]:
+    """Returns the facts of every node of a network that computes in a type."""
+    kept = kept_bytes(graph, dtype) if training else {}
+    every = []
     for node in graph.nodes:
         facts, alike = facts_of(node.kind), ""
         if not facts.view and node.shape is not None:
             params = [graph.params[name].shape for name in node.params]
             reads = [graph.shape(value) for value in node.inputs if not graph.is_list(value)]
             alike = repr((node.kind, node.shape, params, reads))
-        largest = sum(_bytes(graph, value, width) for value in (node.name, *node.inputs))
+        largest = sum(value_bytes(graph, value, dtype) for value in (node.name, *node.inputs))
         sums = facts.statistics is not None and training
-        made.append(NodeFacts(node, alike, kept.get(node.name, 0) * width, largest, sums))
-    return made
+        every.append(NodeFacts(node, alike, kept.get(node.name, 0), largest, sums))
+    return every
 
 
-def borrowed_numbers(graph: Graph, grid: tuple[int, int]) -> list[int]:
-    """Returns the numbers of one sample that a tile borrows for each node.
+def borrowed_bytes(graph: Graph, grid: tuple[int, int], dtype: str) -> list[float]:
+    """Returns the bytes of one sample that a tile borrows for each node.
 
     The tile is that with the most neighbours.
     """
     tile = (grid[0] // 2) * grid[1] + grid[1] // 2
-    return [_borrowed(graph, node, grid, tile) for node in graph.nodes]
+    return [_borrowed(graph, node, grid, tile, dtype) for node in graph.nodes]
 
 
 def stage_table(
@@ -103,28 +103,27 @@ def stage_table(
     *,
     seconds: Seconds,
     link: Link,
-    width: int,
     training: bool,
     every: Sequence[NodeFacts],
-    borrowed: Sequence[int],
+    borrowed: Sequence[float],
 ) -> StageTable:
     """Returns the sums for a rank with one tile of so many samples.
 
     ``every`` are the facts of the nodes (:func:`node_facts`), ``borrowed`` what the grid borrows
-    for each (:func:`borrowed_numbers`).
+    for each (:func:`borrowed_bytes`).
     """
-    part = share.samples / graph.input_shape[0] / (share.grid[0] * share.grid[1])
+    part = share.of(graph)
     seconds_of: dict[str, tuple[float, float]] = {"": (0.0, 0.0)}
     rows: list[tuple[float, ...]] = []
-    for facts, numbers in zip(every, borrowed, strict=True):
+    for facts, num_bytes in zip(every, borrowed, strict=True):
         node = facts.node
         if facts.alike not in seconds_of:
             back_s = seconds(node, part, True) if training else 0.0
             seconds_of[facts.alike] = seconds(node, part, False), back_s
         halo_s = 0.0
         if share.grid != (1, 1):
-            sent = numbers * share.samples * width
-            halo_s = (link.latency_s if numbers else 0.0) + sent / link.bytes_per_s
+            sent = num_bytes * share.samples
+            halo_s = (link.latency_s if num_bytes else 0.0) + sent / link.bytes_per_s
             halo_s += 2 * link.latency_s if facts.sums else 0.0
         way_back = halo_s if training and node.needs_grad else 0.0
         rows.append(
@@ -135,54 +134,8 @@ def stage_table(
     return StageTable(sums[0], sums[1], sums[2], sums[3], sums[4], [*columns[-1]])
 
 
-def kept_values(graph: Graph) -> dict[str, float]:
-    """Returns the numbers that a training keeps until the backward pass, by their node.
-
-    A map that convolution, norm and activation read is kept once. A norm's value that an
-    activation writes over is not kept.
-    """
-    kept: dict[str, float] = {}
-    for node in graph.nodes:
-        if node.shape is None or not node.needs_grad:
-            continue
-        facts = facts_of(node.kind)
-        learns = any(graph.params[name].trainable for name in node.params)
-        if facts.keeps == "value":
-            read = [node.name]
-        elif facts.view or facts.keeps == "nothing" or facts.moves or not facts.tiling:
-            read = []
-        elif facts.multiplies or facts.statistics is not None:
-            read = [*node.inputs] if learns or graph.needs_grad(node.inputs[0]) else []
-        elif "avg_pool" in node.kind or "interpolate" in node.kind or "upsample" in node.kind:
-            read = []
-        else:
-            read = [*node.inputs]
-        for value in read:
-            base = _base(graph, value)
-            if base != INPUT and not graph.is_list(base):
-                kept[base] = float(math.prod(graph.shape(base)))
-        if "max_pool" in node.kind:
-            kept[node.name] = (
-                kept.get(node.name, 0) + node.num_elements * INDEX_BYTES / BYTES["float32"]
-            )
-    return kept
-
-
-def _base(graph: Graph, value: str) -> str:
-    """Returns the value in whose memory another one lies."""
-    while value != INPUT and facts_of(graph.by_name[value].kind).view:
-        if not graph.by_name[value].inputs:
-            break
-        value = graph.by_name[value].inputs[0]
-    return value
-
-
-def _bytes(graph: Graph, value: str, width: int) -> float:
-    return 0.0 if graph.is_list(value) else math.prod(graph.shape(value)) * width
-
-
-def _borrowed(graph: Graph, node: Node, grid: tuple[int, int], tile: int) -> int:
-    """Returns the numbers that a tile borrows for a node of one sample."""
+def _borrowed(graph: Graph, node: Node, grid: tuple[int, int], tile: int, dtype: str) -> float:
+    """Returns the bytes that a tile borrows for a node of one sample."""
     window = facts_of(node.kind).window
     if window is None or not node.inputs or node.shape is None or len(node.shape) != 4:
         return 0
@@ -194,4 +147,5 @@ def _borrowed(graph: Graph, node: Node, grid: tuple[int, int], tile: int) -> int
         return 0
     need = need_of(axes, own_rects(node.shape[2:], grid)[tile])
     own = own_rects(shape[2:], grid)[tile]
-    return (area(need) - area(intersect(need, own))) * shape[1]
+    share = (area(need) - area(intersect(need, own))) / (shape[0] * shape[2] * shape[3])
+    return share * value_bytes(graph, node.inputs[0], dtype)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hires.plan.event import BYTES
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.operators.operator_facts import (
     CONV,
@@ -25,6 +24,7 @@ from hires.plan.operators.operator_facts import (
     OperatorFacts,
     facts_of,
 )
+from hires.plan.tensor_bytes import params_bytes, value_bytes
 
 CONVOLUTIONS = (CONV, CONV_1X1, GROUPED, TRANSPOSED)
 ARITHMETIC = (*CONVOLUTIONS, PRODUCT)
@@ -83,11 +83,10 @@ def node_work(
     if facts.view or node.shape is None:
         return None
     part = share if callable(share) else lambda value: share
-    num_bytes = 0.0
+    num_bytes: float = params_bytes(graph, node.params, dtype)
     for value in (node.name, *node.inputs):
-        if not graph.is_list(value):
+        if not graph.is_list(value):  # of which no rank has a share
             num_bytes += part(value) * value_bytes(graph, value, dtype)
-    num_bytes += params_bytes(graph, node, dtype)
     own, family = part(node.name), family_of(graph, node, facts)
     return NodeWork(
         node.kind,
@@ -124,22 +123,6 @@ def family_of(graph: Graph, node: Node, facts: OperatorFacts | None = None) -> s
     if "pointwise" in facts.tiling:
         return POINTWISE
     return COPY if facts.moves or "joined" in facts.tiling else OTHER
-
-
-def value_bytes(graph: Graph, value: str, dtype: str) -> int:
-    """Returns the bytes of a whole value; integers, as those of int8, have their own width."""
-    made = graph.by_name.get(value)
-    return math.prod(graph.shape(value)) * _width(dtype, None if made is None else made.dtype)
-
-
-def params_bytes(graph: Graph, node: Node, dtype: str) -> int:
-    """Returns the bytes of a node's parameters."""
-    params = [graph.params[name] for name in node.params]
-    return sum(param.num_elements * _width(dtype, param.dtype) for param in params)
-
-
-def _width(dtype: str, own: str | None) -> int:
-    return BYTES[dtype if own is None or "float" in own else own]
 
 
 def _weight(graph: Graph, node: Node) -> list[int] | None:
