@@ -36,7 +36,7 @@ def test_auto_runs_the_first_of_the_list_under_its_own_name(hires, monkeypatch):
     options = facts["options"]
     steps = [option["step_s"] for option in options]
     assert (steps, facts["ranks"], facts["kept"]) == (sorted(steps), 2, False)
-    assert options[0]["memory_rehearsed"]
+    assert options[0]["rehearsed"]
     limits = {"compute", "messages", "bubble", "cores", "memory"}
     assert limits >= {option["limit"] for option in options}
     shown = hires("plan", "--choose", *SMALL, "ranks=2").out

@@ -182,7 +182,7 @@ def test_choice_is_drawn_with_its_front(tmp_path):
     for damaged in (7, [7], [{"step_s": "x"}], [option(-1, float("nan"))]):
         (run / "choice.json").write_text(json.dumps({"options": damaged}))
         assert drawn([run], only="choice").figure is None
-    options = [option(0.01, 2**20), option(0.02, 2**19, "pp", memory_rehearsed=False)]
+    options = [option(0.01, 2**20), option(0.02, 2**19, "pp", rehearsed=False)]
     options.append(option(0.03, 2**19, "dp"))
     choice = {"schema": 1, "options": options, "out": [option(0.005, 2**22)]}
     (run / "choice.json").write_text(json.dumps(choice))

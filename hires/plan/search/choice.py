@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hires.core.config.fields import build
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PlanError
+from hires.plan.graph import plain
 from hires.plan.route_choice import resolve
 from hires.plan.search.candidates import Candidate, candidate_of
 from hires.plan.simulation.machine_model import StepTime
@@ -45,23 +48,14 @@ class Option:
         return self.config.batch / self.time.step_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values."""
+        """Returns plain values, with the keys of its layout and what a reader asks for."""
         return {
             "layout": self.config.parallel.label,
             "overrides": self.candidate.overrides,
             "keys": self.candidate.keys,
             "step_s": self.time.step_s,
             "images_per_s": self.images_per_s,
-            "peak_bytes": self.peak_bytes,
-            "memory_rehearsed": self.rehearsed,
-            "fits": self.fits,
-            "bubble": self.time.bubble,
-            "computing": self.time.computing,
-            "waiting_for_messages": self.time.messages,
-            "waiting_for_cores": self.time.crowding,
-            "sent_bytes": self.sent_bytes,
-            "messages": self.messages,
-            "limit": self.limit,
+            **{name: plain(getattr(self, name)) for name in _FACTS},
         }
 
     @staticmethod
@@ -71,24 +65,13 @@ class Option:
         KeyError, TypeError, ValueError or ConfigError: it is damaged.
         """
         candidate = candidate_of(values["keys"])
-        time = StepTime(
-            step_s=float(values["step_s"]),
-            computing=float(values["computing"]),
-            messages=float(values["waiting_for_messages"]),
-            bubble=float(values["bubble"]),
-            crowding=float(values["waiting_for_cores"]),
-        )
-        return Option(
-            candidate,
-            resolve(candidate.applied(config)),
-            time,
-            peak_bytes=values["peak_bytes"],
-            rehearsed=values["memory_rehearsed"],
-            sent_bytes=values["sent_bytes"],
-            messages=values["messages"],
-            fits=values["fits"],
-            limit=values["limit"],
-        )
+        facts = {name: values[name] for name in _FACTS}
+        facts["time"] = build(StepTime, facts["time"])
+        return Option(candidate, resolve(candidate.applied(config)), **facts)
+
+
+_FACTS = [one.name for one in dataclasses.fields(Option)[2:]]
+"""Fields that a file holds as they are."""
 
 
 @dataclass
@@ -126,21 +109,13 @@ class Choice:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
-        names = ("ranks", "objective", "source", "considered", "planned", "left", "seconds")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "kept": self.kept,
-            "options": [option.to_dict() for option in self.options],
-            "out": [option.to_dict() for option in self.out],
-            "reasons": dict(self.reasons),
-        }
+        options, out = ([one.to_dict() for one in some] for some in (self.options, self.out))
+        return {**vars(self), "options": options, "out": out, "reasons": dict(self.reasons)}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any], config: RunConfig) -> Choice:
         """Returns the choice that :meth:`to_dict` described; errors are those of an option."""
-        names = ("ranks", "objective", "source", "considered", "planned", "left", "seconds")
-        facts = {name: values[name] for name in (*names, "kept")}
-        options, out = (
-            [Option.from_dict(one, config) for one in values[name]] for name in ("options", "out")
-        )
-        return Choice(options=options, out=out, reasons=Counter(values["reasons"]), **facts)
+        facts = {one.name: values[one.name] for one in dataclasses.fields(Choice)}
+        for name in ("options", "out"):
+            facts[name] = [Option.from_dict(one, config) for one in values[name]]
+        return Choice(**facts | {"reasons": Counter(values["reasons"])})

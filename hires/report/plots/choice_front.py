@@ -29,7 +29,7 @@ class PlacedLayout:
     peak_bytes: int
     layout: str
     overrides: str = ""
-    memory_rehearsed: bool = True
+    rehearsed: bool = True
     """Whether its memory is that of a run's plan, not an estimate."""
 
 
@@ -71,7 +71,7 @@ def _draw(axis: Axes, choice: LayoutChoice, record: RunRecord) -> None:
         look = style.layout_style(one.layout)
         axis.plot(
             one.step_s * 1e3, one.peak_bytes / MIB, ls="", marker=look.marker, color=look.colour,
-            label=one.layout, alpha=0.8, fillstyle="full" if one.memory_rehearsed else "none",
+            label=one.layout, alpha=0.8, fillstyle="full" if one.rehearsed else "none",
         )  # fmt: skip
     for one in choice.out:
         axis.plot(
