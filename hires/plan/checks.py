@@ -51,15 +51,20 @@ def check_numbers(config: RunConfig) -> list[Finding]:
             f"image{'s' if samples > 1 else ''}; use parallel.local_dp={fitting} or batch={batch}"
         )
         findings.append(Finding("error", "parallel.local_dp", text))
+    return [*findings, *check_tiles(config), *check_together(config)]
+
+
+def check_tiles(config: RunConfig) -> Iterator[Finding]:
+    """Yields an error for each side of the image that is cut into more tiles than pixels."""
+    tiles = config.parallel.tiles
     for dim, name, length in ((0, "rows", config.height), (1, "columns", config.width)):
-        parts = max(grid[dim] for grid in parallel.grids)
+        parts = max(grid[dim] for grid in config.parallel.grids)
         if parts > length:
             text = (
-                f"parallel.tiles={parallel.tiles} cuts {length} {name} of the image into "
-                f"{parts} tiles; use at most {length}, or a larger image"
+                f"parallel.tiles={tiles} cuts {length} {name} of the image into {parts} tiles; use "
+                f"at most {length}, or a larger image"
             )
-            findings.append(Finding("error", "parallel.tiles", text))
-    return [*findings, *check_together(config)]
+            yield Finding("error", "parallel.tiles", text)
 
 
 def check_together(config: RunConfig) -> Iterator[Finding]:

@@ -27,7 +27,7 @@ Kinds that concern others too:
     grad_norm               the same with another: the sum of the squares of all gradients
 
 Only the program and the executor tell kinds apart. The proof and the simulation ask for the role of
-an event, and what counts messages for its operation and its traffic.
+an event and what it computes, and what counts messages for its operation and its traffic.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ _ROLES = dict.fromkeys(
     ("collective", "create", "barrier", *OF_WORLD, "publish", "reduce_scatter", "all_gather"),
     MEETING,
 )
+PASS, UPDATE = "pass", "update"
+_COMPUTES = {"forward": PASS, "backward": PASS, "optimise": UPDATE}
 WORLD = -1
 """The group of all ranks."""
 BARRIER = "barrier"
@@ -117,6 +119,11 @@ class Event(NamedTuple):
     def role(self) -> str:
         """``ALONE``, ``MEETING``, or its kind: a post, a wait or ``issue``."""
         return _ROLES.get(self.kind, self.kind)
+
+    @property
+    def computes(self) -> str:
+        """``PASS``, up to the next event ``alone``, or ``UPDATE``; nothing: it takes no time."""
+        return _COMPUTES.get(self.kind, "")
 
     @property
     def counts(self) -> bool:

@@ -12,13 +12,13 @@ import torch
 
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.store.records import read_record
-from hires.engine.footprint import footprint
+from hires.engine.footprint import footprint, named_tensors, network_of, rehearse
 from hires.launcher.local.local_launcher import launch
 from hires.nets.build_network import build_model, materialise
 from hires.plan.memory import RankMemory, needed_bytes
 from hires.plan.plan import Plan
 from tests.helpers import traces
-from tests.helpers.parity_rows import on_each
+from tests.helpers.parity_rows import on_each, rows
 from tests.helpers.quantised_nets import QuantisedNet
 from tests.helpers.saved import run_folder
 
@@ -45,6 +45,15 @@ def predicted(**keys: Any) -> list[RankMemory]:
 def _predicted(keys: str) -> list[RankMemory]:
     config = config_of(**json.loads(keys))
     return footprint(config, plan_of(config))
+
+
+def test_no_tile_needs_more_than_the_one_that_stands_for_it():
+    """The middle one, which has eight neighbours; one at the edge stood for all nine."""
+    config = dict(rows())["overlap, eight neighbours"].config()
+    plan = plan_of(config)
+    real = named_tensors(network_of(config))
+    need = [needed_bytes(rehearse(config, plan, rank, real).to_dict()) for rank in (0, 1, 4, 7)]
+    assert max(need) == needed_bytes(footprint(config, plan)[0].to_dict())
 
 
 def test_persistent_parts_are_those_of_the_network():

@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 from hires.core.config.run_config import from_dict
+from hires.core.schedules import SCHEDULES
 from hires.plan.graph import INPUT, Graph, Node, Parameter
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
@@ -85,6 +86,7 @@ def random_layout(rng: random.Random, num_layers: int) -> dict[str, Any]:
     both = rng.random() < 0.4
     stages = rng.randint(1 + both, min(4, num_layers))
     spatial = rng.randint(0, min(stages, 2))
+    schedules = [name for name, one in SCHEDULES.items() if one.directions == 1 + both]
     return {
         "tiles": [rng.choice(GRIDS) for _ in range(spatial)] or [1, 1],
         "spatial_stages": spatial,
@@ -94,5 +96,5 @@ def random_layout(rng: random.Random, num_layers: int) -> dict[str, Any]:
         "microbatches": rng.randint(1, 3 if both else 4),
         "directions": 1 + both,
         "pairs": rng.choice([1, 1, 2]) if both else 1,
-        "schedule": rng.choice(["gems", "gems_1f1b"] if both else ["gpipe", "1f1b"]),
+        "schedule": rng.choice(schedules),
     }

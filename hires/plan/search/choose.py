@@ -27,7 +27,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, PlanError
 from hires.core.precisions import PRECISIONS
 from hires.core.units import size
-from hires.plan.checks import check_numbers
+from hires.plan.checks import check_numbers, check_tiles
 from hires.plan.graph import Graph, Node
 from hires.plan.memory import rooms_of
 from hires.plan.passes.rewriting import rewritten
@@ -99,6 +99,8 @@ class Chooser:
 
         PlanError: no layout has so many ranks, or none fits; it states what would.
         """
+        for problem in check_tiles(self.config):
+            raise PlanError(f"{problem.text} [{problem.key}]")
         began_s = time.monotonic()
         choice = Choice(ranks, self.objective, self._source())
         estimator = self._estimator(ranks)

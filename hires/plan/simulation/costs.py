@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from hires.core.ranks import timeline
-from hires.plan.event import ALONE, BARRIER, BYTES, MEETING, Event
+from hires.plan.event import ALONE, BARRIER, BYTES, MEETING, PASS, UPDATE, Event
 from hires.plan.graph import Node, update_nodes
 from hires.plan.groups import held_stages
 from hires.plan.halos import BORDER_SHARE, extents_of
@@ -204,12 +204,12 @@ def timed_program(plan: Plan, rank: int, costs: Costs) -> list[Item]:
     stream = events(plan, rank)
     for event in stream:
         action = event.part.action
-        if event.kind in ("forward", "backward"):
-            body = [*itertools.takewhile(lambda e: e.kind != "end", stream)]
+        if event.computes == PASS:
+            body = [*itertools.takewhile(lambda e: e.role != ALONE, stream)]
             seconds = costs.steps_s(rank, action)
             items += _pass(plan, rank, action, [e for e in body if e.part.node], seconds)
             items += [Item(timeline.WAIT, action, e) for e in body if not e.part.node]
-        elif event.kind == "optimise":
+        elif event.computes == UPDATE:
             items.append(Item(timeline.OPTIMISER, "", COMPUTES, costs.optimiser_s(rank)))
         elif event.role != ALONE and event.traffic != BARRIER:
             summed = event.role in (MEETING, *SUMS)

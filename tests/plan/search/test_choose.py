@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 import time
 from typing import Any
 
@@ -295,6 +296,17 @@ def test_every_key_that_is_given_stays(key, value):
     assert options
     for option in options:
         assert option.candidate.keys[key] == value, option.candidate.overrides
+
+
+def test_tiles_that_no_image_has_are_named_before_anything_is_looked_at():
+    """The answer said of any tiles that they cut the image, and to use other keys."""
+    for tiles, text in (
+        ([64, 1], "tiles=[64, 1] cuts 13 rows of the image into 64 tiles; use at most 13, or a la"),
+        ([1, 64], "tiles=[1, 64] cuts 10 columns of the image into 64 tiles; use at most 10, or "),
+    ):
+        search = chooser(config_of(tiles=tiles), given={"parallel.tiles": tiles})
+        with pytest.raises(PlanError, match=re.escape(text)):
+            search.choose(2)
 
 
 def test_cores_and_hosts_of_a_job_bound_its_ranks():
