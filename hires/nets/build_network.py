@@ -20,14 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hires.core.config.model_config import ModelConfig
+from hires.core.config.model_config import CUSTOM, ModelConfig
 from hires.core.errors import ConfigError
 from hires.core.registry import Registry
+from hires.nets.custom import called, custom
 from hires.plan.graph import Parameter
 
-NETS: Registry[Callable[..., nn.Module]] = Registry("network")
-"""``model.name`` -> what makes the network; its parameters are named after config keys, or are
-``image``, (height, width)."""
+NETS: Registry[Callable[..., nn.Module]] = Registry("network", "hires.networks")
+"""``model.name`` -> what makes the network. Its parameters are keys of the config, ``image``, which
+is (height, width), or its own: ``model.args`` has their values."""
 
 
 class ScaledConv2d(nn.Conv2d):
@@ -72,18 +73,25 @@ def build_model(config: ModelConfig, seed: int, image: tuple[int, int] | None = 
     made as it makes itself, under the seed (also of Python and NumPy), on the CPU. ConfigError: the
     network's name or target is unknown, or a key has no such value.
     """
+    if config.name == CUSTOM:
+        with _seeded(seed):
+            return custom(config.target or "", config.args, config.inputs, config.output)
     make = NETS[config.name]
-    given = {**vars(config), "depth": config.num_layers, "image": image}
-    keys = {name: given[name] for name in inspect.signature(make).parameters}
+    known = {**vars(config), "depth": config.num_layers, "image": image}
+    keys = {name: known[name] for name in inspect.signature(make).parameters if name in known}
     if keys.get("classes", 0) is None:
         raise ConfigError("model.classes is unset; give the number of classes, as model.classes=10")
-    if config.name != "custom":
-        with torch.device("meta"):
-            model = make(**keys)
-        if all(map(_can_be_filled, model.modules())):
-            return model
+
+    def build() -> nn.Module:
+        model: nn.Module = called(make, f"model={config.name}", config.args, **keys)
+        return model
+
+    with torch.device("meta"):
+        model = build()
+    if all(map(_can_be_filled, model.modules())):
+        return model
     with _seeded(seed):
-        return make(**keys)
+        return build()
 
 
 @contextlib.contextmanager

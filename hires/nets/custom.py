@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,14 @@ import hires
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest
 from hires.core.units import listed
-from hires.nets.build_network import NETS
 from hires.nets.network_call import on_images
 
 _SHOWN = 8
 """Functions of a module that an error names."""
 
 
-@NETS.register("custom")
 def custom(
-    target: str, args: dict[str, Any], inputs: Any = None, output: str | None = None
+    target: str, args: Mapping[str, Any], inputs: Any = None, output: str | None = None
 ) -> nn.Module:
     """Returns the module that a function of the Python path or the current folder makes.
 
@@ -34,7 +32,7 @@ def custom(
     imported or does not return a torch module.
     """
     key = f"model.target={target!r}"
-    net = _made(imported(target), target, args)
+    net = called(imported(target), key, args)
     if isinstance(net, torch.jit.ScriptModule):
         raise ConfigError(f"{key} returned a ScriptModule; return the plain nn.Module")
     if not isinstance(net, nn.Module):
@@ -83,21 +81,25 @@ def _offered(name: str, own: list[str]) -> str:
     return f"it has {listed(own, _SHOWN)}"
 
 
-def _made(function: Callable[..., Any], target: str, args: dict[str, Any]) -> Any:
+def called(function: Callable[..., Any], key: str, args: Mapping[str, Any], **keys: Any) -> Any:
+    """Returns what a function makes of ``model.args`` and other keys; ``key`` is what names it."""
     try:
-        inspect.signature(function).bind(**args)
+        inspect.signature(function).bind(**keys, **args)
     except TypeError as error:
+        takes = inspect.signature(function)
         raise ConfigError(
-            f"model.args={args} do not fit {target}{inspect.signature(function)}: {error}"
+            f"model.args={args} do not fit {key}, which takes {takes}: {error}"
         ) from error
     except ValueError:
         pass  # a function without a signature: the call itself checks the arguments
     try:
-        return function(**args)
+        return function(**keys, **args)
+    except ConfigError:
+        raise
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
-            f"model.target={target!r} failed with model.args={args}: {error_line(error)} "
+            f"{key} failed with model.args={args}: {error_line(error)} "
             f"({place.filename}:{place.lineno})"
         ) from error
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm
 
-from hires.nets.resnet import ResNet
+from hires.networks.resnet import ResNet
 
 
 class Zoo(nn.Module):

@@ -80,6 +80,22 @@ def test_layers_without_listed_first_values_keep_or_draw_their_own(monkeypatch):
     assert gamma(Resetting).std() > 0
 
 
+def test_arguments_that_are_no_keys_come_from_model_args(monkeypatch):
+    def make(classes: int, channels: int = 3, *, kernel: int, bias: bool = True) -> nn.Module:
+        return nn.Conv2d(channels, classes, kernel, bias=bias)
+
+    monkeypatch.setitem(NETS._items, "plain", make)
+    shapes = {key: [*one.shape] for key, one in state(name="plain", args={"kernel": 5}).items()}
+    assert shapes == {"weight": [4, 3, 5, 5], "bias": [4]}
+    for args, cause in (
+        ({}, "missing a required argument: 'kernel'"),
+        ({"kernel": 5, "width": 1}, "unexpected keyword argument 'width'"),
+        ({"kernel": 5, "classes": 1}, "multiple values for keyword argument 'classes'"),
+    ):
+        with pytest.raises(ConfigError, match=cause):
+            state(name="plain", args=args)
+
+
 def drawn_elsewhere() -> nn.Module:
     """A network whose first weights come from Python, NumPy and torch."""
     net = nn.Linear(3, 1)
@@ -133,7 +149,7 @@ REFUSED = {  # the user's file (None: the name of another module), function, arg
     "exits": ("import sys\nsys.exit('usage: DATA')\n", "net", {}, "SystemExit: usage: DATA"),
     "near": (OTHERS, "smal", {}, "has no function 'smal'; did you mean small?"),
     "value": (OTHERS, "size", {}, "no function 'size'"),
-    "args": (NET, "net", {"widht": 3}, ":net(width, depth=2): missing a required argument"),
+    "args": (NET, "net", {"widht": 3}, "which takes (width, depth=2): missing a required argument"),
     # A TypeError of the function's own was called a wrong argument.
     "fails": (FAILS, "net", {"width": 3}, "failed with model.args={'width': 3}: TypeError: unsup"),
     "class": ("def net():\n    return nn.Conv2d\n", "net", {}, "returned type, not a torch.nn.Mo"),

@@ -13,12 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hires.core.config.model_config import ModelConfig
 from hires.core.errors import ConfigError
-from hires.nets.amoebanet import Cell, FactorizedReduction
 from hires.nets.build_network import build_model, materialise
-from hires.nets.edsr import ResidualBlock
-from hires.nets.inception_bn import InceptionBlock
 from hires.nets.trace import trace
-from hires.nets.unet import InterpolatedUp, TransposedUp
+from hires.networks.amoebanet import Cell, FactorizedReduction
+from hires.networks.edsr import ResidualBlock
+from hires.networks.inception_bn import InceptionBlock
+from hires.networks.unet import InterpolatedUp, TransposedUp
 
 
 def network(name: str, image: Sequence[int] = (32, 32), **keys: object) -> nn.Module:

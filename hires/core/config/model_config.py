@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hires.core.config.fields import MOST_SEED, Section, not_function, value
 
 _BY_BLOCKS = ("preact_resnet", "mpi4dl_resnet")
-_CUSTOM = ("custom",)
 IMAGES = ("images", "image_list")
 """Words of ``model.inputs`` that stand for the images."""
 
-NETWORKS = {
-    "preact_resnet": "Pre-activation ResNet of depth 9n+2, stride-1 stem (He et al. 2016)",
-    "mpi4dl_resnet": "ResNet of MPI4DL, of depth 9n+2: 110 is the thesis's ResNet101",
-    "inception_bn": "Inception-BN (Ioffe and Szegedy 2015) with the widths of MXNet's examples",
-    "amoebanet": "AmoebaNet-D (18, 208) (Real et al. 2018): model.layers, model.filters",
-    "unet": "U-Net, transposed convolutions on the way up (Ronneberger 2015)",
-    "edsr": "EDSR baseline, 16 blocks of 64 channels (Lim et al. 2017); model.scale=2, 3 or 4",
-    "custom": "A network of your own: model.target=package.module:function, model.args.KEY=VALUE",
-}
+CUSTOM = "custom"
+_YOURS = "A network of your own: model.target=package.module:function, model.args.KEY=VALUE"
+
+
+def _networks() -> Iterator[tuple[str, str]]:
+    # Modules of networks import torch, which no command that only composes a config waits for.
+    for path in sorted((Path(__file__).parents[2] / "networks").glob("[!_]*.py")):
+        with path.open(encoding="utf-8") as file:
+            yield path.stem, file.readline().strip('".\n')
+    yield CUSTOM, _YOURS
+
+
+NETWORKS = dict(_networks())
+"""Value of ``model`` -> what the network is."""
 
 
 @dataclass
@@ -57,11 +62,11 @@ class ModelConfig(Section, key="model", choices=NETWORKS):
     2, 3 or 4."""
     res_scale: float = value(1.0, above=0, of=("edsr",))
     """Factor by which an ``edsr`` multiplies the output of each residual block before the sum."""
-    inputs: Any = value(high=MOST_SEED, of=_CUSTOM)
+    inputs: Any = value(high=MOST_SEED, of=(CUSTOM,))
     """``custom`` only: how the network's ``forward`` takes the images: unset, as its first
     argument; a list of its arguments or a dict of them by name, in which ``images`` stands for
     (n, C, H, W) and ``image_list`` for a list of (C, H, W); or the name of one argument."""
-    output: str | None = value(of=_CUSTOM)
+    output: str | None = value(of=(CUSTOM,))
     """``custom`` only: which tensor of a dict, a tuple or an object is the network's output, as
     ``logits``, ``0`` or ``aux.0``; unset: the only one."""
     classes: int | None = value(None, 1)
@@ -69,14 +74,15 @@ class ModelConfig(Section, key="model", choices=NETWORKS):
     the channels of the image)."""
     channels: int = value(3, 1)
     """Channels of the input image."""
-    target: str | None = value(of=_CUSTOM)
+    target: str | None = value(of=(CUSTOM,))
     """``custom`` only: ``package.module:function`` that returns a torch module."""
-    args: dict[str, Any] = value({}, of=_CUSTOM)
-    """``custom`` only: keyword arguments of the function."""
-    files: list[str] = value([], of=_CUSTOM)
+    args: dict[str, Any] = value({})
+    """Keyword arguments of the function of a ``custom`` network, or of a network in
+    ``hires/networks`` that has arguments beside the keys here."""
+    files: list[str] = value([], of=(CUSTOM,))
     """``custom`` only: files that the network reads (a JSON of widths, weights): their contents are
     part of the run, like its source."""
-    trusted: bool = value(False, of=_CUSTOM)
+    trusted: bool = value(False, of=(CUSTOM,))
     """``custom`` only: accepts an ``autograd.Function``, a hook on gradients, random numbers of
     Python and a state between calls, which a graph does not hold; ``hires verify`` compares a
     step."""
@@ -87,7 +93,7 @@ class ModelConfig(Section, key="model", choices=NETWORKS):
         return self.depth or (50 if self.name == "resnet" else 110)
 
     def _problems(self) -> Iterator[str]:
-        if self.name == "custom":
+        if self.name == CUSTOM:
             yield from not_function("model", self.target)
         n, rest = divmod(self.num_layers - 2, 9)
         if self.name in _BY_BLOCKS and (n < 1 or rest):

@@ -11,10 +11,10 @@ from hires.cli.compose.compose_config import compose
 from hires.cli.compose.overrides import checked
 from hires.core.config.data_config import DataConfig
 from hires.core.config.fields import keys_of, names_of
-from hires.core.config.model_config import ModelConfig
+from hires.core.config.model_config import NETWORKS, ModelConfig
 from hires.core.errors import ConfigError
 from hires.data.source import SOURCES
-from hires.nets import NETS
+from hires.nets.build_network import NETS
 
 MISTAKES = [
     # misspelt keys
@@ -88,7 +88,7 @@ def test_every_network_and_data_set_lists_the_keys_that_it_reads():
     for name in NETS:
         keys = {*keys_of(ModelConfig, name)}
         assert keys - shared == {*inspect.signature(NETS[name]).parameters} - shared, name
-    assert {*names_of(ModelConfig)} == {*NETS}
+    assert {*names_of(ModelConfig)} == {*NETS, "custom"} == {*NETWORKS}
     assert {*names_of(DataConfig)} == {*SOURCES}
 
 

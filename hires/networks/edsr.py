@@ -1,4 +1,6 @@
-"""EDSR: residual blocks without norms, then channels become the pixels of a larger image.
+"""EDSR baseline, 16 blocks of 64 channels (Lim et al. 2017); model.scale=2, 3 or 4.
+
+Residual blocks have no norms; after them channels become the pixels of a larger image.
 
 The data is normalised already, so the network does not shift the mean.
 

@@ -1,4 +1,6 @@
-"""The ResNet of MPI4DL: pre-activation blocks of depth 9n+2, on maps of 64 channels at full size.
+"""ResNet of MPI4DL, of depth 9n+2: 110 is the thesis's ResNet101.
+
+Pre-activation blocks on maps of 64 channels at full size:
 
     images -> 3x3 stem, 16 -> n blocks, 64 -> n blocks, 128 -> n blocks, 256 -> norm, ReLU, head
               full size       full size      a half           a quarter

@@ -1,4 +1,6 @@
-"""Inception-BN: an Inception network with batch normalisation, whose branches are concatenated.
+"""Inception-BN (Ioffe and Szegedy 2015) with the widths of MXNet's examples.
+
+The branches of each block are concatenated:
 
           +-- 1x1 ------------------+          +-- 1x1, 3x3/2 -------+
           +-- 1x1, 3x3 -------------+          +-- 1x1, 3x3, 3x3/2 --+

@@ -1,4 +1,4 @@
-"""AmoebaNet-D, a classifier found by evolutionary search, as a sequence of cells.
+"""AmoebaNet-D (18, 208), a sequence of cells (Real et al. 2018): model.layers, model.filters.
 
     skip  ---> +------+  ---> next skip = state       two tensors cross every cut between cells
     state ---> | cell |  ---> next state

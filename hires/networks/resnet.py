@@ -1,6 +1,6 @@
-"""ResNets: the post-activation family of 2015 and the pre-activation family of depth 9n+2.
+"""ResNet (He et al. 2015): model.depth=18, 34, 50, 101 or 152.
 
-Both end in a global average pool, so the classifier does not depend on the image size, and return
+It ends in a global average pool, so the classifier does not depend on the image size, and returns
 logits: the loss applies the softmax.
 """
 
@@ -77,7 +77,7 @@ class ResNet(nn.Module):
         self.conv1 = nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
-        width = _add_groups(self, "layer", block, counts, 64, 64, 4 if bottleneck else 1)
+        width = add_groups(self, "layer", block, counts, 64, 64, 4 if bottleneck else 1)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(width, classes)
 
@@ -89,61 +89,7 @@ class ResNet(nn.Module):
         return self.fc(self.avgpool(x).flatten(1))  # type: ignore[no-any-return]
 
 
-class PreactBlock(nn.Module):
-    """BN-ReLU-convolution three times; the first block of a group projects its activated input."""
-
-    def __init__(self, width_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        width_out = 4 * width
-        self.bn1 = nn.BatchNorm2d(width_in)
-        self.conv1 = nn.Conv2d(width_in, width, 1, stride, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, width_out, 1, bias=False)
-        self.projection: nn.Module | None = None
-        if stride != 1 or width_in != width_out:
-            self.projection = nn.Conv2d(width_in, width_out, 1, stride, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, width_in, h, w) -> (n, 4 * width, h / stride, w / stride)."""
-        y = F.relu(self.bn1(x))
-        shortcut = x if self.projection is None else self.projection(y)
-        y = self.conv2(F.relu(self.bn2(self.conv1(y))))
-        y = self.conv3(F.relu(self.bn3(y)))
-        return y + shortcut  # type: ignore[no-any-return]
-
-
-@NETS.register("preact_resnet")
-class PreactResNet(nn.Module):
-    """Pre-activation bottleneck ResNet of depth 9n+2 with a stride-1 3x3 stem.
-
-    A depth of 110 is that of the "ResNet101" that the MPI4DL scripts train; the blocks there are
-    wider (3x3, 3x3 and 1x1 of 16, 64 and 128 channels).
-
-    Source:
-        He et al., "Identity mappings in deep residual networks", ECCV 2016.
-    """
-
-    def __init__(self, depth: int, classes: int, channels: int = 3) -> None:
-        super().__init__()
-        n = (depth - 2) // 9
-        self.conv1 = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
-        width = _add_groups(self, "group", PreactBlock, (n, n, n), 16, 16, 4)
-        self.bn = nn.BatchNorm2d(width)
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, channels, H, W) -> logits (n, classes)."""
-        x = self.conv1(x)
-        for number in (1, 2, 3):
-            x = self.get_submodule(f"group{number}")(x)
-        x = F.relu(self.bn(x))
-        return self.fc(self.avgpool(x).flatten(1))  # type: ignore[no-any-return]
-
-
-def _add_groups(
+def add_groups(
     net: nn.Module,
     name: str,
     block: Callable[[int, int, int], nn.Module],
@@ -152,8 +98,10 @@ def _add_groups(
     width: int,
     expansion: int,
 ) -> int:
-    # Adds groups of blocks, ``name`` 1, 2, ...; returns the channels of the last. The first block
-    # of every group but the first halves the map; each group doubles the width.
+    """Adds groups of blocks, ``name`` 1, 2, ...; returns the channels of the last.
+
+    The first block of every group but the first halves the map; each group doubles the width.
+    """
     for group, count in enumerate(counts):
         blocks = []
         for index in range(count):

@@ -1,4 +1,6 @@
-"""U-Net: an encoder, a decoder, and skips between maps of equal size; logits for every pixel.
+"""U-Net, transposed convolutions on the way up (Ronneberger 2015).
+
+An encoder, a decoder, and skips between maps of equal size; logits for every pixel:
 
     HxW   double conv ------------- skip ------------- join -> logits
     /2       double conv --------- skip --------- join
