@@ -15,25 +15,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hires.core.errors import RunError
+from hires.core.evaluation_metrics import (
+    CLASSES,
+    IMAGES,
+    PIXELS,
+    CountsMetric,
+    Evaluated,
+    fsum,
+    metrics_of,
+    sample_metrics,
+)
 
-CLASSES, PIXELS, IMAGES = "classes", "pixels", "images"
-"""What one output holds: a class for each image, one for each pixel, or an image."""
 ROWS = {
-    CLASSES: ("label", "predicted", "place", "loss", "score"),
-    PIXELS: ("pixels", "correct", "loss"),
-    IMAGES: ("squared_error", "loss", "similarity"),
+    CLASSES: ("loss", "label", "predicted", "place", "score"),
+    PIXELS: ("loss", "pixels", "correct"),
+    IMAGES: ("loss",),
 }
-"""What a row holds behind the sample's number. ``place``: how many classes scored higher than the
-label; tiles of one sample have a row each, which are added."""
-TOP = 5
+"""What a row holds behind the sample's number, and before what its metrics count. ``place``: how
+many classes scored higher than the label; tiles of one sample have a row each, which are added."""
 MOST_LISTED = 64
 """Classes up to which a confusion matrix is kept."""
 Z95 = 1.959963984540054
 """Of the normal distribution: 95 % lie within so many standard deviations."""
-PEAK = 4.0
-"""From black (-2) to white (2)."""
-SIMILARITY_WINDOW = 11
-"""Rows and columns of a window of SSIM."""
 
 Numbers = Sequence[float]
 Counts = Mapping[tuple[int, int], int]
@@ -76,67 +79,65 @@ def _added(rows: list[Numbers]) -> list[float]:
     return [sum(c) if isinstance(c[0], int) else fsum(c) for c in zip(*rows, strict=True)]
 
 
+def columns_of(
+    kind: str, samples: Sequence[Numbers], shape: Sequence[int]
+) -> dict[str, list[float]]:
+    """Returns what each sample has: what :data:`ROWS` names, and the numbers of its metrics.
+
+    ``samples`` are those of :func:`by_sample`, ``shape`` that of an output, (n, C, ...).
+    """
+    metrics = sample_metrics(kind, shape)
+    columns = zip((*ROWS[kind], *metrics), zip(*samples, strict=True), strict=True)
+    held = {name: [*values] for name, values in columns}
+    for name, metric in metrics.items():
+        held[name] = [metric.of_sample(one, shape[1:]) for one in held[name]]
+    return held
+
+
 def summary(
     kind: str,
-    samples: Sequence[Numbers],
+    columns: Mapping[str, Sequence[Any]],
     counts: Counts,
     names: Sequence[str],
-    shape: Sequence[int] = (),
+    shape: Sequence[int],
 ) -> dict[str, Any]:
     """Returns the accuracies of a data set as plain values; fractions are from 0 to 1.
 
-    ``samples`` are those of :func:`by_sample`, ``names`` those of all classes, and ``shape`` that
-    of an output that is an image, (C, H, W).
+    ``columns`` and ``shape`` are those of :func:`columns_of`, ``names`` those of all classes.
     """
-    columns = dict(zip(ROWS[kind], zip(*samples, strict=True), strict=True))
-    made: dict[str, Any] = {"kind": kind, "images": len(samples)}
-    if kind == IMAGES:
-        numbers = math.prod(shape)
-        ratios = signal_ratios(columns["squared_error"], numbers)
-        loss = fsum(columns["loss"]) / (len(samples) * numbers)
-        made["not_finite"] = sum(map(math.isnan, columns["squared_error"]))
-        made |= {"loss": finite(loss), "psnr": finite(fsum(ratios) / len(samples)), "ssim": None}
-        if shares := similarities(columns["similarity"], shape):
-            made["ssim"] = finite(fsum(shares) / len(shares))
-        return made
+    images = total = len(columns["loss"])
+    made: dict[str, Any] = {"kind": kind, "images": images}
     if kind == CLASSES:
-        total, places = len(samples), columns["place"]
         counts = collections.Counter(zip(columns["label"], columns["predicted"], strict=True))
-        top1 = sum(place == 0 for place in places)
-        made |= {"top1": top1 / total, "top1_ci95": wilson(top1, total), "top5": None}
-        if len(names) > TOP:
-            made["top5"] = sum(place < TOP for place in places) / total
-    else:
-        total, top1 = sum(columns["pixels"]), sum(columns["correct"])
+    elif kind == PIXELS:
+        made["pixels"] = total = int(sum(columns["pixels"]))
         if not total:
             raise RunError(
-                f"no pixel of {len(samples)} images has a label, so nothing can be evaluated; "
+                f"no pixel of {images} images has a label, so nothing can be evaluated; "
                 f"`hires data check` lists such label maps (data.ignore)"
             )
-        made |= {"pixels": total, "top1": top1 / total, "top5": None}
-    made["not_finite"] = sum(count for (_, predicted), count in counts.items() if predicted < 0)
+    else:
+        total *= math.prod(shape[1:])
     made["loss"] = finite(fsum(columns["loss"]) / total)
+    metrics = metrics_of(kind, shape)
+    for name in filter(columns.__contains__, metrics):
+        made[name] = finite(fsum(columns[name]) / images)
+    if kind == IMAGES:
+        broken = map(math.isnan, columns["psnr"])
+        return made | {"not_finite": sum(broken)}
+    made["not_finite"] = sum(count for (_, predicted), count in counts.items() if predicted < 0)
     made["classes"] = by_class(counts, names, overlaps=kind == PIXELS)
     present = [one for one in made["classes"] if one["count"]]
-    for what in ("recall", *(("iou", "dice") if kind == PIXELS else ())):
-        made[f"mean_{what}"] = fsum([one[what] for one in present]) / len(present)
+    evaluated = Evaluated(kind, total, columns, present)
+    for name, metric in metrics.items():
+        if issubclass(metric, CountsMetric):
+            made[name] = metric.value(evaluated)
+    if kind == CLASSES:
+        made["top1_ci95"] = wilson(sum(place == 0 for place in columns["place"]), total)
     if len(names) <= MOST_LISTED:
         size = range(len(names))
         made["confusion"] = [[counts.get((t, p), 0) for p in size] for t in size]
     return made
-
-
-def signal_ratios(squared_errors: Iterable[float], numbers: int) -> list[float]:
-    """Returns the PSNR of images of some numbers, in dB; infinite of one without error."""
-    errors = (error / numbers for error in squared_errors)
-    return [10 * math.log10(PEAK**2 / e) if e else math.inf for e in errors]
-
-
-def similarities(sums: Iterable[float], shape: Sequence[int]) -> list[float]:
-    """Returns the mean SSIM of images from their sums; none of images smaller than a window."""
-    channels, *size = shape
-    windows = channels * math.prod(max(0, length - SIMILARITY_WINDOW + 1) for length in size)
-    return [one / windows for one in sums] if windows else []
 
 
 def by_class(counts: Counts, names: Sequence[str], overlaps: bool) -> list[dict[str, Any]]:
@@ -189,12 +190,6 @@ def paired_difference(gained: int, lost: int, total: int) -> tuple[float, float]
     more, less = (gained + 1) / (total + 2), (lost + 1) / (total + 2)
     half = Z95 * math.sqrt((more + less - (more - less) ** 2) / (total + 2))
     return max(-1.0, more - less - half), min(1.0, more - less + half)
-
-
-def fsum(values: Iterable[float]) -> float:
-    """Returns the exact sum, rounded once; NaN if a value is not finite."""
-    held = list(values)
-    return math.fsum(held) if all(map(math.isfinite, held)) else math.nan
 
 
 def finite(value: float) -> float | None:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from hires import comm
-from hires.core.config.data_config import METRICS
 from hires.core.config.run_config import RunConfig
 from hires.core.epoch_lines import epoch_text
 from hires.core.errors import ConfigError
+from hires.core.evaluation_metrics import LOSS, METRICS
 from hires.plan.hardware import NO_TENSORBOARD
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Scalars:
 
     def evaluation(self, step: int, facts: Mapping[str, Any]) -> None:
         """Takes what an evaluation behind a step has found."""
-        found = {key: facts[key] for key in METRICS if facts.get(key) is not None}
+        found = {key: facts[key] for key in (LOSS, *METRICS) if facts.get(key) is not None}
         self._write(step, {f"validation/{key}": float(one) for key, one in found.items()})
 
     def _write(self, step: int, numbers: Mapping[str, float]) -> None:

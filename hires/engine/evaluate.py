@@ -7,7 +7,6 @@ The numbers of all ranks are those of one process (:mod:`hires.core.evaluation_s
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,8 +18,8 @@ from torch import Tensor
 from hires import comm
 from hires.core import evaluation_summary
 from hires.core.config.run_config import RunConfig
-from hires.core.config.training_config import LossConfig
-from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, Numbers
+from hires.core.evaluation_metrics import CLASSES, IMAGES, PIXELS, sample_metrics
+from hires.core.evaluation_summary import Numbers, finite
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import write_atomically
@@ -28,7 +27,6 @@ from hires.core.store.step_lines import EVALUATED_LINE, pass_lines
 from hires.data.source import Source
 from hires.engine.build import RankEngine
 from hires.engine.evaluation_intervals import mean_interval, overlap_intervals
-from hires.engine.image_similarity import grown, similarity_sum, with_border
 from hires.engine.loader import slot_loader, target_of
 from hires.engine.seen_outputs import (
     Counted,
@@ -38,6 +36,7 @@ from hires.engine.seen_outputs import (
     names_of_classes,
     seen_output,
 )
+from hires.engine.tile_borders import grown, with_border
 from hires.losses.class_losses import class_scores
 from hires.parallel.context import Context
 from hires.parallel.halo import part
@@ -61,6 +60,8 @@ class Evaluator:
         self._config, self._source = config, source
         self._output = graph.output
         self._size = graph.shape(graph.output)[2:]
+        self._metrics = [*sample_metrics(self.kind, graph.shape(graph.output)).values()]
+        self._reach = max((one.reach for one in self._metrics), default=0)
         self._tiles: list[tuple[Context, int, SeenOutput]] = []
         """Images in tiles, whose borders other ranks have: they count when the step is done."""
 
@@ -90,8 +91,8 @@ class Evaluator:
 
     def _count_tile(self, context: Context, seen: SeenOutput) -> None:
         assert seen.rect is not None
-        window = grown(seen.rect, self._size)
-        images = with_border(context, seen.values, self._size)
+        window = grown(seen.rect, self._size, self._reach)
+        images = with_border(context, seen.values, self._size, self._reach)
         target = target_of(self._source, window)
         for sample, image in zip(seen.samples, images, strict=True):
             wanted = torch.from_numpy(target(sample)).to(image)
@@ -101,18 +102,34 @@ class Evaluator:
     def _rows(self, samples: range, output: Tensor, target: Any) -> Iterable[tuple[int, Numbers]]:
         if self.kind == CLASSES:
             labels = torch.tensor([*map(target, samples)], device=output.device)
-            return zip(samples, _class_rows(self._config.objective, output, labels), strict=True)
+            return zip(samples, self._class_rows(output, labels), strict=True)
         # One by one, so that what is computed takes the memory of one sample.
         pairs = zip(samples, output, strict=True)
         return ((i, self._map_row(i, one, target(i))) for i, one in pairs)
 
+    def _class_rows(self, output: Tensor, labels: Tensor) -> Iterator[Numbers]:
+        losses = sample_losses(self._config.objective, output, labels).double()
+        output = class_scores(output)
+        # Equal scores: the lower class stands first, on every kind of device.
+        own = output.gather(1, labels[:, None])
+        lower = torch.arange(output.shape[1], device=output.device) < labels[:, None]
+        places = ((output > own) | ((output == own) & lower)).sum(1)
+        score, predicted = output.softmax(1).double().amax(1), output.argmax(1)
+        broken = ~output.isfinite().all(1)
+        places[broken], predicted[broken] = output.shape[1], -1
+        columns = [one.tolist() for one in (losses, labels, predicted, places, score)]
+        pairs = [*zip(output, labels, strict=True)]
+        columns += [[one.count(*pair) for pair in pairs] for one in self._metrics]
+        return zip(*columns, strict=True)
+
     def _image_row(self, output: Tensor, wanted: Tensor, window: Rect, own: Rect) -> Numbers:
-        # Windows of SSIM reach beyond the pixels whose errors count.
-        similarity = similarity_sum(output, wanted)
-        output, wanted = (part(one[None], window, own) for one in (output, wanted))
-        loss = evaluation_loss(self._config.objective, output, wanted)
-        errors = map(_error_sum, output[0], wanted[0])  # of one channel at a time
-        return [math.fsum(errors), float(loss) * wanted.numel(), similarity]
+        pair = output[None], wanted[None]
+        row = []
+        for metric in self._metrics:
+            seen = grown(own, self._size, metric.reach)
+            row.append(metric.count(*(part(one, window, seen)[0] for one in pair)))
+        loss = evaluation_loss(self._config.objective, *(part(one, window, own) for one in pair))
+        return [float(loss) * wanted.shape[0] * (own[1] - own[0]) * (own[3] - own[2]), *row]
 
     def _map_row(self, sample: int, output: Tensor, target: Any) -> Numbers:
         if self.kind == IMAGES:
@@ -128,12 +145,12 @@ class Evaluator:
             counts = labels != ignored
             labels, made = labels[counts], made[counts]
             if not made.numel():
-                return [0, 0, 0.0]
+                return [0.0, 0, 0]
         columns = len(scores) + 1  # the first one of pixels that are not finite
         counts = torch.bincount(labels * columns + made + 1, minlength=len(scores) * columns)
         for key in counts.nonzero().flatten().tolist():
             self.counted.pixels[(sample, key // columns, key % columns - 1)] += int(counts[key])
-        return [made.numel(), int((made == labels).sum()), float(loss) * made.numel()]
+        return [float(loss) * made.numel(), made.numel(), int((made == labels).sum())]
 
 
 def evaluate_pass(engine: RankEngine, config: RunConfig, source: Source) -> dict[str, Any]:
@@ -161,25 +178,21 @@ def evaluate_pass(engine: RankEngine, config: RunConfig, source: Source) -> dict
 
 def summarised(
     config: RunConfig, source: Source, graph: Graph, counted: Counted
-) -> tuple[dict[str, Any], list[list[float]]]:
-    """Returns the summary of what all ranks counted, and the rows of all samples in order."""
+) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """Returns the summary of what all ranks counted, and what each sample has, by name."""
     kind, shape = kind_of(config, graph), graph.shape(graph.output)
     rows = evaluation_summary.by_sample(kind, counted.rows, len(source))
     names = names_of_classes(source, shape)
     totals = Counter[tuple[int, int]]()
     for (_, label, made), count in counted.pixels.items():
         totals[label, made] += count
-    facts = evaluation_summary.summary(kind, rows, totals, names, shape[1:])
+    columns = evaluation_summary.columns_of(kind, rows, shape)
+    facts = evaluation_summary.summary(kind, columns, totals, names, shape)
     if kind == PIXELS:
         facts |= overlap_intervals(counted.pixels, len(rows), len(names))
-    elif kind == IMAGES:
-        errors, _, sums = zip(*rows, strict=True)
-        ratios = evaluation_summary.signal_ratios(errors, math.prod(shape[1:]))
-        facts["psnr_ci95"] = mean_interval(ratios)
-        facts["ssim_ci95"] = None
-        if shares := evaluation_summary.similarities(sums, shape[1:]):
-            facts["ssim_ci95"] = mean_interval(shares)
-    return facts, rows
+    for name in sample_metrics(kind, shape):
+        facts[f"{name}_ci95"] = mean_interval(columns[name])
+    return facts, columns
 
 
 def write_evaluation(
@@ -187,29 +200,8 @@ def write_evaluation(
 ) -> None:
     """Writes ``evaluation.json`` of an attempt whose ranks have all counted their last step."""
     own = Attempt(run_dir, attempt, strict=True)
-    facts, rows = summarised(config, source, graph, merged(pass_lines(own, EVALUATED_LINE)))
-    names = evaluation_summary.ROWS[facts["kind"]]
-    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    facts, columns = summarised(config, source, graph, merged(pass_lines(own, EVALUATED_LINE)))
     facts["data"] = {key: getattr(config.data, key) for key in DATA_KEYS}
-    facts["samples"] = {"id": [*map(source.name, range(len(source)))], **columns}
+    numbers = {name: [*map(finite, column)] for name, column in columns.items()}
+    facts["samples"] = {"id": [*map(source.name, range(len(source)))], **numbers}
     write_atomically(own.folder / file_names.EVALUATION, json.dumps(facts))
-
-
-def _error_sum(made: Tensor, wanted: Tensor) -> float:
-    error = made.clamp(-2, 2).sub_(wanted).double().square_()
-    error.masked_fill_(~made.isfinite(), math.nan)  # infinity is no white
-    return float(error.sum())
-
-
-def _class_rows(loss: LossConfig, output: Tensor, labels: Tensor) -> Iterator[Numbers]:
-    losses = sample_losses(loss, output, labels).double()
-    output = class_scores(output)
-    # Equal scores: the lower class stands first, on every kind of device.
-    own = output.gather(1, labels[:, None])
-    lower = torch.arange(output.shape[1], device=output.device) < labels[:, None]
-    places = ((output > own) | ((output == own) & lower)).sum(1)
-    score, predicted = output.softmax(1).double().amax(1), output.argmax(1)
-    broken = ~output.isfinite().all(1)
-    places[broken], predicted[broken] = output.shape[1], -1
-    columns = labels, predicted, places, losses, score
-    return zip(*(column.tolist() for column in columns), strict=True)

@@ -35,7 +35,7 @@ from hires.core.config.fields import build
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.config.training_config import INFERENCE, EngineConfig
-from hires.core.evaluation_summary import IMAGES
+from hires.core.evaluation_metrics import IMAGES
 from hires.engine.build import (
     RankEngine,
     assemble,

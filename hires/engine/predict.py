@@ -25,7 +25,8 @@ from hires import comm
 from hires.core.config.data_config import PARQUET, PROBABILITY
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.evaluation_summary import CLASSES, IMAGES, by_sample
+from hires.core.evaluation_metrics import CLASSES, IMAGES
+from hires.core.evaluation_summary import by_sample
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import write_atomically

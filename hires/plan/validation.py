@@ -13,11 +13,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from hires.core.config.data_config import AUTO, METRICS, PredictConfig, ValidateConfig
+from hires.core.config.data_config import AUTO, PredictConfig, ValidateConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import EngineConfig, MemoryConfig, TaskConfig
-from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, SIMILARITY_WINDOW, TOP
+from hires.core.evaluation_metrics import (
+    CLASSES,
+    IMAGES,
+    LOSS,
+    PIXELS,
+    is_larger_better,
+    metrics_of,
+)
 from hires.core.precisions import HALF
 from hires.plan.graph import Graph
 from hires.plan.memory import RankMemory
@@ -26,11 +33,6 @@ from hires.plan.planner import make_plan
 
 _USUAL = {CLASSES: "top1", PIXELS: "mean_iou", IMAGES: "psnr"}
 """What ``validate.metric=auto`` means."""
-_KNOWN = {
-    CLASSES: ("loss", "top1", "top5", "mean_recall"),
-    PIXELS: ("loss", "top1", "mean_recall", "mean_iou", "mean_dice"),
-    IMAGES: ("loss", "psnr", "ssim"),
-}
 
 
 def kind_of(config: RunConfig, graph: Graph) -> str:
@@ -72,7 +74,7 @@ def is_better(config: RunConfig, metric: str, value: float | None, best: float |
     """Whether a value of the metric is better than the best before it; None: no number."""
     if value is None or best is None:
         return value is not None
-    gain = value - best if METRICS[metric] else best - value
+    gain = value - best if is_larger_better(metric) else best - value
     return gain > config.validate.min_delta
 
 
@@ -101,11 +103,7 @@ def _unfit(config: RunConfig, plan: Plan, evaluation: Plan) -> Iterator[Finding]
             text = f"of the evaluations (validate.every): {finding.text}"
             yield Finding("error", finding.key, text)
     kind, metric = kind_of(config, plan.graph), metric_of(config, plan.graph)
-    known = list(_KNOWN[kind])
-    if kind == CLASSES and plan.graph.shape(plan.graph.output)[1] <= TOP:
-        known.remove("top5")
-    if kind == IMAGES and min(plan.graph.shape(plan.graph.output)[2:]) < SIMILARITY_WINDOW:
-        known.remove("ssim")
+    known = [LOSS, *metrics_of(kind, plan.graph.shape(plan.graph.output))]
     if metric not in known:
         text = (
             f"validate.metric={metric} is no number of an evaluation whose outputs are {kind}; use "

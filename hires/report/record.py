@@ -11,12 +11,14 @@ import functools
 import math
 import types
 from dataclasses import dataclass, field
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from hires.core.evaluation_metrics import METRICS
 from hires.core.store.reading import Values, text
 from hires.core.units import MIB
 from hires.report.columns import Column, Row, value_text
 
+T = TypeVar("T")
 _LONG = ("cause", "reproduce", "why")
 """Texts that may be longer than a name."""
 _MAX_NAME = 160
@@ -46,7 +48,7 @@ def _spread(before: str, unit: str, digits: int) -> Any:
     return field(default=None, metadata={"columns": parts})
 
 
-def _interval(unit: str = "%", factor: float = 100.0, digits: int = 2) -> Any:
+def _interval(unit: str, factor: float, digits: int) -> Any:
     """Returns the field ``NAME_ci95`` of the 95 % interval of another, with a column an end."""
     ends = {"low": "95 % from", "high": "to"}
     columns = {end: Column("", title, unit, factor, digits) for end, title in ends.items()}
@@ -107,23 +109,24 @@ class RecordedClass:
     dice: float | None = _share("Dice")
 
 
-@dataclass
+def _with_metrics(kind: type[T]) -> type[T]:
+    """Adds a field for each metric to a class, and for its interval; makes it a dataclass."""
+    for name, metric in ((name, METRICS[name]) for name in METRICS):
+        look = metric.unit, metric.factor, metric.digits
+        fields = {name: ("float | None", _column(metric.title, *look))}
+        if metric.has_interval:
+            fields[f"{name}_ci95"] = "Interval | None", _interval(*look)
+        for key, (type_words, made) in fields.items():
+            kind.__annotations__[key] = type_words
+            setattr(kind, key, made)
+    return dataclass(kind)
+
+
+@_with_metrics
 class RecordedEvaluation:
     """What a pass over a data set counted: means over classes are of those that occur."""
 
     images: int | None = _count("images")
-    top1: float | None = _share("top-1")
-    top1_ci95: Interval | None = _interval()
-    top5: float | None = _share("top-5")
-    mean_recall: float | None = _share("recall")
-    mean_iou: float | None = _share("IoU")
-    mean_iou_ci95: Interval | None = _interval()
-    mean_dice: float | None = _share("Dice")
-    mean_dice_ci95: Interval | None = _interval()
-    psnr: float | None = _column("PSNR", "dB", digits=3)
-    psnr_ci95: Interval | None = _interval("dB", 1.0, 3)
-    ssim: float | None = _column("SSIM", digits=4)
-    ssim_ci95: Interval | None = _interval("", 1.0, 4)
     loss: float | None = _column("loss", digits=4)
     not_finite: int | None = _count("not finite")
     classes: list[RecordedClass] = field(default_factory=list)
@@ -345,7 +348,7 @@ class RunRecord:
     @property
     def top1(self) -> float | None:
         """Share of the images or pixels of an evaluation whose class was found."""
-        return None if self.evaluation is None else self.evaluation.top1
+        return getattr(self.evaluation, "top1", None)
 
     @property
     def peak_bytes(self) -> int | None:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from hires.core.config.run_config import to_dict
 from hires.core.errors import PREEMPTED
-from hires.core.evaluation_summary import CLASSES, IMAGES, PIXELS, summary
+from hires.core.evaluation_metrics import CLASSES, IMAGES, METRICS, PIXELS, SampleMetric, metrics_of
+from hires.core.evaluation_summary import columns_of, summary
 from hires.core.store import file_names, records
 from hires.data.opening import open_data
-from hires.engine import evaluation_intervals, image_similarity
+from hires.engine import evaluation_intervals
 from hires.engine.evaluate import Evaluator
 from hires.engine.evaluation_intervals import (
     RESAMPLES,
@@ -25,7 +28,9 @@ from hires.engine.evaluation_intervals import (
     mean_interval,
     overlap_intervals,
 )
-from hires.engine.image_similarity import similarity_sum
+from hires.metrics import image_metrics
+from hires.metrics.image_metrics import Ssim
+from hires.plan.validation import is_better
 from tests.helpers.evaluations import EDSR, GEMS, UNET, evaluation, expected
 from tests.helpers.jobs import evaluate_each
 from tests.helpers.layouts import plan_of
@@ -108,20 +113,67 @@ def test_what_is_not_finite_is_wrong_and_no_white():
     output[0] = 1.0  # class 0 everywhere, which is the label
     output[:, 0, 0], output[2, 1, 1] = math.nan, math.inf
     row, evaluator = counted_in_one_process(output, 0, **UNET)
-    assert row[:2] == [6, 4]
+    assert row[1:] == [6, 4]
     assert evaluator.counted.pixels == {(0, 0, 0): 4, (0, 0, -1): 2}
-    facts = summary(PIXELS, [row], Counter({(0, 0): 4, (0, -1): 2}), list("abcd"))
+    shape = (1, *output.shape)
+    columns = columns_of(PIXELS, [row], shape)
+    facts = summary(PIXELS, columns, Counter({(0, 0): 4, (0, -1): 2}), list("abcd"), shape)
     assert facts["top1"] == facts["mean_iou"] == facts["mean_recall"] == pytest.approx(4 / 6)
     assert facts["not_finite"] == 2
     counts = {(i, a, p): n for i in (0, 1) for (_, a, p), n in evaluator.counted.pixels.items()}
     assert overlap_intervals(counts, 2, 4)["mean_iou_ci95"] == pytest.approx([4 / 6, 4 / 6])
     white = np.full((3, 24, 20), 2.0)
     image = torch.full((3, 24, 20), 2.0)
-    assert counted_in_one_process(image, white, **EDSR)[0][0] == 0
+    assert counted_in_one_process(image, white, **EDSR)[0][:2] == [0, 0]
     image[0, 0, 0] = math.inf
     row, _ = counted_in_one_process(image, white, **EDSR)
-    facts = summary(IMAGES, [row, [0.0, 0.0, 420.0]], {}, [], image.shape)
+    columns = columns_of(IMAGES, [row, [0.0, 0.0, 420.0]], (2, *image.shape))
+    facts = summary(IMAGES, columns, {}, [], (2, *image.shape))
     assert (facts["psnr"], facts["ssim"], facts["not_finite"]) == (None, None, 1)
+
+
+class Brier(SampleMetric):
+    """The mean squared error of the probabilities of a class."""
+
+    outputs, title, larger_is_better = (CLASSES,), "Brier", False
+
+    @classmethod
+    def count(cls, output: torch.Tensor, target: torch.Tensor) -> float:
+        wanted = functional.one_hot(target, len(output))
+        return float((output.softmax(0) - wanted).square().sum())
+
+
+class AbsoluteError(SampleMetric):
+    """The mean error of the numbers of an image, whose neighbours it gets, too."""
+
+    outputs, title, reach = (IMAGES,), "error", 1
+
+    @classmethod
+    def count(cls, output: torch.Tensor, target: torch.Tensor) -> float:
+        return float((output - target)[:, 1:-1, 1:-1].abs().sum())
+
+    @classmethod
+    def of_sample(cls, total: float, shape: Sequence[int]) -> float:
+        return total / math.prod(shape)
+
+
+def test_metric_of_a_module_is_counted_summed_up_judged_and_shown(monkeypatch):
+    monkeypatch.setitem(METRICS._items, "brier", Brier)
+    monkeypatch.setitem(METRICS._items, "error", AbsoluteError)
+    assert metrics_of(CLASSES, (3, 2)).keys() == {"top1", "mean_recall", "brier"}
+    config = evaluation()
+    assert is_better(config, "brier", 0.1, 0.2)
+    evaluator = Evaluator(config, open_data(config), plan_of(config).graph)
+    scores, labels = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 3, 1])
+    rows = [*evaluator._class_rows(scores, labels)]
+    columns = columns_of(CLASSES, rows, scores.shape)
+    errors = (scores.softmax(1) - functional.one_hot(labels, 4)).square().sum(1)
+    assert columns["brier"] == pytest.approx(errors.tolist())
+    facts = summary(CLASSES, columns, {}, list("abcd"), scores.shape)
+    assert facts["brier"] == pytest.approx(float(errors.mean()))
+    image, white = torch.zeros(3, 24, 20), np.full((3, 24, 20), 2.0)
+    row, _ = counted_in_one_process(image, white, **EDSR)
+    assert columns_of(IMAGES, [row], (1, *image.shape))["error"] == [2 * 22 * 18 / (24 * 20)]
 
 
 @pytest.mark.parametrize(("n", "t_975"), [(5, 2.776), (30, 2.045)])
@@ -199,15 +251,15 @@ def images() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("side", [3, 100])
 def test_similarity_is_that_of_the_reference(side: int, monkeypatch):
-    monkeypatch.setattr(image_similarity, "_SIDE", side)  # blocks have the sum of the whole
+    monkeypatch.setattr(image_metrics, "_SIDE", side)  # blocks have the sum of the whole
     made, wanted = images()
     before = made.clone(), wanted.clone()
     a, b = ((one.clamp(-2, 2).numpy() + 2) / 4 for one in (made, wanted))
-    found = similarity_sum(made, wanted) / (3 * 7 * 13)
+    found = Ssim.count(made, wanted) / (3 * 7 * 13)
     assert found == pytest.approx(structural_similarity(a, b), rel=1e-12)
-    assert similarity_sum(wanted, wanted) == pytest.approx(3 * 7 * 13, rel=1e-12)
+    assert Ssim.count(wanted, wanted) == pytest.approx(3 * 7 * 13, rel=1e-12)
     assert torch.equal(made, before[0])  # also in float64, where no copy is needed
     assert torch.equal(wanted, before[1])
     made[1, 8, 8] = math.inf
-    assert math.isnan(similarity_sum(made, wanted))
-    assert similarity_sum(made[:, :10], wanted[:, :10]) == 0.0
+    assert math.isnan(Ssim.count(made, wanted))
+    assert Ssim.count(made[:, :10], wanted[:, :10]) == 0.0

@@ -15,7 +15,7 @@ from hires.cli.data_keys import with_classes
 from hires.core.config.run_config import RunConfig
 from hires.core.epoch_lines import line_text
 from hires.core.errors import ConfigError, PlanError
-from hires.core.evaluation_summary import PIXELS
+from hires.core.evaluation_metrics import PIXELS
 from hires.core.ranks.world import World
 from hires.core.store import checkpoints, records
 from hires.core.store.network_weights import find_weights

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from hires.core.config.data_config import METRICS
+from hires.core.evaluation_metrics import LOSS, METRICS
 from hires.core.precisions import INT8
 from hires.core.store.step_lines import VALIDATED_LINE
 from hires.report.frames import numeric
@@ -149,7 +149,7 @@ def learning(data: PlotData) -> Drawing | str:
 def _metric(run: Run) -> str:
     """Returns the number that says which evaluation of a run is the best."""
     name = run.lines(VALIDATED_LINE)[-1].get("metric")
-    return name if name in METRICS else "loss"
+    return str(name) if name in METRICS else LOSS
 
 
 def _draw(axis: Axes, run: Run, kind: str, key: str, look: dict[str, Any]) -> None:

@@ -1,0 +1,122 @@
+"""Defines a metric: one class, of which the config, the plan and reports read facts without torch.
+
+A metric is the mean over samples of a number that each sample has (:class:`SampleMetric`), or it
+follows from how often each class was taken for which (:class:`CountsMetric`). Either way tiles and
+ranks bring sums together that no order changes. To add one: a module in ``hires.metrics`` with its
+class, and a test.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from hires.core.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CLASSES, PIXELS, IMAGES = "classes", "pixels", "images"
+"""What one output holds: a class for each image, one for each pixel, or an image."""
+LOSS = "loss"
+"""The number of every evaluation that is no metric; less of it is better."""
+
+
+class Metric:
+    """A number of an evaluation, which ``validate.metric`` may name."""
+
+    outputs: ClassVar[tuple[str, ...]] = ()
+    """Of which outputs it says something: ``classes``, ``pixels``, ``images``."""
+    larger_is_better: ClassVar[bool] = True
+    has_interval: ClassVar[bool] = False
+    """Whether an evaluation adds its 95 % interval, NAME_ci95."""
+    title: ClassVar[str] = ""
+    """Heading of its column."""
+    unit: ClassVar[str] = ""
+    factor: ClassVar[float] = 1.0
+    """By which the number is multiplied where it is shown."""
+    digits: ClassVar[int] = 4
+
+    @classmethod
+    def fits(cls, shape: Sequence[int]) -> bool:
+        """Whether an output of a shape, (n, C, ...), has it."""
+        return True
+
+
+class SampleMetric(Metric):
+    """The mean over the samples of a number of each; of ``classes`` or ``images``."""
+
+    has_interval = True
+    reach: ClassVar[int] = 0
+    """Of images in tiles: the pixels around its own that a tile needs to count them."""
+
+    @classmethod
+    def count(cls, output: Tensor, target: Tensor) -> float:
+        """Returns what a sample, or a tile of it, adds to its sum.
+
+        Args:
+            output: the scores, (C), or the image, (C, h, w), from -2 (black) to 2 (white), with
+                ``reach`` pixels around those that count where the image has them.
+            target: the class, or the wanted image.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def of_sample(cls, total: float, shape: Sequence[int]) -> float:
+        """Returns the number of a sample from its sum; ``shape`` is that of its output."""
+        return total
+
+
+class Evaluated(NamedTuple):
+    """What a pass has counted, as far as metrics of counts read it."""
+
+    kind: str
+    total: int
+    """Images or pixels that have a class."""
+    columns: Mapping[str, Sequence[float]]
+    """Of each sample, by the names of ``evaluation_summary.ROWS``."""
+    classes: Sequence[Mapping[str, Any]]
+    """Count, precision, recall and, of pixels, IoU and Dice of each class that occurs."""
+
+
+class Share(Metric):
+    """A number from 0 to 1, shown in per cent."""
+
+    unit, factor, digits = "%", 100.0, 2
+
+
+class CountsMetric(Share):
+    """A share that follows from counts; of ``classes`` or ``pixels``."""
+
+    @classmethod
+    def value(cls, evaluated: Evaluated) -> float:
+        """Returns the number."""
+        raise NotImplementedError
+
+
+METRICS: Registry[type[Metric]] = Registry("metric", "hires.metrics")
+"""Name in a summary and in ``validate.metric`` -> the metric."""
+
+
+def metrics_of(kind: str, shape: Sequence[int]) -> dict[str, type[Metric]]:
+    """Returns those of a kind of outputs, of a shape (n, C, ...)."""
+    every = ((name, METRICS[name]) for name in METRICS)
+    return {name: one for name, one in every if kind in one.outputs and one.fits(shape)}
+
+
+def is_larger_better(name: str) -> bool:
+    """Whether more of a metric, or of the loss, is better."""
+    return name != LOSS and METRICS[name].larger_is_better
+
+
+def sample_metrics(kind: str, shape: Sequence[int]) -> dict[str, type[SampleMetric]]:
+    """Returns those of :func:`metrics_of` that count each sample, in the order of a row."""
+    every = metrics_of(kind, shape).items()
+    return {name: one for name, one in every if issubclass(one, SampleMetric)}
+
+
+def fsum(values: Iterable[float]) -> float:
+    """Returns the exact sum, rounded once; NaN if a value is not finite."""
+    held = list(values)
+    return math.fsum(held) if all(map(math.isfinite, held)) else math.nan
