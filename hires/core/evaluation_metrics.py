@@ -23,7 +23,7 @@ LOSS = "loss"
 """The number of every evaluation that is no metric; less of it is better."""
 
 
-class Metric:
+class EvaluationMetric:
     """A number of an evaluation, which ``validate.metric`` may name."""
 
     outputs: ClassVar[tuple[str, ...]] = ()
@@ -44,7 +44,7 @@ class Metric:
         return True
 
 
-class SampleMetric(Metric):
+class SampleMetric(EvaluationMetric):
     """The mean over the samples of a number of each; of ``classes`` or ``images``."""
 
     has_interval = True
@@ -80,14 +80,10 @@ class Evaluated(NamedTuple):
     """Count, precision, recall and, of pixels, IoU and Dice of each class that occurs."""
 
 
-class Share(Metric):
-    """A number from 0 to 1, shown in per cent."""
+class CountsMetric(EvaluationMetric):
+    """A share, from 0 to 1, that follows from counts; of ``classes`` or ``pixels``."""
 
     unit, factor, digits = "%", 100.0, 2
-
-
-class CountsMetric(Share):
-    """A share that follows from counts; of ``classes`` or ``pixels``."""
 
     @classmethod
     def value(cls, evaluated: Evaluated) -> float:
@@ -95,11 +91,11 @@ class CountsMetric(Share):
         raise NotImplementedError
 
 
-METRICS: Registry[type[Metric]] = Registry("metric", "hires.metrics")
+METRICS: Registry[type[EvaluationMetric]] = Registry("metric", "hires.metrics")
 """Name in a summary and in ``validate.metric`` -> the metric."""
 
 
-def metrics_of(kind: str, shape: Sequence[int]) -> dict[str, type[Metric]]:
+def metrics_of(kind: str, shape: Sequence[int]) -> dict[str, type[EvaluationMetric]]:
     """Returns those of a kind of outputs, of a shape (n, C, ...)."""
     every = ((name, METRICS[name]) for name in METRICS)
     return {name: one for name, one in every if kind in one.outputs and one.fits(shape)}
