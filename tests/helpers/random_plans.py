@@ -86,7 +86,7 @@ def random_layout(rng: random.Random, num_layers: int) -> dict[str, Any]:
     both = rng.random() < 0.4
     stages = rng.randint(1 + both, min(4, num_layers))
     spatial = rng.randint(0, min(stages, 2))
-    schedules = [name for name, one in SCHEDULES.items() if one.directions == 1 + both]
+    schedules = [name for name in SCHEDULES if SCHEDULES[name].directions == 1 + both]
     return {
         "tiles": [rng.choice(GRIDS) for _ in range(spatial)] or [1, 1],
         "spatial_stages": spatial,

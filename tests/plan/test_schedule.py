@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hires.core.schedules import SCHEDULES, Pipeline, forward_only, timeline
 
-ONE_WAY = [name for name, one in SCHEDULES.items() if one.directions == 1]
+ONE_WAY = [name for name in SCHEDULES if SCHEDULES[name].directions == 1]
 BOTH_WAYS = ["gems", "gems_1f1b"]
 any_size = {"num_stages": st.integers(1, 6), "num_microbatches": st.integers(1, 9)}
 
