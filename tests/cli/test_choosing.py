@@ -45,6 +45,9 @@ def test_auto_runs_the_first_of_the_list_under_its_own_name(hires, monkeypatch):
     names = ("replicas", "stages", "tiles", "spatial_stages", "local_dp", "directions")
     shapes = {json.dumps([one["keys"][f"parallel.{name}"] for name in names]) for one in options}
     assert len([row for row in rows if row.split()[0].isdigit()]) == len(shapes)
+    assert rows[0].endswith(options[0]["overrides"])
+    least = hires("plan", "--choose", *SMALL, "ranks=2", "parallel.objective=memory").out
+    assert least.startswith("Layouts of 2 ranks that fit, least memory first")
     # A repeated search is that of before as long as nothing has changed.
     again = choose(hires, "ranks=2")
     assert (again["kept"], again["options"], again["out"]) == (True, options, facts["out"])

@@ -116,6 +116,7 @@ def test_repeats_run_one_after_the_other_and_each_keeps_its_record(make):
         ({}, {"attempts": 1}, 1),
         ({"ranks": 2}, {"attempts": 3, "cores": 3}, 1),
         ({"threads": 2}, {"attempts": 3, "cores": 4}, 2),  # an exact fit
+        ({"threads": 2}, {"attempts": 3, "cores": 3}, 1),
         ({"memory_bytes": 600}, {"attempts": 3, "memory_bytes": 100}, 1),
     ],
 )
@@ -205,7 +206,7 @@ def test_runs_share_gpus_only_where_their_bytes_fit(make, monkeypatch):
 
 def test_gpus_of_unknown_memory_are_never_shared():
     gpus = LocalGpus(["0", "1"])
-    assert gpus.choose([5], {"0": 1}) == ["1"]
+    assert gpus.choose([5], {"0": 1}) == gpus.choose([5], {"0": 0}) == ["1"]
     assert gpus.choose([5], {"0": 1, "1": 1}) is None
     known = LocalGpus(["0"], 40)
     assert known.choose([0], {"0": 1}) is None  # a run whose need is unknown

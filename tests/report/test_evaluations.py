@@ -11,7 +11,7 @@ from hires.core.evaluation_summary import paired_difference
 from hires.core.store.campaign import Campaign, PlannedPoint
 from hires.data.content import HAS_FILES
 from hires.report import frames
-from hires.report.evaluations import data_label, evaluations, predictions
+from hires.report.evaluations import classes, data_label, evaluations, predictions
 from hires.report.plots.base import PlotData, draw
 from hires.report.runs import Run, find
 from hires.report.tables import campaign_tables, tables
@@ -70,7 +70,8 @@ def test_only_what_is_complete_has_a_row_with_its_time_of_a_megapixel(tmp_path):
     change(prediction, prediction={"kind": "classes", "images": 8})
     [row] = predictions(find([prediction]))
     assert row["s_per_mp"] == 0.5 / (4 * 100 * 50 / 1e6)  # of 4 images a step
-    for run, rows in ((evaluation, evaluations), (prediction, predictions)):
+    change(evaluation, evaluation={"classes": [{"class": 0}]})
+    for run, rows in ((evaluation, classes), (prediction, predictions)):
         assert len([*rows(find([run]))]) == 1
         change(run, "record.json", "a0/record.json", "a0/exit.json", state="failed")
         assert not [*rows(find([run]))]
@@ -84,6 +85,9 @@ def test_report_and_tables_of_a_campaign_tell_keys_of_quant_apart(runs):
     axes = plots["confusion"].figure.axes[:3]
     labels = [axis.get_title(loc="left").replace("\n", " ") for axis in axes]
     assert labels == ["single fp32", "single int8", f"single int8 {quant}"]
+    assert axes[0].images[0].get_array().tolist() == [[0.9, 0.1], [0.2, 0.8]]  # of each row
+    texts = {text.get_text(): text.get_position() for text in axes[0].texts}
+    assert texts == {"90": (0, 0), "10": (1, 0), "20": (0, 1), "80": (1, 1)}  # column, row
     [axis] = plots["precision_error"].figure.axes
     names = [label.get_text().replace("\n", " ") for label in axis.get_xticklabels()]
     assert f"int8 {quant}" in names

@@ -63,7 +63,9 @@ def test_run_without_a_record_or_an_end_is_reported(tmp_path):
     points = [{"run": run.name, "overrides": ["image=13"]}, {"run": "x-00000000", "overrides": []}]
     excluded = [{"overrides": ["image=99"], "reason": "too large [memory.limit]", "nearest": "a=1"}]
     (run.parent / "campaign.json").write_text(json.dumps({"points": points, "excluded": excluded}))
-    planned = frames.load([run], [run.parent]).planned
+    loaded = frames.load([run], [run.parent])
+    assert report.counts(loaded) == [("run", "1"), ("done", "1"), ("excluded", "1")]
+    planned = loaded.planned
     assert list(planned["state"]) == ["infeasible", "pending", "done"]
     assert planned["reproduce"].iloc[0] == "hires plan image=99"
     for changes, why in (
@@ -160,6 +162,8 @@ def test_attempts_of_one_commit_and_machine_are_repeats_of_a_point(tmp_path):
     assert point["img_per_s_p90"] > 14
     box = report.run_card(frames.load([run]).run_list[0], 0)
     assert box["summary"].startswith("8.00 img/s, median of 3 attempts")
+    assert ("model.classes", "5") in box["settings"]
+    assert "optimizer.lr" not in dict(box["settings"])  # it has its default
     # compare left others out, and the page said another number of the same runs.
     provenance = json.loads((run / "a0" / "record.json").read_text())["provenance"]
     for other in ({"host": "elsewhere"}, {"git": "0123456789abcdef", "hires": "0.0.9"}):

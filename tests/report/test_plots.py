@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from unittest import mock
 
 import numpy as np
@@ -19,7 +20,7 @@ from hires.report.plots.base import PlotData
 from hires.report.plots.predicted_maps import NOT_FINITE, overviews
 from hires.report.plots.steps import BUBBLE, OTHER, PARTS, PIPELINE, split_rank, split_steps
 from hires.report.runs import read_runs
-from tests.helpers.compared_runs import compared_run
+from tests.helpers.compared_runs import compared_run, failed_run
 from tests.helpers.report_runs import change, report_run
 from tests.helpers.simulated import STEP, EqualCosts
 from tests.helpers.small_plans import LAYOUTS, plan_of
@@ -48,6 +49,36 @@ def test_campaign_has_its_plots_with_numbers_and_where_they_were_measured(campai
     assert all(plots[name].missing for name in plots.keys() - OF_CAMPAIGN)
     assert "memory refused no image" in plots["largest_image"].missing
     assert "no layout" in plots["throughput_by_ranks"].missing  # each is one point, and no line
+    for axis in plots["memory_per_rank"].figure.axes:
+        highs: Counter[float] = Counter()
+        for bar in axis.patches:
+            highs[round(bar.get_x() + bar.get_width() / 2)] += bar.get_height()
+        assert highs == pytest.approx({rank: 20 + rank for rank in highs})  # MiB, the peak
+
+
+def test_one_complete_run_of_each_layout_is_drawn_the_fastest(tmp_path):
+    runs = [
+        compared_run(tmp_path, [[step_s]], optimizer={"lr": step_s}) for step_s in (2.0, 1.5, 1.8)
+    ]
+    data = PlotData(frames.load([*runs, failed_run(tmp_path, optimizer={"lr": 1.0})]))
+    assert [one.run.path for one in data.runs] == [runs[1]]
+
+
+def test_last_step_is_drawn_the_mean_of_those_that_count_is_split_and_messages_cost_all(tmp_path):
+    run = report_run(tmp_path, "pp")
+    file = run / "a0" / "timeline.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        file.write_text(file.read_text() + json.dumps({**line, "step": 4}) + "\n")
+    axes = drawn([run], only="timeline").figure.axes
+    assert axes[1].get_title(loc="left") == "measured, step 5 [ms]"
+    assert drawn([run], only="step_split").figure
+    bars = drawn([run], only="message_costs").figure.axes[0].patches
+    cost_ms = 1e3 * frames.load([run]).messages[["issue_s", "wait_s"]].sum().sum()
+    assert sum(bar.get_height() for bar in bars) == pytest.approx(cost_ms)
+    left_out = [{"step": step, "why": "warm-up"} for step in range(6)]
+    change(run, throughput={"discarded": left_out})
+    assert "time line was kept are warm-up" in drawn([run], only="step_split").missing
 
 
 def test_throughput_is_drawn_with_its_spread_and_beside_the_ideal(tmp_path):
@@ -61,6 +92,8 @@ def test_throughput_is_drawn_with_its_spread_and_beside_the_ideal(tmp_path):
     assert speed.lines[0].get_xydata().tolist() == [[1, 1], [2, 2], [4, 4]]  # ideal
     assert speed.containers[0][0].get_xydata().tolist() == [[2, 1.6], [4, 3.2]]
     assert share.lines[-1].get_xydata().tolist() == [[2, 80], [4, 80]]
+    speed = drawn(runs[1:], only="throughput_by_ranks").figure.axes[0]
+    assert speed.lines[0].get_xydata().tolist() == [[2, 1.6], [4, 3.2]]  # of the fewest ranks
     [axis] = drawn(runs, only="throughput_by_layout").figure.axes
     names = [label.get_text() for label in axis.get_yticklabels()]
     assert names == ["single", "dp on 2", "dp on 4"]  # the slowest first
@@ -69,9 +102,10 @@ def test_throughput_is_drawn_with_its_spread_and_beside_the_ideal(tmp_path):
     p10_to_p90 = errors.get_segments()[0][:, 0].tolist()
     assert p10_to_p90 == pytest.approx([1 / 1.48, 1 / 0.84])  # of the steps
     # More points of one layout show less than two layouts.
-    for replicas in (1, 2, 4, 8):
-        keys = {"name": "dp", "replicas": replicas}
+    for world in (1, 2, 4, 8):
+        keys = {"name": "dp", "replicas": world}
         runs.append(compared_run(tmp_path, [[1.0]], parallel=keys, batch=8))
+        change(runs[-1], world=world)
     assert "batch 4" in drawn(runs, only="throughput_by_layout").caption
 
 
@@ -125,12 +159,19 @@ def test_excluded_points_are_images_that_are_too_large(tmp_path):
     other = {**point, "model": "unet3_8_x", "image": [96, 128], "limit": None}
     reason = {"overrides": ["a=b"], "reason": "rank 0 needs more [memory.limit]"}
     excluded = [{**reason, "what": what} for what in (point, other, ["x"], None, {"model": "y"})]
+    odd = {"reason": "it does not divide [batch]", "what": {**other, "image": [300, 300]}}
+    excluded.append({**reason, **odd})
     (run.parent / "campaign.json").write_text(json.dumps({"excluded": excluded}))
-    plot = drawn([run], [run.parent], only="largest_image")
+    runs = [run, report_run(tmp_path, image=[32, 32])]
+    for size, why in ((80, "oom"), (90, "nan")):
+        runs.append(report_run(tmp_path, state="failed", reason=why, image=[size, size]))
+    plot = drawn(runs, [run.parent], only="largest_image")
     panels = [axis for axis in plot.figure.axes if axis.get_title(loc="left")]
     marks = [line.get_xdata().tolist() for axis in panels for line in axis.get_lines()]
-    assert len(panels) == 2
-    assert [(96 * 128) ** 0.5] in marks
+    assert len(panels) == 3
+    assert [[(96 * 128) ** 0.5] in marks, [80.0] in marks] == [True, True]
+    assert not {90.0, 300.0} & {edge for edges in marks for edge in edges}  # memory was enough
+    assert [bar.get_width() for axis in panels for bar in axis.patches] == [64.0]  # ran to the end
 
 
 def test_losses_and_evaluations_are_curves(tmp_path):
@@ -168,6 +209,9 @@ def test_steps_are_divided_so_that_all_parts_add_up():
     parts = split_rank(plan, StepSpans(1, 0, "", 0.0, spans), {}, 7.0)
     assert (parts[BUBBLE], parts[PIPELINE], parts[OTHER]) == (0.0, 6.0, 1.0)
     assert split_steps(plan, {}) == [dict.fromkeys(PARTS, 0.0)] * 2  # nothing was kept
+    kept = [*simulate(plan, EqualCosts(plan)).ranks]
+    one, two = (split_steps(plan, dict.fromkeys(range(n), kept)) for n in (1, 2))
+    assert [pytest.approx(rank) for rank in one] == two
     plan = plan_of(**LAYOUTS["sp+gems"])
     ranks = split_steps(plan, {0: [*simulate(plan, EqualCosts(plan)).ranks]})
     assert len({round(sum(one.values()), 6) for one in ranks}) == 1

@@ -4,14 +4,19 @@ equal from unequal and leaves nothing behind."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from hires.cli.screens.show_plan import finding_lines, memory_lines, node_lines
 from hires.core.store.ends import End
+from hires.core.units import MIB, size
+from hires.plan.memory import LIBRARIES_BYTES, RankMemory, Room
 from hires.plan.plan import Plan
 from tests.helpers.commands import SMALL
+from tests.helpers.small_plans import plan_of
 
 pytestmark = pytest.mark.usefixtures("traced")
 
@@ -44,6 +49,32 @@ def test_json_is_what_plan_json_holds_with_the_proof_if_asked_for(hires):
     assert "parallel.microbatches=2" in answer.out
     answer = hires(*words, "--prove", "--json")
     assert (answer.code, json.loads(answer.out)["proof"]) == (3, None)
+
+
+def test_memory_is_drawn_in_proportion_and_alike_ranks_and_nodes_stand_on_one_line():
+    def needs(mib, **facts):
+        return RankMemory(mib * MIB, 0, 0, mib * MIB, 0, **facts).to_dict()
+
+    memory = [needs(8), needs(8), needs(4)]
+    for limit, full in ((None, "16.0 MiB"), (32 * MIB, "memory.limit, 32.0 MiB")):
+        lines = memory_lines(memory, limit)
+        bars = [line.split()[:3] for line in lines[2:4]]
+        length = 12 if limit is None else 6
+        assert bars[0] == ["0-1", f"[{('P' * length + 'A' * length).ljust(24, '.')}]", "16.0"]
+        assert bars[1][:2] == ["2", f"[{('P' * (length // 2) + 'A' * (length // 2)):.<24}]"]
+        assert lines[-1].endswith(f"a full bar is {full}")
+    assert "PPP>]" in memory_lines(memory, 8 * MIB)[2]  # more than there is
+    start = memory_lines([needs(8, start_bytes=20 * MIB), needs(9)], why="of a kernel")
+    assert start[-1] == "the start needs up to 20.0 MiB: of a kernel"
+    plan = replace(plan_of(stages=3, replicas=2), memory=[needs(25)] * 3)
+    two, one = (ranks * (50 * MIB + LIBRARIES_BYTES) for ranks in (2, 1))
+    assert node_lines(Room(None, 2 * MIB, nodes=4), plan) == [
+        f"nodes 0-1: 2 ranks need {size(two)} of 2.0 MiB",
+        f"nodes 2-3: 1 rank needs {size(one)} of 2.0 MiB",
+        f"all 4 nodes together: {size(2 * two + 2 * one)}",
+    ]
+    kinds = [{"severity": one, "text": "t", "key": "k"} for one in ("note", "error", "warning")]
+    assert [line[0] for line in finding_lines(kinds)] == ["e", "w", "n"]
 
 
 @pytest.fixture

@@ -91,6 +91,14 @@ def test_export_as_csv_holds_runs_attempts_steps_and_configs(hires):
     assert rows("failures")[0]["cause"].startswith("'=cmd")  # no formula in a spreadsheet
     assert hires("export", "--to", "csv", "--out", "out", "b").code == 0
     assert len(rows("runs")) == 1
+    # What a campaign planned belongs to all of its runs together.
+    other = compared_run(RESULTS, [[0.5]], campaign="a", batch=8)
+    point = {"run": "resnet18-00000000", "overrides": []}
+    (RESULTS / "a" / "campaign.json").write_text(json.dumps({"points": [point]}))
+    for number, (words, planned) in enumerate(((["a"], 1), ([run], 0), ([run, other], 1))):
+        out = f"out{number}"
+        assert hires("export", "--to", "csv", "--out", out, *map(str, words)).code == 0
+        assert Path(out, "planned.csv").exists() == planned
 
 
 def test_every_file_key_and_alias_is_listed(hires):

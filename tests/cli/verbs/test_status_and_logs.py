@@ -32,6 +32,7 @@ def test_every_point_has_a_line_with_its_state_and_numbers(hires, tmp_path, monk
     make_run(results, "four-00000004")
     points = [{"run": name, "overrides": []} for name in ("one-00000001", "five-00000005")]
     excluded = [{"overrides": ["image=9", "batch=1"], "reason": "batch=1 does not divide"}]
+    excluded.append({"overrides": ["image=8"], "reason": "no module net", "state": "failed"})
     plan = {"points": points, "excluded": excluded}
     (results / "default/campaign.json").write_text(json.dumps(plan))
     answer = hires("status")
@@ -50,8 +51,8 @@ def test_every_point_has_a_line_with_its_state_and_numbers(hires, tmp_path, monk
     ):
         assert text in rows[name]
     last = answer.out.splitlines()[-1]
-    assert last == "6 runs: 1 done, 1 failed, 1 infeasible, 2 pending, 1 running"
-    assert len(hires("status", "default").out.splitlines()) == 9
+    assert last == "7 runs: 1 done, 2 failed, 1 infeasible, 2 pending, 1 running"
+    assert len(hires("status", "default").out.splitlines()) == 10
     one = hires("status", "00000002").out
     assert ("two-00000002" in one, len(one.splitlines())) == (True, 3)
     for name, text in (
