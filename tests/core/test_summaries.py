@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hires.core.config.run_config import from_dict
+from hires.core.epoch_lines import EPOCH_LINE, line_text
 from hires.core.errors import RunError
 from hires.core.evaluation_metrics import CLASSES, IMAGES, PIXELS
 from hires.core.evaluation_summary import (
@@ -19,6 +20,7 @@ from hires.core.evaluation_summary import (
     wilson,
 )
 from hires.core.learning_rate import CURVES, learning_rate
+from hires.core.store.step_lines import ENDED_LINE, VALIDATED_LINE
 from tests.helpers.plain_training import torch_rates
 
 LABELS, MADE = [0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 0, -1]
@@ -110,6 +112,25 @@ def test_units_that_agree_narrow_the_interval_of_a_difference():
     ends = [paired_difference(0, 0, total)[1] for total in (100, 1000, 10000)]
     assert ends == pytest.approx([0.0272, 0.00277, 0.000277], rel=0.01)
     assert paired_difference(500, 500, 1000)[1] == pytest.approx(0.0619, rel=0.01)
+
+
+def test_lines_of_a_training_say_when_it_was_how_good():
+    line = {"kind": VALIDATED_LINE, "step": 11, "metric": "top1", "top1": 0.93, "loss": 0.21}
+    epoch = {"kind": EPOCH_LINE, "epoch": 3, "loss": 0.41, "epoch_s": 14.2, "left_s": 43.0}
+    ended = {"kind": ENDED_LINE, "rank": 0, "step": 12, "metric": "top1", "patience": 3}
+    why = "ended early after step 12: no better top1 in 3 evaluations (validate.patience)"
+    for facts, text in (
+        (
+            {**line, "better": True},
+            "evaluated after step 12: top1 0.93, loss 0.21, the best so far",
+        ),
+        ({**line, "better": False, "metric": "loss"}, "evaluated after step 12: loss 0.21"),
+        (epoch, "epoch 3, mean loss 0.41, 14.20 s, about 43.00 s left"),
+        ({**epoch, "loss": None, "left_s": 0.0}, "epoch 3, 14.20 s"),
+        (ended, why),
+        ({**ended, "rank": 1}, None),  # one rank says it
+    ):
+        assert line_text(facts) == text
 
 
 CASES: dict[str, dict[str, Any]] = {

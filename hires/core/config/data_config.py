@@ -215,7 +215,8 @@ class ValidateConfig(Section, key="validate"):
     many steps; also after its last one. Unset: never."""
     metric: str = value(AUTO, choices=(AUTO, LOSS, *METRICS))
     """The number that says which evaluation is the best: ``loss``, or ``auto``: ``top1`` of
-    classes, ``mean_iou`` of the pixels' classes, ``psnr`` of images."""
+    classes, ``mean_iou`` of the pixels' classes, ``psnr`` of images. Others are ``top5``,
+    ``mean_recall``, ``mean_dice`` and ``ssim``."""
     weights: str = value("trained", choices=("trained", "ema"))
     """Which weights are evaluated: those that are ``trained``, or their running means, ``ema`` (of
     ``optimizer.ema``). The best checkpoint has both."""
