@@ -220,7 +220,7 @@ def sample_names(config: RunConfig, replica: int, step: int) -> list[str]:
     """Returns the names of a replica's images in a step, microbatch after microbatch."""
     source = open_data(config)
     samples = replica_samples(config, source, step, replica)
-    return [source.name(sample % len(source)) for sample in samples]
+    return [source.name(sample) for sample in samples]
 
 
 def split_steps(order: Order, num_microbatches: int, steps: range) -> Iterator[list[int]]:

@@ -177,7 +177,7 @@ def stored_scales(config: RunConfig) -> Scales | None:
         return None
     if not scales.weights:
         return None
-    if config.precision.name != INT8 or config.task.name in ("train", "calibrate"):
+    if config.precision.name != INT8:
         raise ConfigError(
             f"weights={file} holds a quantised network; use it with task={', '.join(INFERENCE)} "
             f"and precision={INT8}, and the file that it was made from for everything else"

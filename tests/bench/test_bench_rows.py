@@ -159,8 +159,8 @@ def table_of(facts, cpu_s=1.0):
         return row, Samples([[steps_s], [2 * steps_s], [steps_s]], [cpu_s] * 3)
 
     both = [
-        row_and_samples("single", 2, 4.0, ranks=1),
-        row_and_samples("tiles", 4, 2.0, cpu_s=cpu_s, beside=("torch",)),
+        row_and_samples("single", 2, 4.0, ranks=1, cpu_s=6.0, threads=2),
+        row_and_samples("tiles", 4, 2.0, cpu_s=cpu_s, beside=("torch",), predicted_s=1.5),
         row_and_samples("torch", 4, 3.0, peer="module"),
     ]
     samples = {row.name: sampled for row, sampled in both}
@@ -176,6 +176,13 @@ def test_speed_up_counts_images_within_each_round_beside_right_rows_alone():
     }
     assert (rows["tiles"]["over_best"]["median"], rows["tiles"]["best"]) == (1.5, "torch")
     assert rows["tiles"]["images_per_s"] == 2.0
+    cells = {row["row"]: row for row in row_table("t", [*rows.values()]).rows}["tiles"]
+    assert {**cells, "what": ""} == {
+        "row": "tiles", "ranks": "2", "images": "4", "step ms": "2000.0", "p10": "2000.0",
+        "p90": "3600.0", "n": "3", "predicted ms": "1500.0", "images/s": "2.000",
+        "speed-up": "4.00 (4.00-4.00)", "over the fastest other": "1.50 (1.50-1.50)",
+        "cores": "0.50", "errors": "1e-07 1e-13", "what": "",
+    }  # fmt: skip
     assert "speedup" not in table_of({"single": WRONG})["tiles"]
     assert "over_best" not in table_of({"torch": WRONG})["tiles"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,7 @@ from hires.bench.messages import (
     messages_in,
     window,
 )
+from hires.bench.race import Samples
 from hires.cli.verbs import verb_bench
 from hires.core.errors import ConfigError
 from hires.engine.device import RankDevice
@@ -110,6 +112,24 @@ def cell_of_odd_libraries(world):
     yield from comm_bench.run_cells(world, [SUM], 1, 1e-9, "cpu", ways)
 
 
+def cell_of_a_known_time(world):
+    """Yields the rows of a ping-pong that takes 2 s."""
+    two_s = [[2.0, 2.0]], [0.0]
+    comm_bench.race = lambda runners, *_: iter([dict.fromkeys(runners, Samples(*two_s))])
+    world = replace(world, local_rank=0, local_size=1)  # two nodes
+    yield from comm_bench.run_cells(world, [BenchCell("latency", 64)], 1, 1.0, "cpu", ["gloo"])
+
+
+@pytest.mark.dist
+def test_latency_is_half_of_a_ping_pong():
+    [[row]] = forked(f"{__name__}:cell_of_a_known_time", 2, 60)
+    assert (row["step_s"]["median"], [*row["bytes_per_s"]]) == (1.0, [64.0, 64.0])
+    assert (row["ranks"], row["ranks_per_node"], row["bytes"]) == (2, 1, 64)
+    [table] = group_tables({"groups": {"latency": [row]}})
+    [cells] = table.rows
+    assert (cells["size"], cells["p99"], cells["gloo"]) == ("64 B", "1000000.0", "1000000.0")
+
+
 def task_of(*words, **changed):
     words = ["comm", "--start", "torchrun", *words]
     task = verb_bench.message_task(verb_bench.COMM.read(words), "comm", "comm")
@@ -168,19 +188,26 @@ def test_cell_is_shown_only_once_it_is_kept(monkeypatch, caplog):
 
 def test_stopped_measurement_goes_on_with_the_cells_that_it_lacks(tmp_path, monkeypatch, capsys):
     def measured(job, ranks, timeout_s, cells, *rest, **where):
-        left.append([cell.num_bytes for cell in cells])
+        left.append((ranks, [cell.num_bytes for cell in cells]))
         for cell in cells:
-            yield rows_of("reduce", cell.num_bytes, {"shm": 1.0})
+            yield rows_of("reduce", cell.num_bytes, {"shm": 1.0}, ranks)
             if len(left) == 1:
                 raise KeyboardInterrupt
 
     left = []
     monkeypatch.setattr(comm_bench, "stream_ranks", measured)
-    task = task_of("--only", "reduce", "--sizes", "64,128", "--out", str(tmp_path), "--json")
+    words = "--only", "reduce", "--sizes", "64,128", "--ranks", "2,4", "--json"
+    task, every = task_of(*words, "--out", str(tmp_path)), [(2, [64, 128]), (4, [64, 128])]
     assert [run(task, comm_bench), run(task, comm_bench), run(task, comm_bench)] == [130, 0, 0]
-    assert left == [[64, 128], [128], [64, 128]]  # what is complete is measured anew
+    assert left == [every[0], (2, [128]), every[1], *every]  # what is complete is measured anew
     result = json.loads((tmp_path / "comm.json").read_text())
-    assert [row["bytes"] for rows in result["groups"].values() for row in rows] == [64, 128]
+    assert [row["bytes"] for rows in result["groups"].values() for row in rows] == 2 * [64, 128]
+    # Nor does it go on on another machine, or from another commit.
+    for key in ("command", "git", "hires", "torch", "hardware"):
+        stopped = {**result, "complete": False, key: "another", "groups": {"a": []}}
+        (tmp_path / "comm.json").write_text(json.dumps(stopped))
+        assert run(task, comm_bench) == 0
+        assert left[-2:] == every, key
 
 
 def test_wrong_results_are_named_and_have_no_number(monkeypatch):
@@ -188,6 +215,9 @@ def test_wrong_results_are_named_and_have_no_number(monkeypatch):
     monkeypatch.setattr(comm_bench, "stream_ranks", lambda *_, **__: iter([wrong]))
     [result] = comm_bench.measure(task_of("--only", "reduce", "--sizes", "64"))
     assert not result["ok"]
+    monkeypatch.setattr(comm_bench, "stream_ranks", lambda *_, **__: iter([wrong]))
+    task = task_of("--only", "reduce", "--sizes", "64", "--json", out="")
+    assert run(task, comm_bench) == 1
     [table] = group_tables(result)
     assert (table.rows[0]["mpi"], table.rows[0]["fastest"]) == ("WRONG", "gloo")
     assert "WRONG: mpi in reduce, float32, 2 ranks" in page(result, [table])

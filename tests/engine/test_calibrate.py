@@ -13,6 +13,7 @@ from hires.core.store import file_names
 from hires.data.opening import open_data
 from hires.data.order import step_images
 from hires.engine.build import whole_model
+from hires.engine.calibrate import GAIN_DB, POOR_DB
 from hires.engine.calibration_values import decibels, fake_quantized
 from hires.plan.passes.int8 import kept_by_name, observed_values
 from hires.quant.scales import read_scales
@@ -89,6 +90,15 @@ def test_ranges_are_those_of_the_images_that_were_asked_for(tmp_path):
     scale = found.values["input"].scale
     wanted = 10 * math.log10(float(torch.stack(images[:4]).square().mean()) / (scale**2 / 12))
     assert found.noise["input"] == pytest.approx(wanted, abs=0.3)
+    # Where another observer clips too much, what this one would have is beside it.
+    clips = calibration(quant={"observer": "percentile", "percentile": 80.0})
+    path = run_folder(tmp_path / "clips", clips)
+    run_ranks(run_folders, 1, [str(path)])
+    clipped = scales_in(path)
+    gains = {n: found.noise[n] - one for n, one in clipped.noise.items() if one < POOR_DB}
+    better = [name for name, gain in gains.items() if gain >= GAIN_DB]
+    assert clipped.min_max_noise == {n: pytest.approx(found.noise[n], abs=0.01) for n in better}
+    assert better
 
 
 @pytest.mark.dist

@@ -166,6 +166,18 @@ def test_run_goes_on_from_the_checkpoint_before_with_the_same_bits(stopped, tmp_
         assert {**before, **losses(run, 1)} == whole, name  # bit for bit
 
 
+def test_each_rank_verifies_its_part_of_a_divided_state(tmp_path):
+    keys = {**KEYS, "parallel": {"replicas": 2}, "optimizer": {"name": "adamw", "shard": True}}
+    run = make(tmp_path / "whole", **keys)
+    assert attempt(run, stop_at=4) == [PREEMPTED] * 2
+    copies = [shutil.copytree(run, tmp_path / str(rank) / "run") for rank in range(2)]
+    for rank, copy in enumerate(copies):
+        (file_names.attempt_dir(copy, 1) / "logs").mkdir(parents=True)
+        flip(f"exp_avg00.00{rank}.safetensors", -1)(checkpoints.place(copy, 4))
+    begins = run_ranks(begins_of, 2, [str(copy) for copy in copies])
+    assert begins == [["step000002"] * 2] * 2
+
+
 def test_run_without_a_whole_checkpoint_says_that_it_begins_anew(stopped, tmp_path):
     run = shutil.copytree(stopped, tmp_path / "run")
     for step in (2, 4):

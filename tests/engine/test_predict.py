@@ -18,7 +18,7 @@ from hires.core.store import file_names, records
 from hires.data.image_format import normalised, open_image
 from hires.data.make_data import make_data
 from hires.data.opening import open_data
-from hires.engine.predict import Predictor
+from hires.engine.predict import Predictor, class_type
 from hires.report.plots.predicted_maps import overviews
 from hires.report.runs import read_runs
 from tests.helpers.evaluations import EDSR, GEMS, UNET, evaluation, plain, prediction
@@ -150,6 +150,7 @@ def test_what_is_not_finite_is_no_class(tmp_path: Path):
     predictor = Predictor(config, open_data(config), plan_of(config).graph, tmp_path)
     output = torch.zeros(4, 2, 3)
     output[1], output[2, 0, 0], output[3, 1, 1] = 1.0, math.nan, math.inf
+    assert [class_type(count) for count in (255, 256)] == [np.uint8, np.uint16]
     part, _ = predictor._part(output, (0, 2, 0, 3))
     assert part.tolist() == [[255, 1, 1], [1, 255, 1]]
     rows = predictor._class_rows(range(2), torch.tensor([[0.0, 1.0], [math.nan, 1.0]]))

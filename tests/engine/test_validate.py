@@ -134,7 +134,8 @@ def test_equal_evaluation_is_no_better_one():
 
 
 def test_epochs_end_where_their_last_image_is(tmp_path: Path):
-    path = run_folder(tmp_path, training(validate={"every": "epoch"}, steps=15))  # of 28 images
+    data = {**TRAINING["data"], "prefetch": 0}  # of 28 images
+    path = run_folder(tmp_path, training(validate={"every": "epoch"}, steps=15, data=data))
     assert attempt(path) == [0]
     epochs, validated = (lines_of(path, 0, kind) for kind in ("epoch", "validated"))
     assert [line["step"] for line in epochs] == [6, 13]
@@ -142,6 +143,9 @@ def test_epochs_end_where_their_last_image_is(tmp_path: Path):
     each = [line["loss"] for line in lines_of(path, 0, "step")]
     means = [line["loss"] for line in epochs]
     assert means == pytest.approx([sum(each[:7]) / 7, sum(each[7:14]) / 7], rel=1e-12)
+    waits_s = [line["data_s"] for line in lines_of(path, 0, "step")]  # of each step alone
+    assert min(waits_s) > 0
+    assert waits_s != sorted(waits_s)
 
 
 def test_each_epoch_has_its_own_seconds(monkeypatch: pytest.MonkeyPatch):

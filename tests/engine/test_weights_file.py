@@ -12,10 +12,13 @@ from safetensors.torch import save_file
 from hires.cli.planning import Planner
 from hires.cli.tracing import TorchProcess
 from hires.core.errors import ConfigError, RunError
+from hires.core.store import rundir
+from hires.core.store.frozen import RunInputs
+from hires.core.store.network_weights import find_weights
 from hires.engine.build import whole_model
 from hires.engine.torch_server import reply_to
 from hires.engine.weights_file import open_weights
-from tests.helpers.layouts import config_of, verified
+from tests.helpers.layouts import config_of, plan_of, verified
 from tests.helpers.saved import attempt, losses, make
 
 
@@ -54,6 +57,17 @@ def test_run_begins_with_weights_of_another_layout_and_goes_on_without_them(tmp_
     assert attempt(whole) == [0]
     assert losses(run, 0)[0, 0] == pytest.approx(losses(whole, 0)[0, 0], rel=1e-5)
     assert losses(run, 0)[0, 0] != losses(first, 0)[0, 1]
+
+
+@pytest.mark.dist
+def test_weights_that_have_changed_since_the_plan_are_refused(tmp_path):
+    path, state = trained(tmp_path / "w.safetensors")
+    config = config_of(weights=str(path), results=str(tmp_path))
+    inputs = RunInputs(weights=find_weights(str(path)).digest())
+    run = rundir.create(config, plan_of(config).to_dict(), ["hires", "run"], inputs).path
+    save_file({name: tensor * 2 for name, tensor in state.items()}, path)
+    with pytest.raises(AssertionError, match="holds other numbers than when the run was planned"):
+        attempt(run)
 
 
 class Evil:

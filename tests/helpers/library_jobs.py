@@ -54,6 +54,7 @@ def network(**changes: Any) -> Flattening:
     """Returns a module of float64, the same on every rank."""
     torch.manual_seed(0)
     net = Flattening().double()
+    net.conv.requires_grad_("frozen" not in changes)
     if "format" in changes:
         net, net.views = net.to(memory_format=changes["format"]), False
     if "turned" in changes:  # dense, but in an order of its own
@@ -109,6 +110,16 @@ def _own_hooks(net: nn.Module) -> list[Any]:
     return seen
 
 
+def _modes(net: Any) -> Tensor:
+    # Between two steps one layer begins to learn, and the statistics of a norm stay.
+    net(IMAGES).sum().backward()
+    net.conv.requires_grad_(True)
+    net(IMAGES).square().mean().backward()
+    net.norm.eval()
+    net(IMAGES).square().mean().backward()
+    return torch.cat([*(p.grad.flatten() for p in net.parameters()), net.norm.running_mean])
+
+
 UNCHANGED: dict[str, tuple[Callable[[nn.Module], Any], dict[str, Any]]] = {
     "strides, channels-last": (_strides, {"format": torch.channels_last}),
     "strides of an own order": (_strides, {"turned": True}),
@@ -117,6 +128,7 @@ UNCHANGED: dict[str, tuple[Callable[[nn.Module], Any], dict[str, Any]]] = {
     "a stored module": (_stored, {}),
     "torch.compile of the loop": (_compiled_loop, {}),
     "hooks of the whole module": (_own_hooks, {}),
+    "layers that change their mode": (_modes, {"frozen": True}),
 }
 """What a loop does with a module, and how the module is made."""
 

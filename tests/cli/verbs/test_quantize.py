@@ -177,6 +177,9 @@ def test_keys_that_contradict_a_quantised_file_are_refused(hires, quantised, ran
         (("plan", "quant.auto=30dB"), "n8.json has scales already; leave quant.auto out"),
         (("run", "data=synthetic", "quant.auto=30dB"), "chooses layers while it calibrates"),
         (("plan", "precision=fp32"), "holds a quantised network; use it with task=infer"),
+        (("plan", "task=calibrate", "quant.calibration=noise"), "use it with task=infer"),
+        (("plan", "quant.linear=dynamic"), "n8.safetensors, which holds linear layers with static"),
+        (("plan", "quant.scales=other.json"), "n8.safetensors, which has scales of its own"),
         (("plan", "weights=null", "quant.scales=other.json"), "other.json are of another"),
     ):
         answer = hires(verb, *INT8[1:], *more)
