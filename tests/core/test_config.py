@@ -16,6 +16,7 @@ from hires.cli.compose.choices import config_keys
 from hires.core.config.library_options import LIBRARIES, OPTIONS, libraries, variables
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.precision_config import noise_bound
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError
 
@@ -285,6 +286,15 @@ def test_only_a_training_changes_draws_or_balances_its_images():
     assert [one.scales_loss for one in half] == [True, False]
     slides = [config(data={"name": "slide", "labels": labels}) for labels in (None, "a.csv")]
     assert [one.data.has_labels for one in (*made[:1], *slides)] == [True, False, True]
+
+
+def test_outputs_are_called_in_their_order_and_a_bound_of_errors_is_one_of_powers():
+    names = {"name": "folder", "names": ["a", "b"]}
+    assert config(data=names).data.class_names == ["a", "b"]
+    assert config(data={**names, "order": ["b", "a"]}).data.class_names == ["b", "a"]
+    assert config(data={"name": "masks", "names": ["0", "1"]}).data.class_names is None
+    bounds = [noise_bound(text) for text in ("30dB", "5 dB", 0.001, True, 1.0, "x")]
+    assert bounds == [pytest.approx(1e-3), pytest.approx(10**-0.5), 0.001, None, None, None]
 
 
 def test_launcher_goes_before_the_cluster():

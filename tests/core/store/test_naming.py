@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.core.config.comm_config import CommConfig
-from hires.core.config.fields import keys_without
+from hires.core.config.data_config import DataConfig
+from hires.core.config.fields import keys_with, keys_without
 from hires.core.config.launcher_config import ClusterConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.precision_config import PrecisionConfig
+from hires.core.config.precision_config import PrecisionConfig, QuantConfig
 from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.core.config.training_config import CheckpointConfig
 from hires.core.errors import ConfigError
@@ -95,6 +96,10 @@ def test_keys_that_decide_no_run_or_no_plan_are_these():
     of_site = {field.name for field in fields(ClusterConfig)} - {"name", "environment", "options"}
     assert {*naming.COSMETIC} == {*COSMETIC.split(), *(f"cluster.{key}" for key in of_site)}
     assert {*keys_without(RunConfig, "plan")} == {*NOT_PLANNED.split()}
+    # Those by which images are divided, and those that a run with scales does not read.
+    assert keys_with(DataConfig, "divides") == ["split_file", "validation", "test", "split_seed"]
+    calibrates = ["observer", "percentile", "images", "calibration", "data"]
+    assert keys_with(QuantConfig, "calibrates") == calibrates
 
 
 def test_other_defaults_have_another_schema():
