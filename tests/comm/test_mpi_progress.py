@@ -25,7 +25,7 @@ class Library:
         self.left -= 1
         self._inside.release()
 
-    def Test(self) -> bool:  # noqa: N802 - mpi4py's
+    def Test(self, status: object = None) -> bool:  # noqa: N802 - mpi4py's
         self.call()
         return self.left <= 0
 
@@ -82,7 +82,7 @@ def test_memory_of_a_late_operation_stays_until_mpi_has_done_with_it(num_request
 class Failing(Library):
     """MPI reports an error for it."""
 
-    def Test(self) -> bool:  # noqa: N802 - mpi4py's
+    def Test(self, status: object = None) -> bool:  # noqa: N802 - mpi4py's
         raise RuntimeError("message truncated")
 
 
@@ -146,7 +146,14 @@ def test_message_of_another_size_is_an_error_of_its_sender(last: Receive, text: 
     progress = Progress(lambda: None)
     progress.status, progress.truncated = Status(), 15
     what = ("the message of rank %d with tag %d", 1, 2)
-    work = MpiWork(progress, [Receive(16), last], [], 1.0, what, sizes=[16, 8])
+    work = MpiWork(
+        progress,
+        [Receive(16), last],
+        [],
+        1.0,
+        what,
+        pieces=[memoryview(bytes(size)) for size in (16, 8)],
+    )
     if text:
         with pytest.raises(PeerError, match=text):
             work.wait()

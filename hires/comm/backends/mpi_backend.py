@@ -193,7 +193,7 @@ class MpiBackend(MpiWorld):
     def _pieces(self, tensor: Tensor, piece_bytes: int | None = None) -> list[MPI.buffer]:
         # Of a tensor without numbers one that is empty: it is a message nevertheless.
         most = piece_bytes or PIECE_BYTES
-        if tensor.is_cpu and tensor.is_contiguous() and tensor.nbytes <= most:
+        if tensor.is_cpu and tensor.nbytes <= most:
             return [self._buffer(tensor.data_ptr(), tensor.nbytes)]
         if not tensor.is_cpu:
             if not self._gpus.messages:
@@ -201,7 +201,6 @@ class MpiBackend(MpiWorld):
                 raise ValueError(f"this MPI reads the host's memory, and {where}")
             # MPI has no streams: what fills or still reads the memory must be over (R6).
             torch.get_device_module(tensor.device).current_stream().synchronize()
-        _require_dense(tensor)
         address, length = tensor.data_ptr(), tensor.nbytes
         begins = range(0, max(length, 1), most)
         return [self._buffer(address + one, min(most, length - one)) for one in begins]
@@ -231,21 +230,19 @@ class MpiBackend(MpiWorld):
             return [comm.Iallreduce(self._mpi.IN_PLACE, one, operation) for one in terms]
 
     def _sent(self, tensor: Tensor, dst: int, group: MpiGroup | None, tag: int) -> MpiWork:
-        comm, place, number = self._channel(dst, group, tag)
-        pieces, timeout_s = self._pieces(tensor), self.members(group).timeout_s
+        among, comm, place, number = self._channel(dst, group, tag)
         with self._progress.lock:
-            requests = [comm.Isend(piece, place, number) for piece in pieces]
+            requests = [comm.Isend(piece, place, number) for piece in self._pieces(tensor)]
         what, small = ("the answer of rank %d to tag %d", dst, tag), tensor.nbytes <= EAGER_BYTES
-        return MpiWork(self._progress, requests, [tensor], timeout_s, what, small)
+        return MpiWork(self._progress, requests, [tensor], among.timeout_s, what, small)
 
     def _received(self, tensor: Tensor, src: int, group: MpiGroup | None, tag: int) -> MpiWork:
-        comm, place, number = self._channel(src, group, tag)
-        pieces, timeout_s = self._pieces(tensor), self.members(group).timeout_s
+        among, comm, place, number = self._channel(src, group, tag)
+        pieces = self._pieces(tensor)
         with self._progress.lock:
             requests = [comm.Irecv(piece, place, number) for piece in pieces]
-        sizes = [piece.nbytes for piece in pieces]
-        what, small = ("the message of rank %d with tag %d", src, tag), sizes[0] <= EAGER_BYTES
-        return MpiWork(self._progress, requests, [tensor], timeout_s, what, small, sizes=sizes)
+        what, small = ("the message of rank %d with tag %d", src, tag), tensor.nbytes <= EAGER_BYTES
+        return MpiWork(self._progress, requests, [tensor], among.timeout_s, what, small, pieces)
 
     def _end(
         self,
@@ -260,11 +257,6 @@ class MpiBackend(MpiWorld):
             return self._progress.begin(work)
         self._progress.complete(work)
         return None
-
-
-def _require_dense(tensor: Tensor) -> None:
-    if not tensor.is_contiguous():
-        raise ValueError("MPI sends memory as it lies, and a tensor is not contiguous")
 
 
 @functools.cache

@@ -24,7 +24,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -56,11 +56,11 @@ class MpiWork:
     """Requests that are one operation; ``what`` names it if it is late.
 
     The list ``requests`` is the work's own from then on.
-    ``sizes``: bytes of each message that requests receive: MPI itself accepts one that is shorter.
+    ``pieces``: the buffers that requests receive: MPI itself accepts a message that is shorter.
     """
 
     __slots__ = (
-        *("_progress", "_requests", "_sizes", "_timeout_s", "_what"),
+        *("_pieces", "_progress", "_requests", "_timeout_s", "_what"),
         *("error", "small", "tensors"),
     )
 
@@ -72,10 +72,10 @@ class MpiWork:
         timeout_s: float,
         what: What,
         small: bool = False,
-        sizes: Sequence[int] = (),
+        pieces: Sequence[MPI.buffer] = (),
     ) -> None:
         self._progress, self._requests, self.tensors = progress, requests, tensors
-        self._sizes, self._timeout_s, self._what, self.small = sizes, timeout_s, what, small
+        self._pieces, self._timeout_s, self._what, self.small = pieces, timeout_s, what, small
         self.error: Exception | None = None
         """The first of MPI, once no request is under way."""
 
@@ -94,37 +94,36 @@ class MpiWork:
 
     def test(self) -> bool:
         """Whether it is complete, in a thread that holds the lock; errors wait for the caller."""
-        requests = self._requests
+        requests, status, error = self._requests, self._progress.status, None
         while requests:
             try:
-                one = requests[-1]
-                if not (self._received(one) if self._sizes else one.Test()):
+                if not requests[-1].Test(status):
                     return False
-            except Exception as error:  # of this request alone, which ends with it
-                self.error = self.error or error
+            except Exception as failed:  # of this request alone, which ends with it
+                error = failed
+            if self._pieces:
+                error = self._other_size(status, error)
+            self.error = self.error or error
             requests.pop()
         self.tensors = ()
         self._progress.end(self)
         return True
 
-    def _received(self, request: MPI.Request) -> bool:
-        # Whether the last request is complete; PeerError: its message has another size.
-        status, size = self._progress.status, self._sizes[len(self._requests) - 1]
-        try:
-            if not request.Test(status):
-                return False
-        except Exception as error:
+    def _other_size(self, status: Any, error: Exception | None) -> Exception | None:
+        # The error of a receive that has ended: MPI's own, or its message has another size.
+        size = self._pieces[len(self._requests) - 1].nbytes
+        if error is not None:
             if getattr(error, "Get_error_class", int)() != self._progress.truncated:
-                raise
-            raise PeerError(f"{self._words} is longer than its receive of {size} bytes") from error
+                return error
+            return PeerError(f"{self._words} is longer than its receive of {size} bytes")
         if status.count != size:
-            raise PeerError(f"{self._words} has {status.count} bytes, and its receive {size}")
-        return True
+            return PeerError(f"{self._words} has {status.count} bytes, and its receive {size}")
+        return None
 
     def _failed(self) -> Exception | None:
         # The error of any of the requests, which may be why another one is late.
         with self._progress.lock:
-            for request in () if self._sizes else self._requests:
+            for request in () if self._pieces else self._requests:
                 try:
                     request.Test()
                 except Exception as error:
@@ -160,7 +159,7 @@ class Progress:
     ``begin`` runs first in the thread: a library that reads a GPU needs one there.
     """
 
-    status: MPI.Status
+    status: Any = None
     """Filled by a call of MPI, and read at once; one serves all works of a rank."""
     truncated = -1
     """MPI's error class of a message that is too long."""
@@ -202,20 +201,15 @@ class Progress:
 
     def complete(self, work: MpiWork) -> None:
         """Returns when a work that has not begun is complete; CommError: it failed, or is late."""
-        lock, test, tensors, done = self.lock, work.test, work.tensors, False
-
-        def look() -> bool:
-            with lock:
-                return test()
-
+        tensors, done = work.tensors, False
         self._waits.append(None)
         try:
-            done = wait(look, 0.0, _nothing, 1, LOOKS)
+            done = wait(work.is_completed, 0.0, _nothing, 1, LOOKS)
         finally:
             self._waits.pop()
             if not done:  # kept, whatever ends the wait
                 self.begin(work)
-        if not done or work.error is not None:
+        if not done:
             work.wait()
         for tensor in tensors:
             if tensor.nbytes > EAGER_BYTES:

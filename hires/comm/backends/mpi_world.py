@@ -144,7 +144,7 @@ class MpiWorld(Backend):
 
     def _channel(
         self, rank: int, group: MpiGroup | None, tag: int
-    ) -> tuple[MPI.Intracomm, int, int]:
+    ) -> tuple[MpiGroup, MPI.Intracomm, int, int]:
         # Of the world:
         # tags      0 ........ n - 1            2^31 - n ........ 2^31 - 1
         #           lower: 0 to n - 1           upper: 0 to n - 1            n: what the MPI has
@@ -153,11 +153,11 @@ class MpiWorld(Backend):
         if group is not None and group is not self.everyone:
             among, comm = self._members(group)
             if 0 <= tag < self._num_tags - (TAGS - RESERVED_TAGS):
-                return comm, among.place(rank), tag
+                return among, comm, among.place(rank), tag
             if RESERVED_TAGS <= tag < TAGS:
-                return comm, among.place(rank), upper
+                return among, comm, among.place(rank), upper
         elif 0 <= tag < self._num_tags:
-            return self._lower, rank, tag
+            return self.everyone, self._lower, rank, tag
         elif 0 <= upper < self._num_tags:
-            return self._upper, rank, upper
+            return self.everyone, self._upper, rank, upper
         raise ValueError(f"this MPI has tags 0 to {self._num_tags - 1}, got {tag}")
