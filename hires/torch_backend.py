@@ -43,9 +43,9 @@ def register() -> None:
     if not dist.is_available() or NAME in dist.Backend.backend_list:
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=_DEVICES)
-    from torch.distributed.rendezvous import _rendezvous_handlers as handlers
+    if _names():  # others meet as torch does: it tells a rendezvous no backend
+        from torch.distributed.rendezvous import _rendezvous_handlers as handlers
 
-    if "env" in handlers:
         handlers["env"] = functools.partial(_meet, handlers["env"])
 
 
@@ -75,10 +75,7 @@ def _meet(usual: Any, url: str, **options: Any) -> Iterator[tuple[Any, int, int]
         limits = {} if limit is None else {"limit_s": limit.total_seconds()}
         world = world_here(_names(), **limits)
     except ConfigError as error:
-        if _names():
-            raise ValueError(str(error)) from error
-        yield from usual(url, **options)  # a program that has nothing to do with hires
-        return
+        raise ValueError(str(error)) from error
     place = f"{world.address}:{world.port}?rank={world.rank}&world_size={world.size}"
     from torch.distributed.rendezvous import rendezvous
 

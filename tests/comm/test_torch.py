@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from hires import torch_backend
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.config.run_config import RunConfig
@@ -64,15 +63,28 @@ def test_scripts_are_right_over_two_backends_by_size(mpi, tmp_path):
     assert failures(answers) == {}
 
 
-def test_program_that_does_not_use_hires_meets_as_torch_does(monkeypatch):
+MEETS = """
+import torch.distributed as dist
+from hires import torch_backend
+torch_backend.register()
+try:
+    dist.init_process_group("gloo")
+except ValueError as error:
+    print(error)
+print(dist.rendezvous.__globals__["_rendezvous_handlers"]["env"])
+"""
+
+
+@pytest.mark.parametrize("backends", ["", "gloo"])
+def test_program_that_does_not_use_hires_meets_as_torch_does(backends: str):
     """Its error named hires wherever that is installed."""
-    for name in ("RANK", "HIRES_COMM_BACKENDS"):
-        monkeypatch.delenv(name, raising=False)
-    met = ("a store", 0, 1)
-    assert [*torch_backend._meet(lambda url: iter([met]), "env://")] == [met]
-    monkeypatch.setenv("HIRES_COMM_BACKENDS", "gloo")
-    with pytest.raises(ValueError, match="RANK"):
-        next(torch_backend._meet(lambda url: iter([met]), "env://"))
+    others = ("RANK", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+    environ = {key: value for key, value in os.environ.items() if key not in others}
+    environ |= {"PYTHONPATH": str(ROOT), "HIRES_COMM_BACKENDS": backends}
+    command = [sys.executable, "-c", MEETS]
+    said = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
+    assert "RANK" in said
+    assert ("hires" in said) == bool(backends)
 
 
 # ---- under a launcher
