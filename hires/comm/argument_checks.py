@@ -159,10 +159,7 @@ def message_bytes(tensor: Tensor, tag: int) -> int:
 
 
 def require_tag(tag: int) -> None:
-    """Raises CommError where a tag is none, or one of the messages of hires itself.
-
-    Over gloo only tags below 3072 tell sizes apart (``gloo_backend.slot_of``).
-    """
+    """Raises CommError where a tag is none, or one of the messages of hires itself."""
     if not hasattr(tag, "__index__"):
         raise CommError(f"tag {tag!r:.60} is no whole number; give one from 0")
     if not 0 <= tag < RESERVED_TAGS:

@@ -262,6 +262,7 @@ def _leave(world: CommWorld, failed: bool = False) -> None:
     world.shared_groups.clear()
     for group in [*world.groups.values()]:
         group.calls.clear()  # what was looked up would go past the question whether they may
+        group.handles = {}  # a module or loop may keep the group longer than its connections
     try:
         # Before MPI ends, whose last call lets no other thread of this process run: rank 0 could
         # not answer the others.

@@ -12,7 +12,8 @@ Ranks that end well compare once more when they leave, since a wrong root may be
 no wait at all. With ``every`` each call is compared before it begins; otherwise, unless the backend
 compares calls itself, where a rank makes the first one of an operation and size, since gloo ends a
 process whose size is another, and an MPI may return wrong numbers: sizes differ most often where
-they are new. That takes one message to rank 0, and no rank waits for the call of another.
+they are new. Of messages the first one of a size and type is compared on every backend. That takes
+one message to rank 0, and no rank waits for the call of another.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class SequenceCheck:
         number = self.ring.note(channel, facts, agreed)
         if self._every or facts.may_abort:
             facts.may_abort = False
-            self._compare_first(number)
+            self._compare_first(channel, number)
         return number
 
     def reason(self, number: int, patience_s: float = PATIENCE_S, ended: Sequence[int] = ()) -> str:
@@ -239,7 +240,7 @@ class SequenceCheck:
                 records[rank] = record
         return records
 
-    def _compare_first(self, number: int) -> None:
+    def _compare_first(self, channel: CallChannel, number: int) -> None:
         # The first rank at a call leaves it on the board, and the others compare theirs.
         record = self.ring.record(self._rank, number)
         call = record.waiting
@@ -252,9 +253,8 @@ class SequenceCheck:
         if text := first_difference({first[0]: other, self._rank: record}):
             with contextlib.suppress(*FAILURES):
                 self._publish(number)
-            why = f"the ranks do not call the same operation: {text}"
-            self.ring.break_channel(number, why)
-            raise CommError(why)
+            channel.broken = f"the ranks do not call the same operation: {text}"
+            raise CommError(channel.broken)
 
 
 class CallBoard:

@@ -125,6 +125,17 @@ def test_message_that_no_rank_receives_is_named_at_the_end(fails: bool):
             second.check.close()
 
 
+def test_collective_that_one_rank_alone_began_is_named_at_the_end():
+    facts = CallFacts("all_reduce", 8, "int8", "shm")
+    with ranks() as (first, second):
+        for rank in (first, second):
+            rank.call(facts, None, "shm")
+        second.call(facts, None, "shm")
+        first.check.close()
+        with pytest.raises(CommError, match=r"rank 0 left without all_reduce of 8 B int8 .* of ra"):
+            second.check.close()
+
+
 def test_first_call_of_a_size_is_compared_before_gloo_could_end_the_process_or_mpi_be_wrong():
     def facts(num_bytes: int, route: str = "gloo") -> CallFacts:
         return CallFacts("all_reduce", num_bytes, "float32", route)  # of one rank, as in a run

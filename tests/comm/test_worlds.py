@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +95,23 @@ def test_ranks_in_overlapping_groups_and_with_factors_of_their_own_call_the_same
 def test_late_member_of_a_group_is_named_and_groups_end_with_their_world(backend: str, tmp_path):
     """Without the other rank gloo waited for five times the limit, and MPI without end."""
     assert_late_and_left(run_ranks(late_for_a_group, 2, backend, str(tmp_path / "given up")))
+
+
+def groups_come_and_go(world: World) -> int:
+    """Returns what is left of a rank's groups once it has left, which still has one of them."""
+    comm.init(("gloo", "shm"), world=world, timeout_s=20)
+    kept = comm.new_group(range(3))
+    before = weakref.ref(kept.handles["gloo"])
+    for _ in range(60):  # a rank that is done early closes its connections
+        comm.destroy_group(comm.new_group(range(3)))
+    comm.shutdown()
+    gc.collect()
+    return len(kept.handles) + (before() is not None)
+
+
+@pytest.mark.dist
+def test_group_that_is_freed_at_once_breaks_no_other_and_all_end_with_their_world():
+    assert run_ranks(groups_come_and_go, 3) == [0, 0, 0]
 
 
 def joins_again(world: World) -> list[float]:

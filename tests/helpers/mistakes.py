@@ -19,9 +19,9 @@ def _sum(backend: str | None = None, numel: int = 4, dtype: torch.dtype = torch.
     comm.all_reduce(torch.ones(numel, dtype=dtype), backend=backend)
 
 
-def _message(wrong: bool, **changed: int) -> None:
-    facts = {"numel": 4, "tag": 3} | (changed if wrong else {})
-    tensor, tag = torch.ones(facts["numel"]), facts["tag"]
+def _message(wrong: bool, numel: int = 4, tag: int = 3, dtype: torch.dtype = torch.float32) -> None:
+    tensor = torch.ones(numel, dtype=dtype) if wrong else torch.ones(4)
+    tag = tag if wrong else 3
     if comm.get_rank() == 1:
         comm.recv(tensor, 0, tag=tag)
     elif comm.get_rank() == 0:
@@ -41,6 +41,7 @@ MISTAKES: dict[str, Callable[[bool, Any], None]] = {
     "refused": lambda wrong, _: _sum(dtype=torch.uint16 if wrong else torch.float32),
     "root": lambda wrong, _: comm.broadcast(torch.ones(4), int(wrong)),
     "message size": lambda wrong, _: _message(wrong, numel=2),
+    "message type": lambda wrong, _: _message(wrong, dtype=torch.int32),
     "tag": lambda wrong, _: _message(wrong, tag=4),
     "order": _two_orders,
 }
@@ -63,6 +64,9 @@ def mistake(world: World, spec: Spec, name: str) -> list[str]:
 
     answer(lambda: MISTAKES[name](world.rank == 1, spec.backends))
     for _ in range(2):
+        if name == "message type":  # it may not be paired with the one that was sent
+            answer(lambda: _message(False))
+            continue
         total = torch.ones(3)
         answer(lambda total=total: comm.all_reduce(total))
         if answers[-1] == "done" and total.tolist() != [world.size] * 3:

@@ -35,15 +35,14 @@ from hires.comm.backends.fifo import JoinedWork, busy_threads, run_in_thread
 from hires.comm.backends.rendezvous import WorldMeeting
 from hires.core.errors import PeerError
 
-_NUM_SIZED, _SIZES = 4096, 16381  # the largest prime number: sizes are often powers of two
-_SIZED_TAGS = _NUM_SIZED - (TAGS - RESERVED_TAGS)
-_FIRST_SIZED = TAGS - _NUM_SIZED * 2**14
+_NUM_TAGS, _SIZES = 2**17, 16381  # the largest prime number: sizes are often powers of two
+_USER_TAGS = _NUM_TAGS - (TAGS - RESERVED_TAGS)
 WIDENED_RANKS = 4
 """From so many ranks on int16 is reduced in int32, whose lower half has the same bits. Of n ranks
 each sends 2 (n - 1) / n of twice the bytes; between fewer it sends less where all send to all."""
 _EXIT_S = 2.0
 """Longest wait at exit for threads whose connections were broken."""
-_NEVER_SENT = _FIRST_SIZED + _SIZES * _NUM_SIZED
+_NEVER_SENT = _SIZES * _NUM_TAGS
 _LOOPBACK = "127.0.0.1"
 _libraries: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -105,6 +104,7 @@ class GlooBackend(Backend):
             options._timeout = patience
             options._devices = [gloo.create_device(hostname=_LOOPBACK)]
         library = gloo(store, index, len(ranks), options)
+        library.barrier().wait()  # a rank that frees it now would break the others' connecting
         library._set_default_timeout(datetime.timedelta(seconds=timeout_s))
         _libraries.add(library)
         return GlooGroup(ranks, index, timeout_s, library)
@@ -279,23 +279,17 @@ def _end_waits() -> None:
 def slot_of(tag: int, num_bytes: int) -> int:
     """Returns the tag of gloo for a message with this tag and size.
 
-    gloo ends the process that gets more bytes than it expects, before it can say anything. A
-    message under a tag that holds its size waits for a receive of that size instead, and ranks
-    whose sizes differ are named when they are late. Sizes that differ by a multiple of 16381 bytes,
-    and those of all other tags, look alike, and gloo still ends the process.
+    gloo ends the process that gets more bytes than it expects, before it can say anything, and
+    leaves the rest of a tensor that gets fewer. A message under a tag that holds its size waits for
+    a receive of that size instead, and ranks whose sizes differ are named when they are late. Sizes
+    that differ by a multiple of 16381 bytes look alike.
 
-        tags below 3072, reserved ones    |111111|   size mod 16381   |   which    |
-        all others                        |               the tag                  |
+        |   size mod 16381   |   tag below 130048, or a reserved one   |
     """
-    if tag < _SIZED_TAGS:
-        which = tag
-    elif tag >= RESERVED_TAGS:
-        which = _SIZED_TAGS + tag - RESERVED_TAGS
-    elif tag < _FIRST_SIZED:
-        return tag
-    else:
-        raise ValueError(f"tag {tag} is beyond those of gloo, 0 to {_FIRST_SIZED - 1}; use another")
-    return _FIRST_SIZED + num_bytes % _SIZES * _NUM_SIZED + which
+    if _USER_TAGS <= tag < RESERVED_TAGS:
+        raise ValueError(f"tag {tag} is beyond those of gloo, 0 to {_USER_TAGS - 1}; use another")
+    which = tag if tag < _USER_TAGS else _USER_TAGS + tag - RESERVED_TAGS
+    return num_bytes % _SIZES * _NUM_TAGS + which
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -80,7 +80,10 @@ def first_difference(records: Mapping[int, RankCalls]) -> str:
 
 
 def first_unmatched(records: Mapping[int, RankCalls]) -> str:
-    """Returns the first messages of which two ranks that left began other numbers; empty: none."""
+    """Returns a call of a rank that left, and that another one left without; empty: none is seen.
+
+    It is a collective, or the last of messages of which their two ranks began other numbers.
+    """
     counts = {rank: one.messages for rank, one in records.items() if one.messages is not None}
     for way in sorted({way for counted in counts.values() for way in counted}):
         source, target = (int(word) for word in way.split()[1::2])
@@ -93,6 +96,12 @@ def first_unmatched(records: Mapping[int, RankCalls]) -> str:
                 f"messages from rank {source} to rank {target}: {sent} sent, {received} received"
                 f"{_alone(way, records[more], records[less])}"
             )
+    calls = ((rank, call) for rank in counts for call in records[rank].kept)
+    for rank, call in calls:
+        missing = [] if _is_message(call) else _absent(call, rank, records)
+        never = [r for r in missing if r in counts and _counts(records[r], call.channel)]
+        if never:
+            return f"{_ranks(never)} left without {_words(call)} of rank {rank}"
     return ""
 
 
@@ -100,12 +109,16 @@ def _alone(way: str, more: RankCalls, less: RankCalls) -> str:
     # The last kept message that has no other side.
     for call in reversed(more.kept):
         other = _MESSAGES.fullmatch(call.channel)
-        is_known = call.channel in less.channels or len(less.calls) < SHOWN_CALLS
-        if other is None or other[1] != way or not is_known:
+        if other is None or other[1] != way or not _counts(less, call.channel):
             continue
         if less.channels.get(call.channel, [0])[0] < call.number:
             return f": rank {more.rank}'s {_words(call)}, tag {other[4]}, has no other side"
     return ""
+
+
+def _counts(record: RankCalls, channel: str) -> bool:
+    # Whether it holds the number of a rank's calls in a channel; it may be too old for that.
+    return channel in record.channels or len(record.calls) < SHOWN_CALLS
 
 
 def _difference(calls: Mapping[int, Mapping[int, KeptCall]]) -> tuple[int, str] | None:
@@ -124,7 +137,8 @@ def _difference(calls: Mapping[int, Mapping[int, KeptCall]]) -> tuple[int, str] 
             if other.hash != call.hash:
                 return number, (
                     f"ranks {first} and {rank} made different calls in {call.channel} before call "
-                    f"{number}, which is older than what they keep; use comm.check=every"
+                    f"{number}, the oldest one of which both still have a record; comm.check=every "
+                    "stops at the first that differs"
                 )
     return None
 
@@ -155,9 +169,7 @@ def _other_tag(rank: int, records: Mapping[int, RankCalls]) -> str:
         other = _MESSAGES.fullmatch(name)
         if other is None or (other[1], other[5]) != (way, rest) or other[4] == tag:
             continue
-        # Of a channel that this record does not hold the rank may have forgotten its calls.
-        is_known = name in record.channels or len(record.calls) < SHOWN_CALLS
-        if is_known and count > record.channels.get(name, [0])[0]:
+        if _counts(record, name) and count > record.channels.get(name, [0])[0]:
             sent, awaited = (tag, other[4]) if int(source) == rank else (other[4], tag)
             return f"rank {source} sends tag {sent}, and rank {target} waits for tag {awaited}"
     return ""

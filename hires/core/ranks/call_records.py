@@ -40,8 +40,9 @@ _PRIME, _MASK = 1_000_003, 2**61 - 1
 class CallFacts:
     """What calls of one kind have in common. ``num_bytes``: 0 where ranks may differ in it.
 
-    ``may_abort``: until the first call was compared, that of a backend which compares nothing: it
-    may end the process of a rank whose size differs, or return wrong numbers, and report nothing.
+    ``may_abort``: until the first call was compared, that of a backend which compares nothing, and
+    of a message, whose type none compares: another size or type may end the process of a rank, or
+    be wrong numbers without an error.
     """
 
     __slots__ = (
@@ -52,8 +53,8 @@ class CallFacts:
         self.operation, self.num_bytes, self.dtype, self.route = operation, num_bytes, dtype, route
         # Of what all agree on; Python's own hash differs between processes.
         is_message = operation in ("send", "recv")
-        backend = None if is_message else BACKEND_FACTS.get(route.partition(":")[0])
-        self.may_abort = backend is not None and not backend.compares_calls
+        backend = BACKEND_FACTS.get(route.partition(":")[0])
+        self.may_abort = backend is not None and (is_message or not backend.compares_calls)
         kind = "" if is_message else f"{operation} {route}"
         self.code = zlib.crc32(f"{kind} {num_bytes} {dtype}".encode())
         self._last: Any = None
