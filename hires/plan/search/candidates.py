@@ -45,9 +45,10 @@ Values = Callable[[RunConfig, "LayoutShape"], Sequence[Any]]
 def _dimension(key: str, default: Any = dataclasses.MISSING, **values: Values) -> Any:
     """Returns a field of a layout, and what a search needs of the key that it stands for.
 
-    To add a dimension: a field of :class:`Candidate`, and its values. ``estimated``: values to try
-    where a layout needs too much memory, whose cost the estimate knows; ``planned``: values with
-    which good layouts are planned again, since the estimate says nothing of their cost.
+    To add a dimension: a field of :class:`Candidate`, and its values. ``listed``: those to look at
+    in any case; ``estimated``: slower ones, to try where a layout needs too much memory;
+    ``planned``: those with which good layouts are planned again, since the estimate says little of
+    their cost.
     """
     return dataclasses.field(default=default, metadata={"key": key, **values})
 
@@ -99,7 +100,9 @@ class Candidate:
     balance: tuple[int, ...] | None = _dimension("parallel.balance", None)
     fuse: int = _dimension("parallel.halo.fuse", 1, planned=_fused)
     checkpoint: str = _dimension("memory.checkpoint", "none", estimated=_recomputed)
-    shards_optimizer: bool = _dimension("optimizer.shard", False, estimated=_divided_updates)
+    shards_optimizer: bool = _dimension(
+        "optimizer.shard", False, listed=_divided_updates, planned=_divided_updates
+    )
 
     @property
     def pieces(self) -> int:
@@ -237,12 +240,13 @@ def orders(
                 is_listed = directions == shape.directions and only in (None, name)
                 if is_listed and _allows(given, one, *_LISTED):
                     yield one
+                    yield from _others(config, one, given, "listed")
 
 
 def variants(
     config: RunConfig, candidate: Candidate, given: Given = NOTHING_GIVEN
 ) -> Iterator[Candidate]:
-    """Yields a layout, and what else it can do with its ranks: recompute, divide the optimiser."""
+    """Yields a layout, and what else it can do to need less memory: recompute."""
     yield candidate
     yield from _others(config, candidate, given, "estimated")
 

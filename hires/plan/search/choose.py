@@ -14,6 +14,7 @@ the same answer on a busy machine.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import time
 from collections import Counter
@@ -52,23 +53,24 @@ from hires.plan.search.stage_table import RankShare
 from hires.plan.simulation.machine_model import MachineModel
 from hires.plan.simulation.node_work import NodeWork, node_work
 
-ESTIMATED_ACTIONS = 2_000_000
-"""Actions of the schedules that are estimated, about 5 s. Where there are more, those whose ranks
+ESTIMATED_ACTIONS = 4_000_000
+"""Actions of the schedules that are estimated, about 8 s. Where there are more, those whose ranks
 have the least to do come first."""
 VARIED = 2000
 """Layouts above the memory whose variants are estimated, the nearest to it first."""
-PLANNED_WORK, FUSED_WORK = 240_000, 60_000
-"""Node passes of the layouts that are planned, about 20 s, and of those with fused halos."""
+PLANNED_WORK, TRIED_WORK = 240_000, 120_000
+"""Node passes of the layouts that are planned, about 20 s, and of the best of these with other
+values of keys whose cost only a plan tells."""
 TRIAL = 6000
 """Node passes that take as long as a trial without any, so that few are planned for few ranks."""
-FUSED_WITHIN = 1.3
-"""Of the best planned cost: layouts in tiles that are so near it are tried with fused halos."""
+TRIED_WITHIN = 1.3
+"""Of the best planned cost: layouts that are so near it are planned with these values."""
 MOST_ROUNDS = 6
 """Of planning and predicting memory where nothing fits."""
 GOOD_LAYOUTS, FAR_BEHIND = 10, 1.5
 """Once so many layouts are planned, one that is so far behind the best so many is not."""
 PER_SHAPE = 3
-"""Orders of one shape that are planned, the best ones."""
+"""Orders of one shape that are planned, the best of those that surely fit and of the others."""
 MARGIN = 1.15
 """An estimate of memory may be so much too high; above it a layout is out without a plan."""
 MEMORY = OBJECTIVES[1]
@@ -141,6 +143,10 @@ class Chooser:
     def _cost(self, option: Option) -> float:
         return option.peak_bytes if self.objective == MEMORY else option.time.step_s
 
+    def _estimated_cost(self, estimator: Estimator, candidate: Candidate) -> float:
+        estimate = estimator.estimate(candidate)
+        return estimate.peak_bytes if self.objective == MEMORY else estimate.step_s
+
     @cached_property
     def _graph(self) -> Graph:
         """Returns the network's graph of the whole batch, as its ranks compute it."""
@@ -205,17 +211,13 @@ class Chooser:
     ) -> tuple[list[Candidate], Counter[str]]:
         """Returns what needs no more than ``bound`` by its estimate, the best first.
 
-        That of others which recomputes, or divides its optimiser, is among them. Also why others
-        are out.
+        That of others which recomputes is among them. Also why others are out.
         """
 
         def need(candidate: Candidate) -> float:
             return estimator.estimate(candidate).peak_bytes
 
-        def cost(candidate: Candidate) -> float:
-            estimate = estimator.estimate(candidate)
-            return estimate.peak_bytes if self.objective == MEMORY else estimate.step_s
-
+        cost = functools.partial(self._estimated_cost, estimator)
         by_need, sure = sorted(listed, key=need), bound / MARGIN
         fitting = [one for one in by_need if need(one) <= sure and self.objective != MEMORY]
         short: Counter[str] = Counter()
@@ -237,29 +239,28 @@ class Chooser:
     ) -> list[PlannedOption]:
         """Returns the best orders of each shape, planned and simulated; at least one is tried.
 
-        They are planned with other cuts, too, and the best ones in tiles with fused halos.
+        They are planned with other cuts, too, and the best ones with fused halos and the like.
         ``bound`` is the most that an estimate of memory may be.
         """
         planned: list[PlannedOption] = []
-        tried: Counter[LayoutShape] = Counter()
+        tried: Counter[tuple[LayoutShape, bool]] = Counter()
         # Where each takes more than may be spent, one that takes the least is planned.
         left = max(self.effort * PLANNED_WORK, min(map(self._trial_work, fitting)))
         for candidate in fitting:
-            work, estimate = self._trial_work(candidate), estimator.estimate(candidate)
+            work, own = self._trial_work(candidate), self._estimated_cost(estimator, candidate)
+            kind = candidate.shape, estimator.estimate(candidate).peak_bytes <= bound / MARGIN
             costs = sorted(self._cost(option) for option, _ in planned)
-            own = estimate.peak_bytes if self.objective == MEMORY else estimate.step_s
             is_behind = costs[GOOD_LAYOUTS - 1 :] and own > FAR_BEHIND * costs[GOOD_LAYOUTS - 1]
-            if tried[candidate.shape] >= PER_SHAPE or work > left or is_behind:
+            if tried[kind] >= PER_SHAPE or work > left or is_behind:
                 continue
-            by_bytes = self.objective == MEMORY or estimate.peak_bytes > bound / 2
             before = len(planned)
-            for one in self._with_cuts(estimator, candidate, by_bytes):
+            for one in self._with_cuts(estimator, candidate, bound / MARGIN):
                 if one == candidate or work <= left:
                     left -= work
                     choice.considered += one != candidate
                     planned += self._trial(estimator, one, choice)
-            tried[candidate.shape] += len(planned) > before
-        left = self.effort * FUSED_WORK
+            tried[kind] += len(planned) > before
+        left = self.effort * TRIED_WORK
         for one in self._tried_again([option for option, _ in planned]):
             if self._trial_work(one) <= left:
                 left -= self._trial_work(one)
@@ -302,23 +303,33 @@ class Chooser:
         return [(option, plan)]
 
     def _with_cuts(
-        self, estimator: Estimator, candidate: Candidate, by_bytes: bool
+        self, estimator: Estimator, candidate: Candidate, bound: float
     ) -> Iterator[Candidate]:
-        """Yields a layout with the usual cut of its stages, and with those that are better."""
+        """Yields a layout with the usual cut of its stages, and with the best other one that fits.
+
+        ``bound`` is the most that its estimate of memory may be.
+        """
         yield candidate
         if "parallel.balance" in self.given:
             return
-        cuts = [estimator.balanced(candidate, "seconds")]
-        cuts += [estimator.balanced(candidate, "bytes")] if by_bytes else []
-        for cut in dict.fromkeys(cut for cut in cuts if cut is not None):
-            yield dataclasses.replace(candidate, balance=cut)
+        cuts = {estimator.balanced(candidate, by): None for by in ("passes", "step", "bytes")}
+        others = [dataclasses.replace(candidate, balance=cut) for cut in cuts if cut is not None]
+
+        def order(one: Candidate) -> tuple[float, float]:
+            excess = max(0.0, estimator.estimate(one).peak_bytes - bound)
+            return excess, self._estimated_cost(estimator, one)
+
+        yield from sorted(others, key=order)[:1]
 
     def _tried_again(self, options: Sequence[Option]) -> Iterator[Candidate]:
-        """Yields the best layout of each shape with fused halos and the like, if it is good."""
+        """Yields the best layout of each shape with fused halos and the like, if it is good.
+
+        The best one comes first.
+        """
         best: dict[LayoutShape, Candidate] = {}
         ranked = sorted(options, key=self._cost)
         for option in ranked:
-            if self._cost(option) <= FUSED_WITHIN * self._cost(ranked[0]):
+            if self._cost(option) <= TRIED_WITHIN * self._cost(ranked[0]):
                 best.setdefault(option.candidate.shape, option.candidate)
         for candidate in best.values():
             yield from trials(self.config, candidate, self.given)

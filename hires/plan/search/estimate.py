@@ -140,7 +140,8 @@ class Estimator:
     def balanced(self, candidate: Candidate, by: str) -> tuple[int, ...] | None:
         """Returns layers per stage whose largest stage takes the least; None: as by FLOPs.
 
-        By ``seconds`` or ``bytes``. No cut of a training parts the uses of a parameter.
+        By ``passes``, whose seconds those of the update follow in a ``step``, or by ``bytes``. No
+        cut of a training parts the uses of a parameter.
         """
         shape = candidate.shape
         starts = starts_between_ties(self.graph) if self.training else self.layers
@@ -151,10 +152,12 @@ class Estimator:
 
         def cost_of(stage: int, first: int, last: int) -> float:
             """Returns what a stage of some nodes takes."""
-            if by == "seconds":
-                return sum(_passes(self.table(shares[stage]), first, last, "none"))
-            own = self.stage_bytes(shares[stage], first, last)
-            return own.weights + in_flight[stage] * own.kept
+            if by == "bytes":
+                own = self.stage_bytes(shares[stage], first, last)
+                return own.weights + in_flight[stage] * own.kept
+            pass_s = sum(_passes(self.table(shares[stage]), first, last, "none"))
+            update_s = self._update_s(candidate, stage, first, last) if by == "step" else 0.0
+            return candidate.microbatches * candidate.pairs * pass_s + update_s
 
         of_layers = lambda stage, a, b: cost_of(stage, ends[a], ends[b])  # noqa: E731
         cut, slowest = cut_of_least_largest(len(starts), shape.stages, of_layers)
@@ -179,16 +182,17 @@ class Estimator:
             for table, (first, last) in zip(tables, stages, strict=True)
         ]
         pipeline, ranks = _pipeline(candidate, self.training), sum(shape.ranks_of_stages)
-        program = self._program(pipeline, candidate.schedule)
-        step_s, busy_s = self._walk(program, pipeline, passes, bounds, shares, ranks)
+        facts = candidate.schedule, (*passes,), bounds, shares[0].samples, ranks
+        step_s, busy_s = self._walk(pipeline, *facts)
         node = min((*self.network.node_starts[:1], ranks * shape.replicas))
         if self.cores < node:
             # In one direction a rank of the pipeline stands for all ranks of its stage.
             alike = [1] * ranks if shape.directions > 1 else shape.ranks_of_stages
             all_s = sum(count * own_s for count, own_s in zip(alike, busy_s, strict=True))
             step_s = max(step_s, all_s * node / ranks / self.cores)
-        step_s += self._update_s(candidate, stages)
-        return LayoutEstimate(step_s, self._peak_bytes(candidate, program, pipeline))
+        update_s = [self._update_s(candidate, at, *own) for at, own in enumerate(stages)]
+        step_s += max(sum(update_s[at] for at in {*held}) for held in _rank_holding(pipeline))
+        return LayoutEstimate(step_s, self._peak_bytes(candidate, pipeline))
 
     @derived
     def _program(self, pipeline: Pipeline, schedule: str) -> list[list[Task]]:
@@ -204,21 +208,24 @@ class Estimator:
             for stage in range(candidate.shape.stages)
         ]
 
+    @derived
     def _walk(
         self,
-        program: list[list[Task]],
         pipeline: Pipeline,
-        passes: list[tuple[float, float]],
+        schedule: str,
+        passes: tuple[tuple[float, float], ...],
         bounds: tuple[int, ...],
-        shares: list[RankShare],
+        samples: float,
         ranks: int,
     ) -> tuple[float, list[float]]:
         """Returns when the last rank has done its actions, and how long each computes.
 
         An action begins when its rank is free and the one before it has sent its result. All ranks
-        of a stage do it together, so one time stands for them. A replica has so many ``ranks``.
+        of a stage do it together, so one time stands for them. ``passes`` are the seconds of each
+        stage's; a replica has so many ``ranks``, and a microbatch so many ``samples``.
         """
-        sent_s = [self._sent_s(bound, shares[0].samples, ranks) for bound in bounds[1:-1]]
+        program = self._program(pipeline, schedule)
+        sent_s = [self._sent_s(bound, samples, ranks) for bound in bounds[1:-1]]
         free_s = [0.0] * pipeline.num_ranks
         at = [0] * pipeline.num_ranks
         busy_s = [0.0] * pipeline.num_ranks
@@ -269,28 +276,22 @@ class Estimator:
         learned = (name for name in names if graph.params[name].trainable)
         return params_bytes(graph, learned, wide_dtype(self.dtype))
 
-    def _update_s(self, candidate: Candidate, stages: list[tuple[int, int]]) -> float:
-        """Returns the seconds of sums of gradients and of the optimiser, on the slowest rank."""
+    def _update_s(self, candidate: Candidate, stage: int, first: int, last: int) -> float:
+        """Returns the seconds of a stage's gradient sums and update, between two nodes."""
         if not self.training:
             return 0.0
-        shape, slowest_s = candidate.shape, 0.0
-        for (first, last), ranks in zip(stages, shape.ranks_of_stages, strict=True):
-            holders = ranks * shape.replicas * shape.directions
-            num_bytes = self._params_bytes(first, last) * shape.directions
-            world = sum(shape.ranks_of_stages) * shape.replicas
-            # Replicas lie apart: their holders of a stage are spread over all of the world.
-            members = [*range(0, world, max(1, world // holders))][:holders]
-            sum_s = self.network.reduce_s(members, num_bytes) if holders > 1 else 0.0
-            touches = UPDATE_TOUCHES + 2 * self.config.optimizer.num_states
-            share = holders if candidate.shards_optimizer else 1
-            added = ADD_TOUCHES * (candidate.microbatches * candidate.pairs - 1)
-            moved = (touches / share + added) * num_bytes
-            slowest_s = max(slowest_s, sum_s + moved / self.bytes_per_s)
-        return slowest_s
+        shape, num_bytes = candidate.shape, self._params_bytes(first, last)
+        holders = shape.ranks_of_stages[stage] * shape.replicas * shape.directions
+        world = sum(shape.ranks_of_stages) * shape.replicas
+        # Replicas lie apart: their holders of a stage are spread over all of the world.
+        members = [*range(0, world, max(1, world // holders))][:holders]
+        sum_s = self.network.reduce_s(members, num_bytes) if holders > 1 else 0.0
+        touches = UPDATE_TOUCHES + 2 * self.config.optimizer.num_states
+        share = holders if candidate.shards_optimizer else 1
+        added = ADD_TOUCHES * (candidate.microbatches * candidate.pairs - 1)
+        return sum_s + (touches / share + added) * num_bytes / self.bytes_per_s
 
-    def _peak_bytes(
-        self, candidate: Candidate, program: list[list[Task]], pipeline: Pipeline
-    ) -> float:
+    def _peak_bytes(self, candidate: Candidate, pipeline: Pipeline) -> float:
         """Returns the bytes of the fullest rank: those of its weights and of its fullest moment.
 
         action     F0   F1   B0   B1        bytes of a rank: its weights
@@ -305,12 +306,11 @@ class Estimator:
             holders = ranks * shape.replicas * shape.directions
             parts = holders if candidate.shards_optimizer else 1
             stages.append(self.stage_bytes(share, *own, candidate.checkpoint, parts))
-        # Ranks of the same stages do the same.
-        ranks_of = {tuple(of[r] for of in pipeline.stage_of): r for r in range(pipeline.num_ranks)}
+        program = self._program(pipeline, candidate.schedule)
         return max(
-            sum(stages[stage].weights for stage in {*stages_of})
+            sum(stages[stage].weights for stage in {*held})
             + _fullest_moment(program[rank], stages, self.training)
-            for stages_of, rank in ranks_of.items()
+            for held, rank in _rank_holding(pipeline).items()
         )
 
     def stage_bytes(
@@ -332,6 +332,11 @@ class Estimator:
             kept if checkpoint == "none" else boundary,
             again + max(table.largest_bytes[first:last], default=0.0),
         )
+
+
+def _rank_holding(pipeline: Pipeline) -> dict[tuple[int, ...], int]:
+    """Returns a rank by the stages that it holds, one a direction: all such ranks do the same."""
+    return {tuple(of[r] for of in pipeline.stage_of): r for r in range(pipeline.num_ranks)}
 
 
 def _fullest_moment(actions: Sequence[Task], stages: Sequence[StageBytes], training: bool) -> float:

@@ -10,11 +10,13 @@ import time
 from typing import Any
 
 import pytest
+from torch import nn
 
 from hires.core.config.run_config import from_dict
 from hires.core.errors import PlanError
 from hires.core.schedules import Pipeline, one_forward_one_backward
 from hires.core.units import MIB
+from hires.nets.trace import trace
 from hires.plan.checks import check_numbers
 from hires.plan.memory import RankMemory, Room
 from hires.plan.partition import crossing
@@ -38,7 +40,7 @@ from hires.plan.search.remedies import offered
 from hires.plan.simulation.costs import Device
 from hires.plan.simulation.machine_model import MachineModel
 from hires.plan.simulation.simulate import Link, Network
-from tests.helpers.small_plans import config_of, forked
+from tests.helpers.small_plans import IMAGE, config_of, forked
 
 LAYERS = 6
 LINK = Link(1e-6, 1e9)
@@ -81,14 +83,15 @@ def test_every_order_of_every_shape_is_sensible_and_has_the_ranks(ranks):
     assert {one.checkpoint for one in seen} == {"none", "block", "stage"}
     assert {one.shards_optimizer for one in seen} == {False, ranks > 1}
     tiles = Candidate(LayoutShape(1, 1, 1, (2, 1), 1, 1))
-    assert [one.fuse for one in trials(base, tiles, {})] == [2, 4]
+    tried = [(one.fuse, one.shards_optimizer) for one in (tiles, *trials(base, tiles, {}))]
+    assert sorted(tried) == [*itertools.product((1, 2, 4), (False, True))]
 
 
 def test_given_orders_and_those_with_the_fewest_microbatches_in_flight_are_listed():
     tiles, base = LayoutShape(1, 1, 1, (2, 1), 1, 1), config_of()
     for schedule in ("gpipe", "1f1b"):  # of one stage, 1f1b was denied
         given = {"parallel.schedule": schedule, "parallel.microbatches": 4}
-        assert [one.schedule for one in orders(base, tiles, given)] == [schedule]
+        assert {one.schedule for one in orders(base, tiles, given)} == {schedule}
     listed = {one.microbatches: one.schedule for one in orders(base, tiles)}
     assert listed == {1: "gpipe", 2: "1f1b", 4: "1f1b", 8: "1f1b"}
 
@@ -192,11 +195,25 @@ def test_options_are_ranked_and_counted():
     assert peaks == sorted(peaks)
 
 
-@pytest.mark.parametrize(("ranks", "batch"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.slow)])
-def test_no_layout_that_fits_is_much_faster_than_the_chosen_one(ranks, batch):
-    """Every layout is planned by itself, and needs what its estimate says."""
-    base, every = config_of(batch=batch), []
-    estimator = chooser(base)._estimator(ranks)
+@functools.cache
+def heavy(samples):
+    """A network most of whose step is the update of its parameters."""
+    wide = nn.Linear(8, 4096), nn.ReLU(), nn.Linear(4096, 5)
+    layers = nn.Conv2d(3, 8, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *wide
+    return trace(nn.Sequential(*layers), [samples, 3, *IMAGE], True)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batch", "graph_of"),
+    [(2, 4, graph_of), (2, 4, heavy), pytest.param(4, 2, graph_of, marks=pytest.mark.slow)],
+)
+def test_no_layout_that_fits_is_much_faster_than_the_chosen_one(ranks, batch, graph_of):
+    """Every layout is planned by itself, and needs what its estimate says.
+
+    A divided optimiser was looked at only where memory is short: more memory chose a slower layout.
+    """
+    base, every, chosen_s = config_of(batch=batch), [], [0.0]
+    estimator = Chooser(base, graph_of, MACHINE, None)._estimator(ranks)
 
     def need_of(candidate):
         return int(estimator.estimate(candidate).peak_bytes)
@@ -205,7 +222,8 @@ def test_no_layout_that_fits_is_much_faster_than_the_chosen_one(ranks, batch):
         keys = {key: functools.reduce(getattr, key.split("."), config) for key in DECIDED}
         return [RankMemory(0, 0, 0, need_of(candidate_of(keys)), 0).to_dict()]
 
-    listed = (order for shape in shapes(base, ranks, LAYERS) for order in orders(base, shape))
+    every_shape = shapes(base, ranks, len(estimator.layers))
+    listed = (order for shape in every_shape for order in orders(base, shape))
     for one in (one for order in listed for one in variants(base, order)):
         config = resolve(one.applied(base))
         plan = make_plan(config, graph_of(batch // config.parallel.pieces))
@@ -213,11 +231,13 @@ def test_no_layout_that_fits_is_much_faster_than_the_chosen_one(ranks, batch):
             every.append((need_of(one), MACHINE.step_time(plan).step_s))
     every.sort()
     for share in (1.0, 0.5, 0.25, 0.1, 0.03):
-        limit = every[int(share * (len(every) - 1))][0]
+        limit = every[int(share * (len(every) - 1))][0] + 1
         memory = dataclasses.replace(base.memory, limit=f"{limit}B")
         search = Chooser(dataclasses.replace(base, memory=memory), graph_of, MACHINE, rehearse)
         fastest_s = min(step_s for need, step_s in every if need <= limit)
-        assert search.choose(ranks).best.time.step_s <= 1.05 * fastest_s, limit
+        best_s = search.choose(ranks).best.time.step_s
+        assert chosen_s[-1] <= 1.02 * best_s <= 1.02 * 1.05 * fastest_s, limit
+        chosen_s.append(best_s)
 
 
 def test_choice_does_not_depend_on_a_clock(monkeypatch):
