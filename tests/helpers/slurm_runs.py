@@ -203,7 +203,7 @@ def at_once(folders: dict[Callable[[Runs], None], Path]) -> Iterator[dict[str, F
         with contextlib.closing(Runs(folder)) as runs:
             function(runs)
 
-    pool = ThreadPoolExecutor(8)
+    pool = ThreadPoolExecutor(4)
     yield {one.__name__: pool.submit(run, one, folder) for one, folder in folders.items()}
     pool.shutdown(cancel_futures=True)
     # A run is over a moment before its batch script is.

@@ -75,9 +75,9 @@ def test_point_that_another_command_began_while_it_was_planned_is_not_begun_agai
     hires("run", *SMALL, "--dry-run")
     meant = Planner.plan
 
-    def plan(planner, config):
+    def plan(planner, config, argv):
         attempts.next_attempt(only_run())
-        return meant(planner, config)
+        return meant(planner, config, argv)
 
     monkeypatch.setattr(Planner, "plan", plan)
     answer = hires("run", *SMALL)
