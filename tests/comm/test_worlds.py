@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -97,21 +98,32 @@ def test_late_member_of_a_group_is_named_and_groups_end_with_their_world(backend
     assert_late_and_left(run_ranks(late_for_a_group, 2, backend, str(tmp_path / "given up")))
 
 
-def groups_come_and_go(world: World) -> int:
-    """Returns what is left of a rank's groups once it has left, which still has one of them."""
-    comm.init(("gloo", "shm"), world=world, timeout_s=20)
+class LateGloo(dist.ProcessGroupGloo):
+    """A rank that has connected later than the others."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        time.sleep(0.5)
+
+
+def groups_come_and_go(world: World) -> tuple[bool, int]:
+    """Returns whether a group waits for all to connect, and what is left of one that is kept."""
+    comm.init(world=world, timeout_s=20)
     kept = comm.new_group(range(3))
-    before = weakref.ref(kept.handles["gloo"])
-    for _ in range(60):  # a rank that is done early closes its connections
-        comm.destroy_group(comm.new_group(range(3)))
+    before, begin_s = weakref.ref(kept.handles["gloo"]), time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        if world.rank == 2:
+            patch.setattr(dist, "ProcessGroupGloo", LateGloo)
+        comm.destroy_group(comm.new_group(range(3)))  # which closes connections
+    waits = time.monotonic() - begin_s > 0.4
     comm.shutdown()
     gc.collect()
-    return len(kept.handles) + (before() is not None)
+    return waits, len(kept.handles) + (before() is not None)
 
 
 @pytest.mark.dist
 def test_group_that_is_freed_at_once_breaks_no_other_and_all_end_with_their_world():
-    assert run_ranks(groups_come_and_go, 3) == [0, 0, 0]
+    assert run_ranks(groups_come_and_go, 3) == [(True, 0)] * 3
 
 
 def joins_again(world: World) -> list[float]:
