@@ -98,32 +98,33 @@ def test_late_member_of_a_group_is_named_and_groups_end_with_their_world(backend
     assert_late_and_left(run_ranks(late_for_a_group, 2, backend, str(tmp_path / "given up")))
 
 
-class LateGloo(dist.ProcessGroupGloo):
-    """A rank that has connected later than the others."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        time.sleep(0.5)
-
-
-def groups_come_and_go(world: World) -> tuple[bool, int]:
+def groups_come_and_go(world: World, path: str) -> tuple[bool, int]:
     """Returns whether a group waits for all to connect, and what is left of one that is kept."""
     comm.init(world=world, timeout_s=20)
-    kept = comm.new_group(range(3))
-    before, begin_s = weakref.ref(kept.handles["gloo"]), time.monotonic()
+    kept, connected = comm.new_group(range(3)), Path(path)
+
+    class LateGloo(dist.ProcessGroupGloo):
+        """A rank that has connected later than the others."""
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            time.sleep(0.5)
+            connected.touch()
+
+    before = weakref.ref(kept.handles["gloo"])
     with pytest.MonkeyPatch.context() as patch:
         if world.rank == 2:
             patch.setattr(dist, "ProcessGroupGloo", LateGloo)
         comm.destroy_group(comm.new_group(range(3)))  # which closes connections
-    waits = time.monotonic() - begin_s > 0.4
+    waits = connected.exists()
     comm.shutdown()
     gc.collect()
     return waits, len(kept.handles) + (before() is not None)
 
 
 @pytest.mark.dist
-def test_group_that_is_freed_at_once_breaks_no_other_and_all_end_with_their_world():
-    assert run_ranks(groups_come_and_go, 3) == [(True, 0)] * 3
+def test_group_that_is_freed_at_once_breaks_no_other_and_all_end_with_their_world(tmp_path):
+    assert run_ranks(groups_come_and_go, 3, str(tmp_path / "connected")) == [(True, 0)] * 3
 
 
 def joins_again(world: World) -> list[float]:
