@@ -135,7 +135,7 @@ def test_tidying_removes_what_crashes_left_and_all_but_the_latest_and_the_best(t
     for step in (2, 4, 6):
         save(tmp_path, step)
     save(tmp_path, 1, attempt=1)
-    for name in (".step000008.tmp", ".step000002.old"):
+    for name in (".step000008.tmp", ".step000002.old", ".step000004.replaced"):
         (tmp_path / "checkpoints" / name).mkdir()
     checkpoints.tidy(tmp_path)
     assert steps_of(tmp_path) == [1, 6, 4, 2]
@@ -148,3 +148,6 @@ def test_tidying_removes_what_crashes_left_and_all_but_the_latest_and_the_best(t
         "step000001",
         "step000006",
     ]
+    broken = save(tmp_path, 3, attempt=1)
+    checkpoints.tidy(tmp_path, keep=2, damaged=[broken])
+    assert steps_of(tmp_path) == [3, 1, 6]  # it is not one of the two

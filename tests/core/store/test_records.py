@@ -13,6 +13,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import MeasureConfig
 from hires.core.store import attempts, file_names, files, records, rundir
 from hires.core.store.files import append_line
+from hires.core.store.step_lines import ENDED_LINE
 
 
 @pytest.fixture
@@ -107,6 +108,11 @@ def test_last_better_evaluation_of_all_attempts_is_the_best(run):
     tell_attempt(run, 2, [began(2, 1), *steps(2, 5), evaluated(4, 0.5, False)])
     found = records.finish(run, 2, "done")["validation"]
     assert (found["best"]["step"], found["last"]["step"], found["count"]) == (1, 4, 3)
+
+
+def test_training_that_ended_early_is_done(run):
+    tell_attempt(run, 0, [*steps(0, 3), {"kind": ENDED_LINE, "rank": 0, "step": 3}])
+    assert records.finish(run, 0, "done")["state"] == "done"
 
 
 def test_memory_has_one_entry_per_rank_with_its_place(run):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from hires.core.config.launcher_config import LauncherConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import attempts, campaign, files, naming, records, run_names, rundir
 from hires.core.store.attempts import Attempt
@@ -59,15 +60,21 @@ def test_changed_plan_replaces_the_frozen_one_which_stays_with_its_attempt(confi
     assert records.read_plan(run) == newer
     assert json.loads((run.path / "a0/plan.json").read_text()) == PLAN
     assert not (run.path / "a0/config.yaml").exists()
+    assert rundir.create(config, PLAN, ARGV).attempt == 2
+    assert json.loads((run.path / "a1/plan.json").read_text()) == newer
+    for port in (29500, 29501):  # the first one is no edit for the second
+        rundir.refreeze(run.path, replace(config, launcher=LauncherConfig(port=port)))
+    assert records.read_config(run).launcher.port == 29501
 
 
 def test_edited_config_is_not_run_as_something_else(config):
     run = rundir.create(config, PLAN, ARGV)
     file = run.path / "config.yaml"
-    file.write_text(file.read_text().replace("batch: 8", "batch: 16"))
     complete(run)
-    with pytest.raises(RunError, match="was edited or damaged"):
-        rundir.create(config, PLAN, ARGV)
+    for text in (file.read_text().replace("batch: 8", "batch: 16"), "", "["):
+        file.write_text(text)
+        with pytest.raises(RunError, match="was edited or damaged"):
+            rundir.create(config, PLAN, ARGV)
 
 
 def test_attempts_taken_at_once_are_distinct(config, monkeypatch):
@@ -104,6 +111,8 @@ def test_done_attempts_are_those_that_ended_well(config):
         (folder / "exit.json").write_text(json.dumps({"state": state}))
     (run.attempt_dir / "exit.json").write_text("{")
     assert rundir.done_attempts(run.path) == [2, 4]
+    complete(run)  # by its record, whose exit.json is damaged
+    assert rundir.done_attempts(run.path) == [0, 2, 4]
 
 
 def test_find_by_path_name_campaign_and_hash(config):

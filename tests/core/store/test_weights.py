@@ -15,9 +15,9 @@ from hires.core.errors import ConfigError, RunError
 from hires.core.store import message_entries
 from hires.core.store.file_names import rank_messages
 from hires.core.store.message_entries import ENTRY
-from hires.core.store.network_weights import find_weights, require_fit
+from hires.core.store.network_weights import find_weights, require_fit, require_types
 from hires.core.store.weight_names import NameRules
-from tests.helpers.run_folders import saved_with
+from tests.helpers.run_folders import saved_stages, saved_with
 
 SHAPES = {"conv.weight": [4, 3, 3, 3], "bn.running_mean": [4], "fc.bias": [2]}
 
@@ -73,6 +73,29 @@ def test_all_that_does_not_fit_is_in_one_message():
         "bn.running_mean; of no layer: aux.bias; conv.weight is [8, 3, 3, 3] there and "
         "[4, 3, 3, 3] here)"
     )
+
+
+def test_what_belongs_to_a_network_under_other_names_or_types_is_told():
+    require_fit("weights=w", {**SHAPES, "bn.num_batches_tracked": []}, SHAPES)  # no layer reads it
+    wrapped = {f"module.{name}": shape for name, shape in SHAPES.items()}
+    with pytest.raises(ConfigError, match=r"all names begin with 'module\.': `hires weights imp"):
+        require_fit("weights=w", wrapped, SHAPES)
+    with pytest.raises(ConfigError, match=r"3 missing, 3 of no layer; use the model"):
+        require_fit("weights=w", {**wrapped, "fc.bias": [2]}, SHAPES | {"conv.bias": [4]})
+    require_types("weights=w", {"fc.bias": "float16"}, {"fc.bias": "float32"})
+    with pytest.raises(ConfigError, match=r"other kinds of numbers .*fc.bias is int8 there and fl"):
+        require_types("weights=w", {"fc.bias": "int8"}, {"fc.bias": "float32"})
+
+
+def test_digest_is_that_of_all_numbers_wherever_they_lie(tmp_path):
+    stages = [{"a": [2]}, {"b": [2]}], [{"a": [2]}, {"b": [3]}], [{"a": [2]}, {"b": [2]}]
+    saved = [saved_stages(one, tmp_path / str(n)) for n, one in enumerate(stages)]
+    first, other, copy = (find_weights(str(path)).digest() for path in saved)
+    assert first == copy != other
+    files = [written(tmp_path / f"{n}.safetensors", shapes) for n, shapes in enumerate(stages[1])]
+    again = written(tmp_path / "copy.safetensors", stages[1][0])
+    first, other, copy = (find_weights(str(path)).digest() for path in (*files, again))
+    assert first == copy != other
 
 
 NAMES = ["net.layer1.weight", "net.layer10.weight", "ema.decay", "fc.bias"]
