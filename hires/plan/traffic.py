@@ -92,15 +92,6 @@ def planned_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
     return [dict(zip(names, (*key, *sums[key]), strict=True)) for key in sorted(sums)]
 
 
-def by_class(plan: Plan) -> dict[tuple[str, int], tuple[int, int]]:
-    """Returns messages and bytes of one step of the whole world, by kind and size class."""
-    sums: dict[tuple[str, int], tuple[int, int]] = {}
-    for (kind, size_class, _), (messages, num_bytes) in by_route(plan).items():
-        before = sums.get((kind, size_class), (0, 0))
-        sums[kind, size_class] = before[0] + messages, before[1] + num_bytes
-    return sums
-
-
 @derived
 def by_route(plan: Plan) -> dict[tuple[str, int, str], tuple[int, int]]:
     """Returns messages and bytes of one step of the world, by kind, size class and route.

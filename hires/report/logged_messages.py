@@ -16,7 +16,6 @@ from hires.core.store.message_entries import LoggedCall
 from hires.core.store.message_sums import PLANNED_KEYS, ROUTED_KEYS, SUMS, added
 from hires.core.store.reading import Note
 from hires.core.units import MIB
-from hires.plan import traffic
 from hires.report.columns import POINT, RANKS, Column, Row, Table, counts, table, table_of, texts
 from hires.report.record import RecordedMessages
 from hires.report.runs import Found, Run
@@ -190,22 +189,24 @@ def size_words(size: int) -> str:
 )
 def communication(found: Found) -> Iterator[Row]:
     """Yields one row a kind and size class of messages of each run."""
-    counted: dict[tuple[Any, ...], dict[tuple[str, int], tuple[int, int]]] = {}
+    counted: dict[tuple[Any, ...], dict[tuple[str, str], list[int]]] = {}
     for run in found.runs:
         if run.record.messages.messages == 0:
             continue  # one rank sends nothing: its plan need not be read
         key = tuple(sorted(run.identity(*_NOT_PLANNED).items()))
         if key not in counted:  # equal plans are counted once
-            plan = run.plan()
+            plan, sums = run.plan(), counted.setdefault(key, {})
             try:
-                counted[key] = traffic.by_class(plan) if plan else {}
-            except Exception as error:  # a damaged plan may fail anywhere
+                for row in plan.totals["by_route"] if plan else ():
+                    own = sums.setdefault((row["kind"], row["class"]), [0, 0])
+                    own[:] = own[0] + row["messages"], own[1] + row["bytes"]
+            except (KeyError, TypeError, ValueError) as error:
                 why = f"cannot be counted: {error!r}"[:200]
                 run.notes.append(Note(f"{run.name}/{file_names.PLAN}", why))
-                counted[key] = {}
+                sums.clear()
         for (kind, size), (messages, num_bytes) in counted[key].items():
             sent = {"messages_per_step": messages, "bytes_per_step": num_bytes}
-            yield {**run.point, "kind": kind, "size_class": traffic.CLASSES[size], **sent}
+            yield {**run.point, "kind": kind, "size_class": size, **sent}
 
 
 @table(

@@ -123,16 +123,6 @@ class Roofline:
         return update_s + buffers_s + besides_s
 
 
-class Costs(Protocol):
-    """How long a rank computes."""
-
-    def steps_s(self, rank: int, action: str) -> list[float]:
-        """Returns the seconds of each step of an action."""
-
-    def optimiser_s(self, rank: int) -> float:
-        """Returns the seconds of a rank's update."""
-
-
 @derived
 def works_of(plan: Plan, stage: Stage, tile: int, back: bool) -> list[NodeWork | None]:
     """Returns what each step of a pass asks of the rank of a tile; None: nothing."""
@@ -198,7 +188,7 @@ class Item(NamedTuple):
     seconds: float = 0.0
 
 
-def timed_program(plan: Plan, rank: int, costs: Costs) -> list[Item]:
+def timed_program(plan: Plan, rank: int, costs: Roofline) -> list[Item]:
     """Returns what takes a rank's time in one step, in order; all begin together, so no barrier."""
     items: list[Item] = []
     stream = events(plan, rank)

@@ -122,8 +122,10 @@ class MachineModel:
         nodes = -(-plan.ranks_per_replica // of_node)  # of a replica, whose cores it has
         share, speed = copies / nodes, self.speed(of_node)
         simulation = simulate(plan, Roofline(plan, speed), network)
-        at_once = round(concurrency(simulation) * share)
-        crowd = max(1.0, unlinked_concurrency(simulation) * share / self.cores)
+        busy_s = sum(end_s - begin_s for own in simulation.computing for begin_s, end_s in own)
+        at_once = round(busy_s / (simulation.step_s or math.inf) * share)
+        # A rank that waits for a message on its way copies it, so it uses a core, too.
+        crowd = max(1.0, busy_s / (simulation.unlinked_s or math.inf) * share / self.cores)
         fewer = self.calibration is not None and at_once < min(of_node, self.cores)
         if fewer or crowd > 1:
             network = dataclasses.replace(network, crowd=crowd)
@@ -237,23 +239,6 @@ def crowded_step_s(simulation: Simulation, cores: float, copies: float = 1.0) ->
             more_s += (now_s - last_s) * (crowd - 1)
         running, last_s = running + change, now_s
     return simulation.step_s + more_s
-
-
-def concurrency(simulation: Simulation) -> float:
-    """Returns how many ranks compute at once, in the mean over the time that any of them does."""
-    return _busy_s(simulation) / simulation.step_s if simulation.step_s else 0.0
-
-
-def unlinked_concurrency(simulation: Simulation) -> float:
-    """Returns how many ranks would compute at once if messages took no time.
-
-    They are those that use a core: a rank that waits for a message on its way copies it.
-    """
-    return _busy_s(simulation) / simulation.unlinked_s if simulation.unlinked_s else 0.0
-
-
-def _busy_s(simulation: Simulation) -> float:
-    return sum(end_s - begin_s for spans in simulation.computing for begin_s, end_s in spans)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from hires.plan.event import ALONE, MEETING, WORLD, Event
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.proof.step_order import MESSAGE, Node, StepGraph
-from hires.plan.simulation.costs import Costs, Item, timed_program
+from hires.plan.simulation.costs import Item, Roofline, timed_program
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Simulation:
         return 1 - busy / (len(self.ranks) * self.step_s) if self.step_s else 0.0
 
 
-def simulate(plan: Plan, costs: Costs, network: Network | None = None) -> Simulation:
+def simulate(plan: Plan, costs: Roofline, network: Network | None = None) -> Simulation:
     """Returns what a step of a deadlock-free plan takes; no network: messages take no time."""
     programs = [timed_program(plan, rank, costs) for rank in range(plan.ranks_per_replica)]
     graph = _TimedGraph(plan, programs)
