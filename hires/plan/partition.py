@@ -175,11 +175,16 @@ def _cut_segments(graph: Graph, stage: Stage, in_flight: int) -> list[int]:
 
     ``in_flight`` microbatches keep their crossing values at the same time.
     """
-    crossing = crossing_elements(graph, stage)
-    places = _candidates(graph, stage, crossing)
+
+    def size(node: Node | None) -> int:
+        return math.prod(graph.input_shape) if node is None else node.num_elements
+
+    sizes = crossing(graph, stage.first, stage.last, size)
+    crossing_at = dict(enumerate(sizes, start=stage.first))
+    places = _candidates(graph, stage, crossing_at)
     made = [0, *itertools.accumulate(n.num_elements for n in graph.nodes[stage.first : stage.last])]
     inner = [made[place - stage.first] for place in places]
-    kept = [in_flight * crossing[place] for place in places]
+    kept = [in_flight * crossing_at[place] for place in places]
     smallest = max(b - a for a, b in itertools.pairwise(inner))
     limits = (
         int(smallest * max(1.0, inner[-1] / max(1, smallest)) ** (step / STEPS))
@@ -192,15 +197,6 @@ def _cut_segments(graph: Graph, stage: Stage, in_flight: int) -> list[int]:
 
     best = min((_fewest_kept(inner, kept, limit) for limit in limits), key=peak)
     return [places[i] for i in best]
-
-
-def crossing_elements(graph: Graph, stage: Stage) -> dict[int, int]:
-    """Returns for each node of a stage the numbers that are made before it and read from it on."""
-
-    def size(node: Node | None) -> int:
-        return math.prod(graph.input_shape) if node is None else node.num_elements
-
-    return dict(enumerate(crossing(graph, stage.first, stage.last, size), start=stage.first))
 
 
 def crossing(
