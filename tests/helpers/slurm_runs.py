@@ -38,6 +38,11 @@ def ask(*command: str, **variables: str) -> str:
     return done.stdout.strip()
 
 
+def files_below(folder: Path, name: str) -> list[Path]:
+    """Returns the files of a name below a folder, in which ranks make and remove others."""
+    return [Path(place, name) for place, _, names in os.walk(folder) if name in names]
+
+
 @dataclass
 class Run:
     """A run folder, and what its jobs have left in it so far."""
@@ -51,7 +56,7 @@ class Run:
 
     def log(self) -> str:
         """Returns what all jobs have said."""
-        return "\n".join(path.read_text() for path in self.path.parent.rglob("job.log"))
+        return "\n".join(path.read_text() for path in files_below(self.path.parent, "job.log"))
 
     def exit(self, attempt: int = 0) -> dict[str, Any]:
         """Returns the ``exit.json`` of an attempt once it is there."""
@@ -136,7 +141,7 @@ class Runs:
         """Returns output and error output of one command line."""
         with self.background(*words) as process:
             out, err = process.communicate(timeout=400)
-        logs = [path.read_text() for path in self.folder.rglob("job.log")]
+        logs = [path.read_text() for path in files_below(self.folder, "job.log")]
         assert process.returncode == code, (process.returncode, out, err, logs)
         return out, err
 
@@ -181,7 +186,8 @@ class Runs:
 
     def close(self) -> None:
         """Cancels what still runs."""
-        jobs = [json.loads(path.read_text())["job"] for path in self.folder.rglob("a*/job.json")]
+        files = files_below(self.folder, "job.json")
+        jobs = [json.loads(path.read_text())["job"] for path in files]
         if jobs or self.jobs:
             ask("scancel", "--quiet", *jobs, *self.jobs, **self.variables)
 
