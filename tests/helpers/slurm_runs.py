@@ -209,7 +209,7 @@ def at_once(folders: dict[Callable[[Runs], None], Path]) -> Iterator[dict[str, F
         with contextlib.closing(Runs(folder)) as runs:
             function(runs)
 
-    pool = ThreadPoolExecutor(4)
+    pool = ThreadPoolExecutor(8)
     yield {one.__name__: pool.submit(run, one, folder) for one, folder in folders.items()}
     pool.shutdown(cancel_futures=True)
     # A run is over a moment before its batch script is.
