@@ -43,7 +43,7 @@ def register() -> None:
     if not dist.is_available() or NAME in dist.Backend.backend_list:
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=_DEVICES)
-    if _names():  # others meet as torch does: it tells a rendezvous no backend
+    if _names():  # torch does not tell a rendezvous which backend it is for
         from torch.distributed.rendezvous import _rendezvous_handlers as handlers
 
         handlers["env"] = functools.partial(_meet, handlers["env"])

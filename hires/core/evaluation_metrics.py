@@ -48,6 +48,10 @@ class SampleMetric(EvaluationMetric):
     """The mean over the samples of a number of each; of ``classes`` or ``images``."""
 
     has_interval = True
+
+    def __init_subclass__(cls) -> None:
+        assert PIXELS not in cls.outputs, f"{cls.__name__}: pixels are judged by their counts"
+
     reach: ClassVar[int] = 0
     """Of images in tiles: the pixels around its own that a tile needs to count them."""
 
@@ -93,6 +97,11 @@ class CountsMetric(EvaluationMetric):
 
 METRICS: Registry[type[EvaluationMetric]] = Registry("metric", "hires.metrics")
 """Name in a summary and in ``validate.metric`` -> the metric."""
+
+
+def sentences() -> dict[str, str]:
+    """Returns the first line that each metric says of itself, by its name."""
+    return {name: (METRICS[name].__doc__ or "").partition("\n")[0] for name in METRICS}
 
 
 def metrics_of(kind: str, shape: Sequence[int]) -> dict[str, type[EvaluationMetric]]:

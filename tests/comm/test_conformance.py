@@ -132,7 +132,7 @@ WRONG = {
     # Over shm each of two ranks that took itself for the root kept its numbers, without an error.
     "root": [("gloo", "late", "(root 1)"), ("shm", "late", "root", "(root 1)")],
     "message size": [("gloo", "late", SEND, RECV)],
-    # Nothing but shutdown told it, and the numbers were those of other types.
+    # Without this check the numbers are wrong, and only shutdown reports it.
     "message type": [(n, "late", SEND, "recv of 16 B int32") for n in ("gloo", "shm", "files")],
     "tag": [("gloo", "late", "rank 0 sends tag 3, and rank 1 waits for tag 4")],
     "order": [("gloo shm", "late", "in different orders")],

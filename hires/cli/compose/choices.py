@@ -10,7 +10,7 @@ import itertools
 import re
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,8 @@ class ConfigKey:
     hint: Any
     default: str
     """As one types it: ``null``, ``true``, ``[1,1]``."""
-    choices: tuple[str, ...]
-    """Names that it takes; empty: any value of its type."""
+    choices: Mapping[str, str]
+    """Names that it takes, with a sentence or without; empty: any value of its type."""
     span: str
     """Of a number, as ``1 or more``; empty: no bound is declared."""
     section: type
@@ -59,9 +59,14 @@ class ConfigKey:
 
     @property
     def meaning(self) -> str:
-        """The docstring of the field on one line, without its markup."""
+        """The docstring of the field on one line, without its markup.
+
+        Choices that it does not name, as one from a module of its own, follow with their sentences.
+        """
         text = _field_docs(self.section).get(self.name.rpartition(".")[2], "")
-        return " ".join(text.split()).replace("``", "`")
+        text = " ".join(text.split()).replace("``", "`")
+        rest = [name for name in self.choices if self.choices[name] and f"`{name}`" not in text]
+        return " ".join([text, *(f"`{name}`: {self.choices[name].rstrip('.')}." for name in rest)])
 
     @property
     def type(self) -> str | None:
@@ -168,7 +173,9 @@ def _keys_of(section: type, prefix: str) -> Iterator[ConfigKey]:
         value = field.default if factory is dataclasses.MISSING else factory()
         default = "null" if value is None else str(value).replace(" ", "")
         default = default.lower() if isinstance(value, bool) else default
-        choices = tuple(field.metadata.get("choices", ()))
+        choices = field.metadata.get("choices", ())
+        if not isinstance(choices, Mapping):
+            choices = dict.fromkeys(choices, "")
         yield ConfigKey(name, hint, default, choices, span(field.metadata), section)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hires.core.config.fields import MOST_LABEL, MOST_SEED, MOST_STEPS, Section, changed_keys, value
 from hires.core.errors import ConfigError
-from hires.core.evaluation_metrics import LOSS, METRICS
+from hires.core.evaluation_metrics import LOSS, sentences
 
 DATA_SETS = {
     "synthetic": "Made in memory from the seed; data.classes and data.length say how many",
@@ -213,10 +213,9 @@ class ValidateConfig(Section, key="validate"):
     every: Any = value(high=MOST_STEPS, check=_check_every)
     """When a training is evaluated on ``data.split=validation``: after each ``epoch``, or after so
     many steps; also after its last one. Unset: never."""
-    metric: str = value(AUTO, choices=(AUTO, LOSS, *METRICS))
+    metric: str = value(AUTO, choices={AUTO: "", LOSS: "", **sentences()})
     """The number that says which evaluation is the best: ``loss``, or ``auto``: ``top1`` of
-    classes, ``mean_iou`` of the pixels' classes, ``psnr`` of images. Others are ``top5``,
-    ``mean_recall``, ``mean_dice`` and ``ssim``."""
+    classes, ``mean_iou`` of the pixels' classes, ``psnr`` of images."""
     weights: str = value("trained", choices=("trained", "ema"))
     """Which weights are evaluated: those that are ``trained``, or their running means, ``ema`` (of
     ``optimizer.ema``). The best checkpoint has both."""

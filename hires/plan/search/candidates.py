@@ -252,7 +252,7 @@ def variants(
 
 
 def trials(config: RunConfig, candidate: Candidate, given: Given) -> Iterator[Candidate]:
-    """Yields a layout with other values of keys whose cost only a plan tells, as of fused halos."""
+    """Yields a layout with other values of keys of whose cost the estimate knows little."""
     yield from _others(config, candidate, given, "planned")
 
 

@@ -60,7 +60,7 @@ VARIED = 2000
 """Layouts above the memory whose variants are estimated, the nearest to it first."""
 PLANNED_WORK, TRIED_WORK = 240_000, 120_000
 """Node passes of the layouts that are planned, about 20 s, and of the best of these with other
-values of keys whose cost only a plan tells."""
+values of keys of whose cost the estimate knows little."""
 TRIAL = 6000
 """Node passes that take as long as a trial without any, so that few are planned for few ranks."""
 TRIED_WITHIN = 1.3
