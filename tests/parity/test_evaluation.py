@@ -11,8 +11,8 @@ import pytest
 import tifffile
 
 from hires.cli.data_keys import with_classes
-from hires.core.config.data_config import METRICS
 from hires.core.config.run_config import RunConfig
+from hires.core.evaluation_metrics import METRICS
 from hires.core.store import file_names, records, rundir
 from hires.data.make_data import make_data
 from tests.helpers.jobs import run_folders
