@@ -29,6 +29,7 @@ ALLOWED = {  # what each package may import, all of its imports counted, those i
     "networks": PLAN | {"nets", "networks"},
     "losses": PLAN | {"nets", "losses"},
     "metrics": CORE | {"metrics"},
+    "augmentations": DATA | {"augmentations"},
     "backends": PLAN | {"comm", "backends"},
     "torch_backend": PLAN | {"comm"},
     "comm": PLAN | {"comm"},

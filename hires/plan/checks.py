@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hires.core.augmentations import AUGMENTATIONS
 from hires.core.config.data_config import OME_TIFF
+from hires.core.config.fields import changed_keys
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import ONE_PASS
@@ -233,8 +235,8 @@ def check_weights(config: RunConfig) -> list[Finding]:
 
 def check_colours(config: RunConfig) -> list[Finding]:
     """Returns a note if a training changes colours, and its images have none."""
-    channels, keys = config.model.channels, ("hue", "saturation")
-    changed = {key: getattr(config.augment, key) for key in keys if getattr(config.augment, key)}
+    channels, amounts = config.model.channels, changed_keys(config.augment)
+    changed = {key: item for key, item in amounts if AUGMENTATIONS[key].of_three}
     if channels == 3 or not changed or not config.augments:
         return []
     words = " and ".join(f"augment.{key}={value:g}" for key, value in changed.items())

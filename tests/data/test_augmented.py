@@ -9,23 +9,20 @@ import pytest
 import tifffile
 from PIL import Image
 
+from hires.core.augmentations import AUGMENTATIONS, ColourChange, in_order
 from hires.core.config.data_config import AugmentConfig
 from hires.core.errors import ConfigError
-from hires.data.augmented import (
-    AugmentedSource,
-    ImageChange,
-    drawn_change,
-    nearest_window,
-    seen_through,
-    turned_hues,
-)
+from hires.data.augmented import AugmentedSource
+from hires.data.image_fit import nearest_window
 from hires.data.opening import open_data
 from hires.data.source import Source
 from tests.helpers import reference
 from tests.helpers.layouts import config_of
 
-EVERYTHING = AugmentConfig("both", True, 0.3, 3, 0.3, 0.3, 0.3, 0.2)
-KEYS = tuple(vars(EVERYTHING).values())
+EVERYTHING = AugmentConfig(
+    flip="both", rotate=True, crop=0.3, shift=3, brightness=0.3, contrast=0.3, saturation=0.3,
+    hue=0.2,
+)  # fmt: skip
 
 
 class Counted(Source):
@@ -55,29 +52,31 @@ def test_changed_window_reads_only_what_it_shows():
         assert images.read <= 16 * 64 + 4 * 64  # of a resized part the neighbours of its border
 
 
+def changed(name, amount, size=(12, 12), label_fill=None, **drawn):
+    """Returns an image of random numbers, and what one augmentation makes of it."""
+    image = np.random.default_rng(1).normal(size=(2, *size)).astype(np.float32)
+    change = AUGMENTATIONS[name](amount, size, np.random.default_rng(0))
+    vars(change).update(drawn)
+
+    def read(rows, cols):
+        return image[:, slice(*rows), slice(*cols)]
+
+    return image, change.window(read, (0, size[0]), (0, size[1]), label_fill)
+
+
 def test_changes_of_place_are_those_of_numpy():
-    square, size = ((0, 12), (0, 12)), (12, 12)
-    plain = ImageChange(square, (0, 0), (False, False), 0, 1.0, 1.0, 1.0)
-    image = np.random.default_rng(1).normal(size=(2, 12, 12))
-
-    def seen(**changes):
-        def read(rows, cols):
-            return image[:, slice(*rows), slice(*cols)]
-
-        return seen_through(plain._replace(**changes), size, read, (0, 12), (0, 12))
-
-    assert np.array_equal(seen(), image)
-    assert np.array_equal(seen(flips=(True, False)), image[:, ::-1])
-    assert np.array_equal(seen(flips=(False, True)), image[:, :, ::-1])
+    image, flipped = changed("flip", "both", vertical=True, horizontal=False)
+    assert np.array_equal(flipped, image[:, ::-1])
+    image, flipped = changed("flip", "both", vertical=False, horizontal=True)
+    assert np.array_equal(flipped, image[:, :, ::-1])
     for turns in range(4):
-        assert np.array_equal(seen(turns=turns), np.rot90(image, turns, (1, 2)))
-    both = np.rot90(image[:, ::-1], 1, (1, 2))
-    assert np.array_equal(seen(flips=(True, False), turns=1), both)
-    moved = seen(shift=(2, -3))
-    assert np.array_equal(moved[:, 2:, :9], image[:, :10, 3:].astype(np.float32))
+        image, turned = changed("rotate", True, turns=turns)
+        assert np.array_equal(turned, np.rot90(image, turns, (1, 2)))
+    image, moved = changed("shift", 3, down=2, right=-3)
+    assert np.array_equal(moved[:, 2:, :9], image[:, :10, 3:])
     assert not moved[:, :2].any()
     assert not moved[:, :, 9:].any()
-    part = seen(part=((2, 8), (4, 10)))
+    image, part = changed("crop", 0.3, part=(6, 6), top=2, left=4)
     assert part.min() >= image[:, 2:8, 4:10].min()
     assert np.abs(part.mean() - image[:, 2:8, 4:10].mean()) < 0.1
     labels = np.arange(36).reshape(6, 6)  # they are copied and never mixed
@@ -87,13 +86,22 @@ def test_changes_of_place_are_those_of_numpy():
     assert np.array_equal(nearest, labels[np.arange(2, 12) // 2][:, [1, 3, 5]])
 
 
+def test_pixels_move_before_colours_change_and_parts_are_cut_before_they_turn():
+    ours = ["crop", "shift", "flip", "rotate", "brightness", "contrast", "saturation", "hue"]
+    assert [name for name in in_order() if name in ours] == ours
+    places = [issubclass(kind, ColourChange) for kind in in_order().values()]
+    assert places == sorted(places)
+
+
 @pytest.mark.parametrize("turn", [0.0, 0.13, -0.5, 0.49])
 def test_hues_are_turned_as_in_hsv(turn):
     pixels = np.random.default_rng(5).uniform(-2, 2, (3, 7, 9)).astype(np.float32)
     pixels[:, 0], pixels[:, 1, :2], pixels[0, 2] = 0.5, [[2], [-2], [-2]], pixels[1, 2]
     wanted = reference.turned_hues((pixels.astype(np.float64) + 2) / 4, turn) * 4 - 2
     # A hue is a quotient of float32 between 0 and 6, and a colour spans 4: 4 * 6 * 2^-23.
-    assert np.abs(turned_hues(pixels, turn) - wanted).max() < 4e-6
+    hue = AUGMENTATIONS["hue"](0.5, (7, 9), np.random.default_rng(0))
+    hue.turn = turn
+    assert np.abs(hue.colours(pixels) - wanted).max() < 4e-6
 
 
 @pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
@@ -103,33 +111,48 @@ def test_colours_are_scaled_about_grey_and_black(name):
     images.pixels = images.pixels / 4
     image = images.pixels[0].astype(np.float64)
     source = AugmentedSource(images, (8, 8), AugmentConfig(**{name: 0.3}), 2)
-    factor = getattr(source.change(0), name)
+    [change] = source.changes(0)
+    factor = change.factor
     light = np.tensordot([0.299, 0.587, 0.114], image, 1)
     base = {"brightness": -2.0, "contrast": 0.0, "saturation": light}[name]
     window = source.window(0, (0, 8), (0, 8))
     np.testing.assert_allclose(window, base + factor * (image - base), atol=1e-6)
     assert abs(factor - 1) > 0.01
+    images.pixels = images.pixels * 4
+    every = [source.window(i, (0, 8), (0, 8)) for i in range(20)]
+    assert max(np.abs(window).max() for window in every) == 2
+
+
+def drawn(size, seed, numbers, augment=EVERYTHING):
+    """Returns what is drawn for images of a source of two, by augmentation."""
+    source = AugmentedSource(Counted(size, 2), size, augment, seed)
+    return [
+        {type(change).__name__.lower(): vars(change) for change in source.changes(i)}
+        for i in numbers
+    ]
 
 
 def test_changes_differ_between_epochs_and_images_and_have_the_documented_shares():
-    places = [(epoch, image) for epoch in range(20) for image in (0, 1)]
-    every = [drawn_change(KEYS, (32, 32), 0, *place) for place in places]
-    assert len({*every}) == 40
-    drawn_change.cache_clear()
-    assert [drawn_change(KEYS, (32, 32), 0, *place) for place in places] == every
-    assert drawn_change(KEYS, (32, 32), 1, 0, 0) != every[0]
-    many = [drawn_change(KEYS, (100, 100), 0, 0, image) for image in range(1000)]
-    for place in (0, 1):
-        assert 440 < sum(one.flips[place] for one in many) < 560
-    assert all(200 < count < 300 for count in Counter(one.turns for one in many).values())
-    for flip, flips in (("vertical", (True, False)), ("horizontal", (False, True))):
-        drawn = {drawn_change((flip, *KEYS[1:]), (9, 9), 0, 0, image).flips for image in range(20)}
-        assert drawn == {(False, False), flips}
-    areas = [np.prod([b - a for a, b in one.part]) / 1e4 for one in many]
+    every = drawn((32, 32), 0, range(40))
+    assert len({str(one) for one in every}) == 40
+    assert drawn((32, 32), 0, range(40)) == every
+    assert drawn((32, 32), 1, [0]) != every[:1]
+    many = drawn((100, 100), 0, range(1000))
+    for way in ("vertical", "horizontal"):
+        assert 440 < sum(one["flip"][way] for one in many) < 560
+        alone = AugmentConfig(flip=way)  # whatever else is on, it draws the same
+        source = AugmentedSource(Counted((100, 100), 2), (100, 100), alone, 0)
+        flips = [vars(source.changes(i)[0]) for i in range(1000)]
+        assert [one[way] for one in flips] == [one["flip"][way] for one in many]
+        assert not any(one[{"vertical": "horizontal"}.get(way, "vertical")] for one in flips)
+    turns = Counter(one["rotate"]["turns"] for one in many)
+    assert all(200 < count < 300 for count in turns.values())
+    areas = [np.prod(one["crop"]["part"]) / 1e4 for one in many]
     assert 0.28 < min(areas) < 0.33 < 0.98 < max(areas)
-    assert {one.shift[0] for one in many} == set(range(-3, 4))
-    assert 0.7 <= min(one.contrast for one in many) < 0.71
-    assert {drawn_change(KEYS, (10, 20), 0, 0, image).turns for image in range(50)} == {0, 2}
+    assert {one["shift"]["down"] for one in many} == set(range(-3, 4))
+    assert all(one["contrast"]["factor"] != one["brightness"]["factor"] for one in many)
+    assert 0.7 <= min(one["contrast"]["factor"] for one in many) < 0.71
+    assert {one["rotate"]["turns"] for one in drawn((10, 20), 0, range(50))} == {0, 2}
 
 
 def test_only_trainings_change_their_images():

@@ -121,7 +121,7 @@ def test_maps_change_as_their_images_do(folder):
     for number in range(6):
         path = folder / "images" / f"{number:05d}.png"
         Image.fromarray(colours[stored(folder, number)]).save(path)
-    augment = AugmentConfig("both", True, 1.0, 4)
+    augment = AugmentConfig(flip="both", rotate=True, shift=4)
     source = AugmentedSource(source_of(folder, ignore=255), SIZE, augment, 1)
     for number in range(36):
         red = (source.window(number, *WHOLE)[0] + 2) / 4 * 255

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
+from hires.core.augmentations import in_order
 from hires.core.config.run_config import from_dict
 from hires.data import image_fit
 from hires.data.augmented import AugmentedSource
@@ -34,7 +35,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "mapped": {},
     "planes": {"tile": (32, 16), "compression": "zlib", "planarconfig": "separate"},
 }
-CHANGES = {"flip": "both", "rotate": True, "crop": 0.3, "shift": 3, "contrast": 0.3, "hue": 0.2}
+AMOUNTS = {float: 0.3, int: 3, bool: True}
+CHANGES = {  # every augmentation there is
+    name: AMOUNTS.get(one.kind) or one.amount.metadata["choices"][-1]
+    for name, one in in_order().items()
+}
 MADE = {"length": 5, "classes": 2}
 # Keys of the data of each kind of source, and of the run; paths lie in the fixture's folder.
 SOURCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

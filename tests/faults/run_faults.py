@@ -9,23 +9,37 @@ The files beside this one have rows, by the part of hires that they are in:
 
     python tests/faults/run_faults.py                        # all of them: make test-faults
     python tests/faults/run_faults.py plan comm -k padding   # those of two parts with such a text
+
+Tests run in forks of a process that has imported what takes long, and nothing of hires. Each of
+``--jobs`` processes has its copy of the sources.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
+import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib.figure  # noqa: F401
+import pandas  # noqa: F401
+import pytest
 import yaml
+
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # else torch imports a part of hires
+import torch.distributed  # noqa: F401
 
 FOLDER = Path(__file__).resolve().parent
 REPOSITORY = FOLDER.parents[1]
@@ -76,40 +90,61 @@ def copy_of_sources(folder: Path) -> None:
             shutil.copy2(REPOSITORY / name, folder / name)
 
 
-def run_tests(folder: Path, tests: Sequence[str], timeout_s: int = TIMEOUT_S) -> tuple[int, str]:
-    """Returns pytest's exit code in a copy of the sources, and what it printed."""
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
-    environ = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+def run_tests(folder: Path, tests: Sequence[str], timeout_s: int = TIMEOUT_S) -> int:
+    """Returns pytest's exit code in a copy of the sources, -1 after too long.
+
+    What it printed is in ``FOLDER.out``.
+    """
+    began = time.monotonic()
+    pid = os.fork()
+    if not pid:
+        os._exit(_in_fork(folder, tests))
     try:
-        done = subprocess.run(
-            [*words, "-m", "not slow", *tests],
-            cwd=folder,
-            env=environ,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired:
-        return -1, f"not done after {timeout_s} s"
-    return done.returncode, done.stdout + done.stderr
+        while time.monotonic() - began < timeout_s:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.05)
+        return -1
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # with the ranks that it has left
 
 
-def verdict(fault: Fault, folder: Path) -> str:
-    """Returns ``caught``, or why it is not."""
+def _in_fork(folder: Path, tests: Sequence[str]) -> int:
+    os.setsid()
+    os.chdir(folder)
+    out = os.open(f"{folder}.out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    sys.path.insert(0, str(folder))
+    sys.dont_write_bytecode = True
+    del os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"]
+    os.environ.update(PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE="1")
+    words = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-m", "not slow"]
+    code = pytest.main([*words, *tests])
+    sys.stdout.flush()
+    return int(code)
+
+
+def verdict(fault: Fault, parent: Path) -> tuple[str, float]:
+    """Returns ``caught``, or why it is not, and the seconds that took."""
+    began = time.monotonic()
+    folder = parent / str(os.getpid())
+    if not folder.is_dir():
+        copy_of_sources(folder)
     path = folder / fault.file
-    whole = path.read_text(encoding="utf-8")
     try:
+        whole = path.read_text(encoding="utf-8")
         path.write_text(fault.applied(whole), encoding="utf-8")
     except (ValueError, OSError) as error:
-        return str(error)
+        return str(error), 0.0
     try:
-        code, _ = run_tests(folder, fault.tests)
+        code = run_tests(folder, fault.tests)
     finally:
         path.write_text(whole, encoding="utf-8")
-    if code == 1:
-        return "caught"
-    return "NOT CAUGHT" if code == 0 else f"pytest ends with {code}"
+    found = {1: "caught", 0: "NOT CAUGHT", -1: f"not done after {TIMEOUT_S} s"}
+    return found.get(code, f"pytest ends with {code}"), time.monotonic() - began
 
 
 def main() -> int:
@@ -117,24 +152,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("parts", nargs="*", help="names of the files beside this one; default: all")
     parser.add_argument("-k", default="", metavar="TEXT", help="only faults that contain it")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at a time; default: 2")
     args = parser.parse_args()
     chosen, missed = [*faults(args.parts, args.k)], 0
     if not chosen:
         parts = ", ".join(sorted(path.stem for path in FOLDER.glob("*.yaml")))
         parser.error(f"no fault of {args.parts or 'any part'} contains {args.k!r}; parts: {parts}")
-    with tempfile.TemporaryDirectory(prefix="hires-faults-") as name:
-        folder = Path(name)
-        copy_of_sources(folder)
+    context = multiprocessing.get_context("fork")
+    with (
+        tempfile.TemporaryDirectory(prefix="hires-faults-") as name,
+        ProcessPoolExecutor(args.jobs, context) as pool,
+    ):
+        whole, parent = Path(name) / "whole", Path(name)
+        copy_of_sources(whole)
         named = [*dict.fromkeys(test for fault in chosen for test in fault.tests)]
-        code, out = run_tests(folder, named, ALL_TIMEOUT_S) if named else (0, "")
-        if code:
-            print(f"{out}\nthe tests that the faults name do not all pass without a fault")
+        if named and run_tests(whole, named, ALL_TIMEOUT_S):
+            print(Path(f"{whole}.out").read_text(encoding="utf-8", errors="replace"))
+            print("the tests that the faults name do not all pass without a fault")
             return 1
-        for fault in chosen:
-            began = time.monotonic()
-            found = verdict(fault, folder)
+        verdicts = pool.map(functools.partial(verdict, parent=parent), chosen)
+        for fault, (found, took_s) in zip(chosen, verdicts, strict=True):
             missed += found != "caught"
-            took = f"{time.monotonic() - began:.0f} s"
+            took = f"{took_s:.0f} s"
             print(f"{fault.part:10} {fault.file:48} {found:10} {took:>6}  {fault.new}", flush=True)
     print(f"{len(chosen) - missed} of {len(chosen)} faults are caught")
     return 1 if missed else 0

@@ -189,4 +189,5 @@ def _field_docs(section: type) -> dict[str, str]:
         match field, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
                 docs[name] = str(text)
-    return docs
+    fields = dataclasses.fields(section)
+    return docs | {one.name: one.metadata["meaning"] for one in fields if "meaning" in one.metadata}

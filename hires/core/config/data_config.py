@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hires.core.augmentations import with_amounts
 from hires.core.config.fields import MOST_LABEL, MOST_SEED, MOST_STEPS, Section, changed_keys, value
 from hires.core.errors import ConfigError
 from hires.core.evaluation_metrics import LOSS, sentences
@@ -157,39 +158,18 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
 
 
 @dataclass
+@with_amounts
 class AugmentConfig(
     Section,
     key="augment",
     choices={"none": "Images are taken as they are"},
-    choice_keys=lambda name: {"flip": name},
+    choice_keys=lambda name: {},
 ):
     """``augment=NAME``: random changes of the images of a training, and of their targets.
 
     They follow from ``seed``, the epoch and the image, so every layout sees the same pixels. No
-    other task has any.
+    other task has any. Its keys are those of :mod:`hires.augmentations`.
     """
-
-    flip: str = value("none", choices=("none", "horizontal", "vertical", "both"))
-    """In which ways half of the images are mirrored: ``none``, ``horizontal`` (left to right),
-    ``vertical`` (upside down) or ``both``, each by itself."""
-    rotate: bool = False
-    """Whether images are turned by 0, 90, 180 or 270 degrees; those that are not square by 0 or
-    180."""
-    crop: float = value(1.0, above=0, high=1)
-    """Least share of an image's area that a random part of it has, which is enlarged to the whole
-    size; 1: all of it."""
-    shift: int = value(0, 0)
-    """Most pixels by which images are moved up, down, left or right; what comes in is grey."""
-    brightness: float = value(0.0, 0, below=1)
-    """By how much the factor of all values may differ from 1."""
-    contrast: float = value(0.0, 0, below=1)
-    """By how much the factor of the distance from middle grey may differ from 1."""
-    saturation: float = value(0.0, 0, below=1)
-    """By how much the factor of the distance from the pixel's own grey may differ from 1; of images
-    of three channels."""
-    hue: float = value(0.0, 0, 0.5)
-    """By how much of the circle of colours hues may be turned, at most 0.5; of images of three
-    channels."""
 
     @property
     def is_on(self) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hires.core.augmentations import AUGMENTATIONS
 from hires.core.config import library_options
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.data_config import AugmentConfig, DataConfig, PredictConfig, ValidateConfig
@@ -223,11 +224,13 @@ class RunConfig(Section):
                 f"{self.model.channels}; give one for each channel"
             )
         # That a crop is larger than its image is found where files are opened.
-        if data.name == "masks" and self.augments and self.augment.shift and data.ignore is None:
-            yield (
-                f"augment.shift={self.augment.shift} brings in pixels without a label; name their "
-                f"value, data.ignore=255"
-            )
+        if data.name == "masks" and self.augments and data.ignore is None:
+            for key, amount in changed_keys(self.augment):
+                if AUGMENTATIONS[key].fills:
+                    yield (
+                        f"augment.{key}={amount} brings in pixels without a label; name their "
+                        f"value, data.ignore=255"
+                    )
         if loss not in LOSS_NAMES:
             return
         if data.name == "masks" and loss in _OF_IMAGES:
