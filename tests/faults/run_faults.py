@@ -120,6 +120,7 @@ def _in_fork(folder: Path, tests: Sequence[str]) -> int:
     sys.path.insert(0, str(folder))
     sys.dont_write_bytecode = True
     del os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"]
+    vars(sys.modules["__main__"]).pop("__file__")  # ranks of multiprocessing need not run it
     os.environ.update(PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE="1")
     words = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-m", "not slow"]
     code = pytest.main([*words, *tests])
