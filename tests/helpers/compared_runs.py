@@ -11,7 +11,7 @@ import yaml
 
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.store import file_names, records
-from hires.core.store.naming import model_label, plain, run_name
+from hires.core.store.naming import SCHEMA, model_label, plain, run_name
 from tests.helpers.report_runs import change
 
 ORIGIN = {
@@ -74,7 +74,7 @@ def _record(
     img_per_s = records.rates(config.batch, step_s) or {}
     kept = ("median", "p10", "p90")
     return {
-        "schema": 1, "state": "done", "cause": None, "attempt": attempt,
+        "schema": SCHEMA, "state": "done", "cause": None, "attempt": attempt,
         "campaign": config.campaign,
         "throughput": {
             "img_per_s": {key: img_per_s[key] for key in kept},

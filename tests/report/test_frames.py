@@ -69,7 +69,7 @@ def test_run_without_a_record_or_an_end_is_reported(tmp_path):
     assert list(planned["state"]) == ["infeasible", "pending", "done"]
     assert planned["reproduce"].iloc[0] == "hires plan image=99"
     for changes, why in (
-        ({"schema": 7}, "its schema is 7, and this hires reads 1"),
+        ({"schema": 7}, "its schema is 7, and this hires reads"),
         ({"memory": [{"rank": "x"}]}, "is damaged: its memory.0.rank is x, which is no int"),
         ({"throughput": {"img_per_s": {"median": 1}}}, "damaged: its throughput.img_per_s lacks"),
     ):
