@@ -29,13 +29,15 @@ from hires.core.store.ends import End
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
 from hires.core.store.rundir import RunDir
-from hires.launcher.doctor_check import Check
 from hires.launcher.ranks.places import RankPlaces, here
 
 Job = dict[str, Any]
 """The job of an attempt, as its ``job.json`` holds it."""
 ENDED, GONE, UNKNOWN = "ended", "gone", "unknown"
 """States of a job that neither waits nor runs."""
+
+OK, WARNING, FAILED = "ok", "warning", "failed"
+"""States of a check of ``hires doctor``: it works, works with a limit, or runs will fail."""
 
 OnLine = Callable[[dict[str, Any]], None]
 """Called with every new line of the ranks."""
@@ -51,6 +53,19 @@ class JobStatus:
     """Why it waits, why there is no answer, or how it ended: a key of ``JOB_ENDS`` if one fits."""
     expected: str | None = None
     """When it is expected to start, in the scheduler's words."""
+
+
+@dataclass
+class Check:
+    """The result of one check of ``hires doctor``."""
+
+    name: str
+    state: str
+    text: str
+    remedy: str = ""
+    """What would help."""
+    where: str = "here"
+    """Which machine it is about: ``here``, or ``job``: the nodes of a job together."""
 
 
 class Share(NamedTuple):

@@ -20,6 +20,8 @@ from hires.core.store.ends import End
 from hires.core.store.reading import read_rank_lines
 from hires.core.store.rundir import RunDir
 from hires.launcher.local import local_launcher
+from hires.launcher.slurm.slurm_checks import node_checks
+from hires.launcher.slurm.submission import CHECKUP
 from tests.helpers.launches import ROOT, alive, events, exit_json, rank_pids
 from tests.helpers.patience import until
 from tests.helpers.traces import plan_of
@@ -180,3 +182,12 @@ def test_run_on_a_full_disk_fails_with_the_reason_and_leaves_no_half_file(tmp_pa
     assert not [name for name in facts["files"] if name.endswith(".tmp")]
     assert "No space left on device; free some space" in facts["create"]  # another run
     assert facts["runs"] == 1
+
+
+def test_ranks_of_the_doctor_report_what_their_nodes_have(made):
+    run = made()
+    end = launch(run, module="hires.comm.node_report", args=(CHECKUP,))
+    assert (end.state, end.cause) == ("done", None)
+    reports = json.loads((run.path / "nodes.json").read_text())["nodes"]
+    checks = {check.name: check for check in node_checks(RunConfig(), reports)}
+    assert (len(reports), {check.state for check in checks.values()}) == (2, {"ok"})

@@ -297,7 +297,7 @@ def odd_names_are_words_refusals_name_their_line_and_the_doctor_is_content(runs:
     found = {check["name"]: check for check in answer["checks"] if check["where"] == "job"}
     assert (answer["ok"], {check["state"] for check in found.values()}) == (True, {"ok"})
     assert "ran on node1, node2" in found["job"]["text"]
-    assert {"versions", "gpus", "disk", "clock", "shared", "network", "nccl"} <= set(found)
+    assert {"versions", "gpus", "clock", "shared", "network"} <= set(found)
     assert not list((runs.folder / "results").iterdir())
     folder = runs.folder / "conf" / "cluster"
     folder.mkdir(parents=True)

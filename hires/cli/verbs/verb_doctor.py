@@ -30,6 +30,7 @@ from hires.cli.data_keys import with_classes
 from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.screens.screen import print_config, print_json, print_lines, table_lines
 from hires.cli.verbs.verb_bench import become
+from hires.core import programs
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, RunError
@@ -39,8 +40,7 @@ from hires.core.ranks import compilers, gpus, heartbeat, memory_files, mpi_libra
 from hires.core.store.files import write_rate
 from hires.core.store.provenance import collect, cpu_flags
 from hires.core.units import gib, size
-from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, ask, last
-from hires.launcher.interface import all_launchers, launcher_of
+from hires.launcher.interface import FAILED, OK, WARNING, Check, all_launchers, launcher_of
 from hires.plan.checks import EMULATED, lacks_instructions
 from hires.plan.simulation.machine_calibration import (
     calibration_or_defaults,
@@ -158,6 +158,20 @@ dist.all_reduce(x)
 dist.destroy_process_group()
 sys.exit(x.item() != 2)
 """
+
+
+def ask(*command: str, most_s: float = 120.0) -> tuple[int, str]:
+    """Returns exit code and output of a program, of one that failed its errors."""
+    try:
+        done = programs.run(*command, most_s=most_s)
+    except RunError as error:
+        return -1, str(error)
+    return done.returncode, done.stdout if done.returncode == 0 else done.stderr or done.stdout
+
+
+def last(text: str) -> str:
+    """Returns the last line of an output, where programs say why they failed."""
+    return (text.strip().splitlines() or ["no output"])[-1]
 
 
 def guarded(name: str, check: Callable[[], Check]) -> Check:

@@ -33,6 +33,9 @@ STOP_SWEEP = ".cancel"
 CALIBRATION = "calibration.json"
 """What a machine's operators and links take; in the user's cache."""
 
+NODES = "nodes.json"
+"""What the nodes of a job of ``hires doctor`` have; in a folder that looks like that of a run."""
+
 # In a run folder.
 CONFIG = "config.yaml"
 PLAN = "plan.json"

@@ -15,27 +15,35 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import hires
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, RunError
-from hires.core.ranks import heartbeat
+from hires.core.ranks import network
 from hires.core.store import file_names, reading
 from hires.core.store.ends import End, State
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.naming import plain
+from hires.core.store.provenance import collect
 from hires.core.store.reading import yaml_text
 from hires.core.store.rundir import RunDir
-from hires.launcher.doctor_check import FAILED, OK, WARNING, Check, node_checks
-from hires.launcher.interface import launcher_named
+from hires.core.units import seconds
+from hires.launcher.interface import FAILED, OK, WARNING, Check, launcher_named
 from hires.launcher.job_wait import JobWait
 from hires.launcher.ranks.rank_group import last_lines
 from hires.launcher.slurm import scheduler, submission
 from hires.launcher.supervision.interrupts import Interrupts
+from hires.plan.hardware import CUDA
 
+Report = dict[str, Any]
+"""What the rank of a node has measured."""
 LOOK_S = 0.5
+_SKEW_S = 1.0
+_SLOW_SUM_S = 0.08
+"""Of 4 MiB: a network that takes as long looks like the wrong one."""
 _UP = re.compile(r"^(idle|mix|alloc|comp)", re.IGNORECASE)
 _MINUTES = 10
 _TAIL = 5
@@ -123,32 +131,93 @@ def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) ->
             reason = f" ({wait.status.reason})" if wait.status.reason else ""
             cause = f"after {patience_s:g} s it is {wait.status.state}{reason}; it was cancelled"
             outcome = End(State.CANCELLED, cause)
-        checks = _job_checks(folder, config, job, outcome)
+        checks = [*_job_checks(folder, config, job, outcome)]
     if all(check.state != FAILED for check in checks):
         shutil.rmtree(folder, ignore_errors=True)
     return checks
 
 
-def _job_checks(folder: Path, config: RunConfig, job: str, outcome: End) -> list[Check]:
-    facts, met = _reports(folder, "facts"), _reports(folder, "met")
-    if outcome.state == "done":
-        nodes = ", ".join(one["node"] for one in facts) or "no node"
-        head = Check("job", OK, f"{job} ran on {nodes}", where="job")
-    else:
-        logs = [folder / file_names.JOB_LOG, *file_names.rank_logs(folder / "a0").values()]
-        lines = [line.strip() for path in logs for line in last_lines(path, _TAIL)]
-        tail = " | ".join(filter(None, lines)) or "no output"
-        remedy = f"its files: {folder}; {tail}"
-        head = Check("job", FAILED, f"{job}: {outcome.cause}", remedy, "job")
-    here_s = heartbeat.file_clock(folder) - time.time()
-    return [head, *node_checks(config, facts, met, here_s)]
+def _job_checks(folder: Path, config: RunConfig, job: str, outcome: End) -> Iterator[Check]:
+    reports = reading.read_json(folder / file_names.NODES, []).get("nodes") or []
+    if outcome.state == State.DONE and reports:
+        nodes = ", ".join(one["node"] for one in reports)
+        yield Check("job", OK, f"{job} ran on {nodes}", where="job")
+        yield from node_checks(config, reports)
+        return
+    logs = [folder / file_names.JOB_LOG, *file_names.rank_logs(folder / "a0").values()]
+    lines = [line.strip() for path in logs for line in last_lines(path, _TAIL)]
+    tail = " | ".join(filter(None, lines)) or "no output"
+    remedy = (
+        f"its files: {folder}; if ranks wait for each other, set launcher.interface=NAME; {tail}"
+    )
+    yield Check("job", FAILED, f"{job}: {outcome.cause}", remedy, "job")
 
 
-def _reports(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Returns the files of the ranks, in their order, with the file system's time of each."""
-    reports = []
-    for path in sorted(folder.glob(f"{kind}-rank*.json")):
-        values = reading.read_json(path, [])
-        if values:
-            reports.append({**values, "rank": int(path.stem[-4:]), "written": path.stat().st_mtime})
-    return reports
+def node_checks(config: RunConfig, reports: Sequence[Report]) -> Iterator[Check]:
+    """Yields the checks of a job's nodes, by the reports of ``comm.node_report``."""
+    for check in (_versions, _gpus, _clock, _shared, _network):
+        state, text, remedy = check(reports, config)
+        yield Check(check.__name__[1:], state, text, remedy, "job")
+
+
+def _versions(reports: Sequence[Report], config: RunConfig) -> tuple[str, str, str]:
+    here = collect()
+    wanted = {"hires": hires.__version__, "git": here["git"], "python": here["python"]}
+    if here["torch"] is not None:
+        wanted["torch"] = here["torch"]
+    for key, value in wanted.items():
+        for one in reports:
+            if one[key] != value and not (key == "torch" and one[key].startswith(str(value))):
+                text = f"{one['node']} has {key} {one[key]}, here it is {value}"
+                remedy = "install the same on all nodes, best in a folder that all of them see"
+                return FAILED, text, remedy
+    text = ", ".join(f"{key} {value}" for key, value in wanted.items() if key != "git")
+    return OK, f"{text} on all nodes and here", ""
+
+
+def _gpus(reports: Sequence[Report], config: RunConfig) -> tuple[str, str, str]:
+    counts = {one["node"]: len(one["gpus"]) for one in reports}
+    text = "GPUs: " + ", ".join(f"{node}: {count}" for node, count in counts.items())
+    if config.device == CUDA and not all(counts.values()):
+        remedy = "request them (cluster.options.gres=gpu:N), and install a torch with CUDA"
+        return FAILED, f"{text}, but device=cuda", remedy
+    if len(set(counts.values())) > 1:
+        return WARNING, text, "ask for nodes of one kind (launcher.partition), and for their GPUs"
+    return OK, text, ""
+
+
+def _clock(reports: Sequence[Report], config: RunConfig) -> tuple[str, str, str]:
+    first = reports[0]
+    other = max(reports, key=lambda one: abs(one["time"] - first["time"]))
+    ahead_s = other["time"] - first["time"]
+    if abs(ahead_s) < _SKEW_S:
+        return OK, f"all nodes within {seconds(abs(ahead_s))}", ""
+    remedy = "set the clocks (chrony, ntpd): runs are fine, times in their logs are not"
+    return WARNING, f"{other['node']} is {ahead_s:+.1f} s from {first['node']}", remedy
+
+
+def _shared(reports: Sequence[Report], config: RunConfig) -> tuple[str, str, str]:
+    blind = [one["node"] for one in reports if not one["sees"]]
+    if not blind:
+        return OK, "every node sees what the first one writes", ""
+    remedy = "keep results= on a file system that all nodes mount at the same place"
+    text = f"{' and '.join(blind)} does not see files of {reports[0]['node']}"
+    return FAILED, text, remedy
+
+
+def _network(reports: Sequence[Report], config: RunConfig) -> tuple[str, str, str]:
+    first, times = reports[0], [one["sum_s"] for one in reports]
+    where = f"met at {first['address']}"
+    where += f", talk over {first['interface']}" if first["interface"] else ""
+    several = len({one["host"] for one in reports}) > 1
+    if several and network.is_loopback(first["address"]):
+        remedy = "set launcher.interface=NAME, the network that joins the nodes"
+        return FAILED, f"{where}: an address of the machine itself", remedy
+    if None in times:
+        remedy = "this is a bug of the network's driver or of torch"
+        return FAILED, f"{where}; a sum over all ranks came out wrong", remedy
+    text = f"{where}; a sum of 4 MiB takes {seconds(max(times))}"
+    if max(times) <= _SLOW_SUM_S:
+        return OK, text if several else f"{text}; all nodes are one machine", ""
+    remedy = "is that the fast network? launcher.interface=NAME chooses another one, as ib0"
+    return WARNING, text, remedy

@@ -11,7 +11,7 @@ import pytest
 from hires.cli.verbs import verb_doctor
 from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.core.ranks import gpus
-from hires.launcher.doctor_check import Check
+from hires.launcher.interface import Check
 from hires.launcher.slurm import slurm_checks
 
 CHECKS = [Check("torch", "ok", "2.13"), Check("gloo", "failed", "no answer", "open the firewall")]
