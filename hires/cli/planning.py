@@ -72,18 +72,18 @@ class MemoryNeeds(NamedTuple):
     """Of the rank that needs most; None if unknown."""
     host_bytes: int
     """Of all ranks of the host with their libraries; 0 if unknown."""
-    gpu_bytes: tuple[int, ...]
-    """Of each GPU of the first machine that its ranks take, 0 if unknown; empty: they take none."""
+    gpus: int
+    """GPUs of the first machine that its ranks take."""
 
     @classmethod
     def of(cls, config: RunConfig, plan: Plan) -> MemoryNeeds:
         """Returns the memory that a plan needs."""
         room, *others = [dataclasses.replace(one, rank_bytes=None) for one in rooms_of(config)]
+        gpus = min(plan.world, room.devices)
         if not plan.memory:
-            return cls(None, 0, (0,) * min(plan.world, room.devices))
-        gpus = room.per_node(plan)[: room.devices] if room.devices else []
+            return cls(None, 0, gpus)
         peak = max(entry["peak_bytes"] for entry in plan.memory)
-        return cls(peak, [room, *others][-1].needed(plan), tuple(gpu.bytes for gpu in gpus))
+        return cls(peak, [room, *others][-1].needed(plan), gpus)
 
 
 class Planner(contextlib.AbstractContextManager["Planner"]):

@@ -9,12 +9,11 @@ The ranks are processes, so a run that fails does not stop the others.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -72,40 +71,6 @@ class Ended:
         return "saved" if self.end.exit_code == PREEMPTED else self.end.state
 
 
-@dataclass(frozen=True)
-class LocalGpus:
-    """The GPUs of this machine, by the names of CUDA_VISIBLE_DEVICES."""
-
-    names: Sequence[str]
-    each_bytes: int | None = None
-    """Memory of each; None: unknown, so no two runs share one."""
-
-    def choose(self, needs: Sequence[int], held: Mapping[str, int]) -> list[str] | None:
-        """Returns a GPU of its own for each need of a run; None: it has to wait.
-
-        ``needs`` are bytes, 0 if unknown; ``held`` are those of the runs under way, by GPU. The
-        largest need takes the emptiest GPU: if that is too full, no other choice fits either.
-
-        >>> LocalGpus("0123", 40).choose([10, 30], {"0": 20, "1": 35})
-        ['3', '2']
-        >>> LocalGpus("01", 40).choose([20, 10], {"0": 20, "1": 35}) is None
-        True
-        """
-        emptiest = sorted(self.names, key=lambda name: (name in held, held.get(name, 0)))
-        largest = sorted(range(len(needs)), key=lambda index: -needs[index])
-        if len(needs) > len(emptiest):
-            return None
-        chosen = dict(zip(largest, emptiest, strict=False))
-        fits = all(self._fits(needs[index], name, held) for index, name in chosen.items())
-        return [chosen[index] for index in range(len(needs))] if fits else None
-
-    def _fits(self, need: int, name: str, held: Mapping[str, int]) -> bool:
-        if name not in held:  # the plan was compared with an empty GPU
-            return True
-        known = need and held[name] and self.each_bytes is not None
-        return bool(known) and need + held[name] <= (self.each_bytes or 0)
-
-
 class Watcher(Protocol):
     """Is called when something happens to a task."""
 
@@ -132,11 +97,12 @@ class LocalQueue:
         watcher: Watcher,
         module: str = RANK,
         cancelled: Callable[[], bool] = lambda: False,
-        gpus: LocalGpus | None = None,
+        gpus: Sequence[str] = (),
     ) -> None:
         """Takes the attempts in the order of their start, and what they may use at once.
 
         If ``cancelled``, which is called again and again, returns True all ends, as after Ctrl-C.
+        ``gpus`` of this machine, by the names of CUDA_VISIBLE_DEVICES, belong to one run at a time.
         """
         self.waiting = list(tasks)
         self.running: list[Running] = []
@@ -146,7 +112,7 @@ class LocalQueue:
         self.interrupts = Interrupts()
         self._rooms = rooms
         self._watcher, self._cancelled = watcher, cancelled
-        self._gpus = gpus or LocalGpus([])
+        self._gpus = gpus
         self._module = module
         self._done = {task.path: task.done for task in tasks}  # complete attempts, as known here
         self._tails: dict[Path, LinesTail] = {}
@@ -214,8 +180,7 @@ class LocalQueue:
                     self._watcher.left(task, "completed by another command meanwhile")
                     return
                 run = rundir.RunDir(task.path, next_attempt(task.path, task.argv))
-                # It sees these GPUs only; if it needs none, all that there are.
-                gpus = (self._gpus_for(task) or self._gpus.names) if task.gpu_bytes else ()
+                gpus = self._free_gpus()[: task.gpus]  # it sees these only
                 running = Running(task, run.attempt, gpus)
                 running.thread = threading.Thread(
                     target=self._supervise, args=[running], daemon=True
@@ -237,14 +202,12 @@ class LocalQueue:
         return not beside or (
             all(one.path != task.path for one in beside)  # no run twice at once
             and all(sum(some) <= room for some, room in zip(needs, self._rooms, strict=True))
-            and self._gpus_for(task) is not None
+            and task.gpus <= len(self._free_gpus())
         )
 
-    def _gpus_for(self, task: FrozenRun) -> list[str] | None:
-        held: collections.Counter[str] = collections.Counter()
-        for run in self.running:
-            held.update(dict(zip(run.gpus, run.task.gpu_bytes, strict=False)))
-        return self._gpus.choose(task.gpu_bytes, held)
+    def _free_gpus(self) -> list[str]:
+        taken = {name for run in self.running for name in run.gpus}
+        return [name for name in self._gpus if name not in taken]
 
     def _look(self, run: Running) -> None:
         """Passes on what the ranks recorded."""

@@ -90,8 +90,8 @@ class FrozenRun:
     """Predicted memory of the host for all ranks with their libraries; 0: unknown."""
     done: int = 0
     """Complete attempts that it had when it was planned."""
-    gpu_bytes: tuple[int, ...] = ()
-    """Predicted memory of each GPU that it takes here, in turn; 0: unknown."""
+    gpus: int = 0
+    """GPUs that it takes here."""
 
     @property
     def ranks(self) -> int:

@@ -17,7 +17,7 @@ from hires.core.errors import RunError
 from hires.core.store import attempts, records, rundir
 from hires.core.store.ends import End
 from hires.core.store.reading import read_rank_lines
-from hires.launcher.attempt_queue import LocalGpus, LocalQueue
+from hires.launcher.attempt_queue import LocalQueue
 from hires.launcher.interface import FrozenRun, Share
 from tests.helpers.launches import ROOT, alive
 from tests.helpers.new_runs import complete
@@ -179,7 +179,7 @@ def test_run_that_is_under_way_elsewhere_or_complete_by_now_is_left(make):
     assert not [task for task in tasks if (task.path / "a1").exists()]
 
 
-def test_runs_share_gpus_only_where_their_bytes_fit(make, monkeypatch):
+def test_gpu_belongs_to_one_run_at_a_time(make):
     seen = {}
 
     class Sight(Watcher):
@@ -187,28 +187,15 @@ def test_runs_share_gpus_only_where_their_bytes_fit(make, monkeypatch):
             super().started(task, attempt)
             seen[task.argv[-1]] = {run.task.argv[-1]: list(run.gpus) for run in queue.running}
 
-    def with_gpus(seed, *gpu_bytes):
-        return dataclasses.replace(make(seed), gpu_bytes=gpu_bytes)
-
-    # Two GPUs of 40 bytes: the third run waits, as one of its GPUs would be too full.
-    tasks = [with_gpus(0, 30), with_gpus(1, 30), with_gpus(2, 5, 20)]
-    tasks += [with_gpus(3, 10), with_gpus(4, 10)]
-    rooms = Share(4, 8, math.inf)
-    gpus = LocalGpus(["4", "7"], 40)
-    queue = LocalQueue(tasks, rooms, Sight(), "tests.helpers.fake_rank", gpus=gpus)
+    counts = enumerate((1, 2, 1, 0, 3))
+    tasks = [dataclasses.replace(make(seed), gpus=gpus) for seed, gpus in counts]
+    queue = LocalQueue(
+        tasks, Share(4, 8, math.inf), Sight(), "tests.helpers.fake_rank", gpus=["4", "7"]
+    )
     queue.work()
     assert [end.state for end in queue.ends] == ["done"] * 5
-    assert seen["seed=1"] == {"seed=0": ["4"], "seed=1": ["7"]}
-    assert seen["seed=3"] == {"seed=0": ["4"], "seed=1": ["7"], "seed=3": ["4"]}
-    assert seen["seed=4"]["seed=4"] == ["7"]  # the other one holds 30 and 10
-    assert set(seen["seed=2"]["seed=2"]) == {"4", "7"}
-
-
-def test_gpus_of_unknown_memory_are_never_shared():
-    gpus = LocalGpus(["0", "1"])
-    assert gpus.choose([5], {"0": 1}) == gpus.choose([5], {"0": 0}) == ["1"]
-    assert gpus.choose([5], {"0": 1, "1": 1}) is None
-    known = LocalGpus(["0"], 40)
-    assert known.choose([0], {"0": 1}) is None  # a run whose need is unknown
-    assert known.choose([1], {"0": 0}) is None
-    assert known.choose([39], {"0": 1}) == ["0"]
+    assert seen["seed=2"] == {"seed=0": ["4"], "seed=2": ["7"]}  # the second would need both
+    assert seen["seed=3"]["seed=3"] == []  # it computes on the CPU
+    assert seen["seed=1"]["seed=1"] == ["4", "7"]
+    assert "seed=1" not in seen["seed=4"]
+    assert seen["seed=4"]["seed=4"] == ["4", "7"]  # alone, a run takes all that there are

@@ -22,8 +22,8 @@ from hires.core.store import campaign, provenance, rundir
 from hires.core.store.naming import model_label
 from hires.core.store.reading import Note
 from hires.core.store.records import read_record
-from hires.core.units import parse_size, size
-from hires.launcher.attempt_queue import LocalGpus, LocalQueue
+from hires.core.units import size
+from hires.launcher.attempt_queue import LocalQueue
 from hires.launcher.interface import FrozenRun, Share, SubmitOptions, launcher_of
 from hires.launcher.status import running_elsewhere
 from hires.plan.memory import machine_bytes
@@ -83,7 +83,7 @@ class Sweep:
             attempts,
             needs.host_bytes,
             len(run.done),
-            needs.gpu_bytes,
+            needs.gpus,
         )
 
     def freeze(self, point: SweepPoint) -> None:
@@ -243,16 +243,12 @@ def _run_here(sweep: Sweep, attempts: Sequence[SweepPoint]) -> LocalQueue:
     return queue
 
 
-def _gpus_of(tasks: Sequence[FrozenRun]) -> LocalGpus:
+def _gpus_of(tasks: Sequence[FrozenRun]) -> list[str]:
     """Returns the GPUs of this machine that runs may take, as the runs' cluster describes them."""
-    clusters = [task.config.cluster for task in tasks if task.gpu_bytes]
-    if not clusters:
-        return LocalGpus([])
+    counts = [task.config.cluster.gpus for task in tasks if task.gpus]
     # Of points that describe them in different ways, the least holds.
-    sizes = [parse_size(one.gpu_memory) for one in clusters]
-    each_bytes = None if None in sizes else min(filter(None, sizes))
-    counts = (one.gpus for one in clusters if one.gpus is not None)
-    return LocalGpus(visible_gpus(min(counts, default=None)), each_bytes)
+    known = [count for count in counts if count is not None]
+    return visible_gpus(min(known, default=None)) if counts else []
 
 
 def _submit(sweep: Sweep, attempts: Sequence[SweepPoint]) -> tuple[int, list[Any]]:
