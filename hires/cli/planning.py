@@ -26,14 +26,19 @@ from hires.core.errors import ConfigError, HiresError, PlanError
 from hires.core.precisions import INT8
 from hires.core.store import checkpoints
 from hires.core.store.cache import cached, keep, key_of
-from hires.core.store.frozen import RunInputs, SourceFile, frozen_of
+from hires.core.store.frozen import (
+    RunInputs,
+    SourceFile,
+    frozen_of,
+    module_digest,
+    network_sources,
+)
 from hires.core.store.network_weights import (
     WeightsPlace,
     find_weights,
     require_fit,
     require_types,
 )
-from hires.core.store.own_module import module_digest, network_sources
 from hires.core.store.rundir import run_path
 from hires.data.content import HAS_FILES, content_of
 from hires.plan.checks import check_colours, check_numbers, has_weights, indivisible

@@ -224,10 +224,6 @@ class Launcher(ABC):
         """Cancels jobs; a RunError says why they cannot be cancelled."""
         raise RunError(f"the launcher {type(self).__name__} has no jobs that could be cancelled")
 
-    def silent_end(self, attempt: Attempt) -> str | None:
-        """Returns why the job of an attempt ended before it began, if the scheduler says so."""
-        return None
-
     def avoided_nodes(self, failed: Sequence[Attempt], configs: Sequence[RunConfig]) -> list[str]:
         """Returns the nodes that the next attempts should not use, after some of which failed."""
         return []
@@ -289,14 +285,6 @@ def job_states(jobs: Iterable[Job]) -> dict[str, JobStatus]:
             why = str(error)
         states |= {job_name(job): JobStatus(UNKNOWN, why) for job in own} | answers
     return states
-
-
-def silent_end(attempt: Attempt) -> str | None:
-    """Returns why the job of an attempt ended before it began; None: that is not known."""
-    try:
-        return launcher_named(str(attempt.job["launcher"])).silent_end(attempt)
-    except ConfigError:  # a launcher that is not installed here
-        return None
 
 
 def cancel_jobs(jobs: Iterable[Job]) -> None:

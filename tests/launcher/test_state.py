@@ -181,15 +181,13 @@ def test_job_is_in_the_state_that_slurm_and_its_files_show(
         assert state_of(run, says(GONE)).state == expected
 
 
-@pytest.mark.parametrize(("word", "calls"), [("CANCELLED", 0), ("COMPLETED", 0), ("FAILED", 32)])
-def test_scheduler_is_asked_about_few_jobs_that_never_began(tmp_path, monkeypatch, word, calls):
-    runs, asked = [make_run(tmp_path, f"run-{index}") for index in range(40)], []
-    for index, run in enumerate(runs):
-        submitted(run, job=f"{index}")
-    monkeypatch.setattr(interface, "job_states", says(ended(word)))
-    monkeypatch.setattr(interface, "silent_end", asked.append)
-    assert len({found.state for found in states(runs)}) == 1
-    assert len(asked) == calls
+def test_job_that_failed_before_its_run_began_is_a_failed_launch(run):
+    submitted(run)
+    found = state_of(run, says(ended("FAILED")))
+    assert (found.reason, f"does not see {run}" in found.cause) == ("launch", True)
+    begin(run)
+    found = state_of(run, says(ended("FAILED")))
+    assert (found.reason, f"does not see {run}" in found.cause) == (None, False)
 
 
 def test_exit_json_of_a_cancelled_job_are_not_written_over(run, monkeypatch):

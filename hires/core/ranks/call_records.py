@@ -233,12 +233,6 @@ class CallRing:
         """Whether a number is that of a call of this ring."""
         return self._first <= number < self.total
 
-    def break_channel(self, number: int, why: str) -> None:
-        """Keeps that a collective failed among its ranks."""
-        raw = self._ring[number & (KEPT_CALLS - 1)]
-        if raw is not None and raw[2].operation not in ("send", "recv"):
-            raw[0].broken = raw[0].broken or why
-
     def record(
         self, rank: int, waits_in: int = -1, since_s: float = 0.0, has_left: bool = False
     ) -> RankCalls:

@@ -17,9 +17,6 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Variable that limits the GPUs of a process."""
 
 _DEV = Path("/dev")
-_PCI = Path("/sys/bus/pci/devices")
-_DRIVER = Path("/proc/driver/nvidia")
-_NVIDIA, _DISPLAY = "0x10de", "0x03"  # vendor, and the class of graphics and 3D controllers
 _NAME = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
 
 
@@ -56,24 +53,6 @@ def visible_gpus(gpus: int | None = None, environ: Mapping[str, str] = os.enviro
 def device_files() -> int:
     """Returns how many NVIDIA GPUs the system offers to programs."""
     return sum(path.name.removeprefix("nvidia").isdigit() for path in _DEV.glob("nvidia*"))
-
-
-def cards() -> int:
-    """Returns how many NVIDIA GPUs are plugged in, with a driver or without."""
-    count = 0
-    for folder in _PCI.glob("*"):
-        with contextlib.suppress(OSError):
-            vendor, kind = ((folder / name).read_text().strip() for name in ("vendor", "class"))
-            count += vendor == _NVIDIA and kind.startswith(_DISPLAY)
-    return count
-
-
-def driver() -> str | None:
-    """Returns the version of the NVIDIA driver that is loaded; None: there is none."""
-    with contextlib.suppress(OSError):
-        match = re.search(r"\s(\d+\.[\d.]+)\s", (_DRIVER / "version").read_text(errors="replace"))
-        return match[1] if match else "of an unknown version"
-    return None
 
 
 def installed_torch() -> Torch | None:

@@ -12,22 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import EditedError
-from hires.core.store import file_names, reading
+from hires.core.store import file_names
 from hires.core.store.attempts import reproduce_line_of
 from hires.core.store.file_names import StrPath
-from hires.core.store.frozen import (
-    Frozen,
-    RunInputs,
-    frozen_sha256,
-    read,
-    sha256_of,
-)
+from hires.core.store.frozen import RunInputs, frozen_sha256, read, sha256_of
 from hires.core.units import listed
 
 _SETTLE_S = 1.0
 _PLAIN_TEXT = re.compile(r"[A-Za-z_/][\w./:+@-]*")
 _OTHER_VALUES = ("null", "true", "false", "nan", "inf")
-_OWN_RUN = "start a run of its own"
 
 
 def require_unchanged(run: StrPath, by_time: bool = False) -> None:
@@ -51,11 +44,10 @@ def _edit(run: Path, by_time: bool) -> str | None:
         return None
     for name in frozen.files:
         if frozen_sha256(run, name) != frozen.files[name]:
-            other = f"{_OWN_RUN} with what you want{_again(run)}"
-            how = _remedy(run, frozen) if name == file_names.CONFIG else other
             return (
                 f"{run / name} was edited after the run was planned, and its numbers would stand "
-                f"under a wrong name; undo the edit, or {how}"
+                f"under a wrong name; undo the edit, or start a run of its own with the keys "
+                f"that you want{_again(run)}"
             )
     edited = edited_sources(frozen.inputs, by_time)
     if not edited:
@@ -86,19 +78,6 @@ def edited_sources(inputs: RunInputs, by_time: bool = False) -> list[str]:
     return edited
 
 
-def _remedy(run: Path, frozen: Frozen) -> str:
-    """Returns in words how the config that a user wrote into the folder is run."""
-    notes: list[reading.Note] = []
-    edited = reading.read_yaml(run / file_names.CONFIG, notes)
-    if notes or not edited or not frozen.values:
-        more = " KEY=VALUE"
-        return f"{_OWN_RUN} with each edited value in the place of{more}{_again(run, more)}"
-    words = overrides(frozen.values, edited)
-    if not words:
-        return f"start it as it was planned{_again(run)}"
-    return f"{_OWN_RUN} with what was edited{_again(run, ' ' + shlex.join(words))}"
-
-
 def overrides(planned: Mapping[str, Any], edited: Mapping[str, Any]) -> list[str]:
     """Returns the words of a command line that make one config out of another."""
     before, after = _leaves(planned), _leaves(edited)
@@ -122,10 +101,6 @@ def _word(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)
 
 
-def _again(run: Path, more: str = "") -> str:
+def _again(run: Path) -> str:
     line = reproduce_line_of(run)
-    return (
-        f": `{line}{more}`"
-        if line
-        else f" (see {shlex.quote(str(run / file_names.LAUNCH_SCRIPT))})"
-    )
+    return f": `{line}`" if line else f" (see {shlex.quote(str(run / file_names.LAUNCH_SCRIPT))})"

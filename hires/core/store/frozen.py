@@ -2,7 +2,8 @@
 
 A run is its config, the files of a network of the user's, and the images of a folder. Its name
 holds the digests of these files and images, so a run of others has another folder. ``frozen.json``
-keeps all that, and digests of the frozen files (:mod:`.edits`).
+keeps all that, and digests of the frozen files (:mod:`.edits`). Sources of modules of the user's
+are found without importing them, which would run them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,8 @@ LENGTH = ("steps", "measure")
 """Keys in which a run may differ from one that it continues: its state after a step is the same."""
 MOST_READ = 64 * 2**30
 """Bytes of a file that is read for its digest; a folder may be a stranger's."""
+_BY_VERSION = ("hires", "torch")
+"""Packages whose files are a matter of their versions."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,6 @@ class Frozen:
     files: Mapping[str, str]
     """SHA-256 of ``config.yaml`` and ``plan.json``."""
     inputs: RunInputs
-    values: Mapping[str, Any] = field(default_factory=dict)
-    """The config, to see what was edited; empty in a folder of an older hires."""
 
     def continues(self, other: Frozen) -> bool:
         """Whether the runs differ in their length at most."""
@@ -118,7 +121,7 @@ def frozen_of(config: RunConfig, files: Mapping[str, str], inputs: RunInputs) ->
     """Returns what is kept of a run whose frozen ``files``, by name, have these texts."""
     values = identity(plain(config))
     series = {key: value for key, value in values.items() if key not in LENGTH}
-    return Frozen(digest(values), digest(series), hashes(files), inputs, values=plain(config))
+    return Frozen(digest(values), digest(series), hashes(files), inputs)
 
 
 def hashes(files: Mapping[str, str]) -> dict[str, str]:
@@ -135,8 +138,7 @@ def read(run: StrPath) -> Frozen | None:
     try:
         inputs = RunInputs.from_dict(values.get("inputs") or {})
         files = {str(name): str(value) for name, value in (values.get("files") or {}).items()}
-        config, series, held = str(values["config"]), str(values["series"]), values.get("values")
-        return Frozen(config, series, files, inputs, held if type(held) is dict else {})
+        return Frozen(str(values["config"]), str(values["series"]), files, inputs)
     except (ConfigError, AttributeError, KeyError, TypeError) as error:
         reading.damaged(path, str(error), notes)
         return None
@@ -179,3 +181,60 @@ def sha256_of(path: Path, most: int = MOST_READ) -> str | None:
     except OSError:
         return None
     return found.hexdigest()
+
+
+def module_digest(target: str) -> str:
+    """Returns 16 digits of the source that ``package.module:function`` names; none: not found."""
+    spec = _spec(target.partition(":")[0])
+    file = None if spec is None or not spec.has_location else spec.origin
+    digest = None if file is None else sha256_of(Path(file))
+    return (digest or "")[:16]
+
+
+def network_sources(target: str, files: Sequence[str] = ()) -> tuple[SourceFile, ...]:
+    """Returns the files that decide a network, as they are now; nothing of a target not found.
+
+    These are all sources of the package that ``package.module:function`` names, or those of the
+    folder of a module that is in no package, and then ``files``. ConfigError: one cannot be read.
+    """
+    named = dict(_sources(target.partition(":")[0].partition(".")[0]))
+    for file in files:
+        path = Path(file).absolute()
+        if not path.is_file():
+            raise ConfigError(f"model.files={file} is no file; name files that the network reads")
+        named[file] = path
+    sources = []
+    for name, path in named.items():
+        source = source_file(name, path)
+        if source is None:
+            raise ConfigError(f"{path}, which the network is made of, cannot be read")
+        sources.append(source)
+    return tuple(sources)
+
+
+def _sources(package: str) -> Iterator[tuple[str, Path]]:
+    spec = None if package in _BY_VERSION else _spec(package)
+    if spec is None:
+        return
+    for folder in map(Path, spec.submodule_search_locations or ()):
+        for path in sorted(folder.rglob("*.py")):
+            inner = path.relative_to(folder)
+            if path.is_file() and not any(part.startswith(".") for part in inner.parts):
+                yield f"{package}/{inner.as_posix()}", path
+    if spec.submodule_search_locations is None and spec.has_location and spec.origin:
+        module = Path(spec.origin)
+        for path in sorted({module, *module.parent.glob("[!.]*.py")}):
+            if path.is_file():  # no module of an archive
+                yield path.name, path
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    # As ranks will find it: the current folder comes last (hires.nets.custom).
+    places: list[str] | None = [*sys.path, str(Path.cwd())]
+    parts, spec = name.split("."), None
+    for end in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:end]), places)
+        if spec is None:
+            return None
+        places = list(spec.submodule_search_locations or ())
+    return spec

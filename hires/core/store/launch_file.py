@@ -19,8 +19,6 @@ from hires.core.python_path import without_empty_entries
 from hires.core.ranks import mpi_starter
 from hires.core.shipped import shipped
 
-NO_FOLDER = 66
-"""Exit code of a job whose node does not see the run folder, so that nothing can be written."""
 FAILED_SETUP = "HIRES_FAILED_SETUP"
 """Variable in which ``launch/job.sh`` holds the first line of its set-up that failed."""
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import HiresError, RunError
-from hires.core.store import file_names, launch_file
-from hires.core.store.attempts import Attempt
+from hires.core.errors import HiresError
+from hires.core.store import file_names
 from hires.core.store.ends import End, State
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import LAUNCHERS
@@ -53,18 +52,3 @@ class SlurmLauncher(JobLauncher):
         """Returns how to watch a job."""
         log = shlex.quote(str(run.path / file_names.JOB_LOG))
         return [("in the queue:", f"squeue --jobs={job}"), ("its output:", f"tail -F {log}")]
-
-    def silent_end(self, attempt: Attempt) -> str | None:
-        """Returns that the node of a job does not see the run folder, if its exit code says so."""
-        code, job = launch_file.NO_FOLDER, str(attempt.job_name)
-        try:
-            codes = [shown.get("ExitCode", "") for shown in scheduler.show("job", job)]
-        except RunError:
-            return None
-        if not any(text.startswith(f"{code}:") for text in codes):
-            return None
-        return (
-            f"job {job} ended with exit code {code}: its node does not see {attempt.run}, or "
-            f"cannot write {file_names.JOB_LOG} there; keep results= on a file system that all "
-            f"nodes mount at the same place"
-        )

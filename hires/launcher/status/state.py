@@ -33,11 +33,8 @@ from hires.launcher.status.run_progress import read_ends
 
 OLD_S = 60.0
 """A heartbeat of this age has stopped: twelve beats."""
-_MOST_ASKED = 32
-"""Jobs that failed before they began, of which the scheduler is asked why, one by one."""
 AGAIN_S = 1.0
 """What looks lost is looked at again after so long: its exit.json may be on its way."""
-_FAILED = JobStatus(ENDED, "FAILED")
 _NUMBER = re.compile(r"^(steps|batch): (\d+)$", re.MULTILINE)
 
 
@@ -113,15 +110,13 @@ def _look(paths: Sequence[Path]) -> list[RunState]:
     def repeats(folder: Path) -> dict[str, int]:
         return {point.run: point.repeat for point in campaign.read(folder, []).points}
 
-    judged, left = [], _MOST_ASKED
+    judged = []
     for path, attempt in zip(paths, attempts, strict=True):
         state = RunState(
             path, path.name, path.parent.name, State.PENDING, cause="no attempt was begun"
         )
         if attempt is not None:
-            answer = answers.get(attempt.job_name or "", JobStatus(UNKNOWN))
-            state = judge(attempt, answer, asks=left > 0)
-            left -= answer == _FAILED
+            state = judge(attempt, answers.get(attempt.job_name or "", JobStatus(UNKNOWN)))
         state = _with_progress(state, path, attempt)
         # A repeat that failed leaves the run done, so the state alone does not show it.
         wanted = repeats(path.parent).get(path.name, 1) if state.state == State.DONE else 1
@@ -156,11 +151,8 @@ def _is_doubtful(state: RunState) -> bool:
     return state.state == State.CANCELLED or state.heartbeat_s is None or state.heartbeat_s <= OLD_S
 
 
-def judge(attempt: Attempt, answer: JobStatus, asks: bool = True) -> RunState:
-    """Returns the state of a run, of its latest attempt and what the scheduler says of its job.
-
-    If it failed before it began, the scheduler may be asked why: ``asks``.
-    """
+def judge(attempt: Attempt, answer: JobStatus) -> RunState:
+    """Returns the state of a run, of its latest attempt and what the scheduler says of its job."""
     run, end, name = attempt.run, attempt.exit, attempt.job_name
     state = RunState(run, run.name, run.parent.name, State.PENDING, attempt=attempt.number)
     if end and answer.state in (State.PENDING, State.RUNNING) and end.restarts:
@@ -178,7 +170,7 @@ def judge(attempt: Attempt, answer: JobStatus, asks: bool = True) -> RunState:
         return replace(state, state=end.state, reason=end.reason, cause=end.cause)
     age, launched = age_s(attempt), attempt.launched
     if attempt.job:
-        return _judge_job(replace(state, job=name), attempt, answer, age, asks)
+        return _judge_job(replace(state, job=name), attempt, answer, age)
     if not launched and age <= OLD_S and not attempt.damaged:
         return replace(state, cause="its ranks were not started yet")
     state = replace(state, heartbeat_s=age)
@@ -193,9 +185,7 @@ def judge(attempt: Attempt, answer: JobStatus, asks: bool = True) -> RunState:
     return replace(state, state=State.LOST, cause=cause)
 
 
-def _judge_job(
-    state: RunState, attempt: Attempt, answer: JobStatus, age: float, asks: bool
-) -> RunState:
+def _judge_job(state: RunState, attempt: Attempt, answer: JobStatus, age: float) -> RunState:
     """Returns the state of an attempt without ``exit.json`` that is a job."""
     began, job = bool(attempt.launched), f"job {state.job}"
     beats = began and age <= OLD_S
@@ -207,9 +197,6 @@ def _judge_job(
         silent = None if beats or not began else _silent(age)
         return replace(state, state=State.RUNNING, cause=answer.reason or silent)
     ended = answer.state == ENDED
-    why = interface.silent_end(attempt) if asks and answer == _FAILED and not began else None
-    if why is not None:
-        return replace(state, state=State.FAILED, reason="launch", cause=why)
     if (ended or (answer.state == GONE and not beats)) and attempt.is_cancelled:
         return replace(
             state, state=State.CANCELLED, cause=f"{job} was cancelled, and left no exit.json"
@@ -217,6 +204,12 @@ def _judge_job(
     if ended and answer.reason in JOB_ENDS:
         name, reason = JOB_ENDS[answer.reason]
         cause = f"{job} ended with {answer.reason}, and left no exit.json"
+        if answer.reason == "FAILED" and not began:
+            reason = "launch"
+            cause += (
+                f": {file_names.JOB_LOG} says why, or its node does not see {attempt.run}; keep "
+                f"results= on a file system that all nodes mount at the same place"
+            )
         return replace(state, state=name, reason=reason, cause=cause)
     if beats:
         return replace(state, state=State.RUNNING)

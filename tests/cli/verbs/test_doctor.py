@@ -38,15 +38,13 @@ def test_calibration_is_a_benchmark_that_takes_keys(hires, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("cards", "driver", "cuda", "state"),
-    [(0, None, "13.0", "ok"), (2, None, "13.0", "warning"), (0, "570.86", None, "warning")],
+    ("files", "names", "state"),
+    [(0, "", "ok"), (2, "", "warning"), (0, "GPU 0: NVIDIA H200", "warning")],
 )
-def test_torch_without_a_gpu_is_a_warning_where_there_is_one(
-    monkeypatch, cards, driver, cuda, state
-):
-    for name, value in (("cards", cards), ("driver", driver), ("device_files", 0)):
-        monkeypatch.setattr(gpus, name, lambda value=value: value)
-    facts = {"devices": [], "cuda": cuda, "nccl": None, "apart": []}
+def test_torch_without_a_gpu_is_a_warning_where_there_is_one(monkeypatch, files, names, state):
+    monkeypatch.setattr(gpus, "device_files", lambda: files)
+    monkeypatch.setattr(verb_doctor, "ask", lambda *_, **__: (0 if names else -1, names))
+    facts = {"devices": [], "cuda": None, "nccl": None, "apart": []}
     [check] = verb_doctor.gpu_checks(facts)
     assert (check.state, bool(check.remedy)) == (state, state != "ok")
 

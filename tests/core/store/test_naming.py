@@ -24,8 +24,7 @@ from hires.core.config.training_config import CheckpointConfig
 from hires.core.errors import ConfigError
 from hires.core.store import cache as store
 from hires.core.store import naming, records, rundir
-from hires.core.store.frozen import digest
-from hires.core.store.own_module import module_digest, network_sources
+from hires.core.store.frozen import digest, module_digest, network_sources
 from tests.helpers.launches import ROOT
 from tests.helpers.new_runs import ARGV, PLAN
 
