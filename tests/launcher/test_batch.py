@@ -229,7 +229,7 @@ def test_failed_run_is_not_queued_again_and_a_cancelled_one_is_cancelled(fake_wo
 
 
 def planned_by_another(run, monkeypatch=None) -> None:
-    path = run.attempt_dir / "env.json"
+    path = run.path / "planned.json"
     env = json.loads(path.read_text())
     env["provenance"] |= {"hires": "0.0.1", "git": "abc"}
     path.write_text(json.dumps(env))

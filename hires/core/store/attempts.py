@@ -154,8 +154,8 @@ def latest(run: StrPath) -> Attempt | None:
 def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
     """Makes the folder of a new attempt of a run, ``env.json`` included, and returns its number.
 
-    ``argv`` is the command line as typed, which makes this run alone; None: the command of the
-    first attempt reproduces it. The caller makes sure that the run is not under way.
+    ``argv`` is the command line as typed, which makes this run alone; None: that of its planner
+    reproduces it. The caller makes sure that the run is not under way.
 
     Raises:
         RunError: the folder cannot be written.
@@ -185,12 +185,9 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
 
 
 def reproduce_line_of(path: StrPath) -> str | None:
-    """Returns the command line that made a run, as its first attempt or its planner wrote it."""
-    for file in (attempt_dir(path, 0) / file_names.ENV, Path(path) / file_names.PLANNED):
-        line = reading.read_json(file, reading.Warned()).get("reproduce")
-        if line is not None:
-            return str(line)
-    return None
+    """Returns the command line that made a run, as its planner wrote it; None: it is not known."""
+    line = reading.read_json(Path(path) / file_names.PLANNED, reading.Warned()).get("reproduce")
+    return None if line is None else str(line)
 
 
 def _variables(path: Path) -> dict[str, str]:

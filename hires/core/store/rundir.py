@@ -2,8 +2,8 @@
 
     process A                                  process B, the same run at the same time
     mkdir .NAME.<A>.tmp                        mkdir .NAME.<B>.tmp
-    config.yaml plan.json ... a0/              config.yaml plan.json ... a0/
-    rename to NAME: done                       rename to NAME: it exists; take a1 in it by mkdir
+    config.yaml plan.json ...                  config.yaml plan.json ...
+    rename to NAME; mkdir a0                   rename to NAME: it exists; mkdir a0 or a1 in it
 
 So a folder is whole from the first moment on. The frozen files belong to the latest attempt. If a
 run that never completed is started again and its plan or a cosmetic key differs by now (a newer
@@ -29,11 +29,14 @@ from hires.core.store.attempts import Attempt, environment, next_attempt
 from hires.core.store.file_names import StrPath, attempt_dir, attempt_numbers, last_number
 from hires.core.store.files import cannot_write, make_folder, write_atomically
 from hires.core.store.frozen import RunInputs
+from hires.core.store.launch_file import reproduce_line
 from hires.core.store.naming import identity, plain, run_name
 from hires.core.store.reading import Values
 from hires.core.store.records import done_attempt
 
 _NO_INPUTS = RunInputs()
+_OF_ATTEMPT = (file_names.CONFIG, file_names.PLAN, file_names.FROZEN)
+"""Files that an attempt keeps when another plan replaces them."""
 
 
 @dataclass(frozen=True)
@@ -68,36 +71,57 @@ def run_path(config: RunConfig, inputs: RunInputs = _NO_INPUTS) -> Path:
 def create(
     config: RunConfig, plan: Values, argv: Sequence[str], inputs: RunInputs = _NO_INPUTS
 ) -> RunDir:
-    """Returns the folder of a run with a fresh attempt in it.
-
-    The caller makes sure that the run is not under way, nor complete unless it is wanted again.
-
-    Args:
-        config: the resolved config, for ``config.yaml``.
-        plan: the verified plan as plain values, for ``plan.json``.
-        argv: the command line as typed: ``["hires", "run", ...]``.
-        inputs: what decides the run beside its config.
-
-    Raises:
-        RunError: the folder cannot be written, or its ``config.yaml`` was edited.
-        ConfigError: the config holds something that cannot be written down.
-    """
-    return _freeze(config, plan, argv, inputs, None)
+    """Returns the folder of a run, made as by :func:`freeze`, with a fresh attempt in it."""
+    path = freeze(config, plan, argv, inputs)
+    return RunDir(path, next_attempt(path, argv))
 
 
 def freeze(
     config: RunConfig, plan: Values, argv: Sequence[str], inputs: RunInputs = _NO_INPUTS
 ) -> Path:
-    """Makes or refreshes the folder of a run that is to start later, and returns it, absolute.
+    """Makes or refreshes the folder of a run, which is pending then, and returns it, absolute.
 
-    It gets no attempt: a run without one is pending. ``planned.json`` holds what planned it, and
-    how it is made again. The caller makes sure that the run is neither under way nor queued: its
-    job would find another config than the one that was submitted.
-    Arguments and errors are those of :func:`create`; ``argv`` makes this run alone.
+    The caller makes sure that the run is neither under way nor queued, as its job would find
+    another config than the one that was submitted; nor complete unless it is wanted again.
+
+    Args:
+        config: the resolved config, for ``config.yaml``.
+        plan: the verified plan as plain values, for ``plan.json``.
+        argv: the command line as typed, which makes this run alone, for ``planned.json``:
+            ``["hires", "run", ...]``.
+        inputs: what decides the run beside its config.
+
+    Raises:
+        RunError: the folder cannot be written; the message has the path, why, and a remedy.
+        ConfigError: the config holds something that cannot be written down.
     """
-    values = environment(argv, launch_file.reproduce_line(argv))
-    planned = {file_names.PLANNED: json.dumps(values, indent=1) + "\n"}
-    return _freeze(config, plan, argv, inputs, planned).path
+    path = run_path(config, inputs)
+    trust.refuse_untrusted(path)
+    files = {
+        file_names.CONFIG: _config_text(config),
+        file_names.PLAN: json.dumps(plan, indent=1) + "\n",
+    }
+    files |= {
+        file_names.FROZEN: frozen.frozen_of(config, files, inputs).text(),
+        file_names.LAUNCH_SCRIPT: launch_file.launch_script(config, argv),
+        file_names.PLANNED: json.dumps(environment(argv, reproduce_line(argv)), indent=1) + "\n",
+    }
+    if not _is_filled(path):
+        make_folder(path.parent)
+        building = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+        try:
+            building.mkdir()
+            _write_files(building, files)
+            building.rename(path)
+            return path
+        except OSError as error:
+            if not _is_filled(path):  # else another process made it meanwhile
+                raise cannot_write(path, error) from error
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    _check_same_config(path, config)
+    _refresh(path, files)
+    return path
 
 
 def refreeze(path: Path, config: RunConfig) -> None:
@@ -147,50 +171,6 @@ def _config_text(config: RunConfig) -> str:
     return reading.yaml_text(plain(config))
 
 
-def _freeze(
-    config: RunConfig,
-    plan: Values,
-    argv: Sequence[str],
-    inputs: RunInputs,
-    planned: dict[str, str] | None,
-) -> RunDir:
-    """Makes the whole folder, or refreshes the one that is there, with a fresh attempt.
-
-    With ``planned``, the files of a run that starts later, there is none, and its number is 0.
-    """
-    path, attempt = run_path(config, inputs), 0
-    trust.refuse_untrusted(path)
-    checked = {
-        file_names.CONFIG: _config_text(config),
-        file_names.PLAN: json.dumps(plan, indent=1) + "\n",
-    }
-    held = frozen.frozen_of(config, checked, inputs)
-    files = {
-        **checked,
-        file_names.FROZEN: held.text(),
-        file_names.LAUNCH_SCRIPT: launch_file.launch_script(config, argv),
-    }
-    if not _is_filled(path):
-        make_folder(path.parent)
-        building = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
-        try:
-            building.mkdir()
-            _write_files(building, files | (planned or {}))
-            if planned is None:
-                attempt = next_attempt(building, argv)
-            building.rename(path)
-            return RunDir(path, attempt)
-        except OSError as error:
-            if not _is_filled(path):  # else another process made it meanwhile
-                raise cannot_write(path, error) from error
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
-    _check_same_config(path, config)
-    _refresh(path, files)
-    _write_files(path, planned or {})
-    return RunDir(path, next_attempt(path, argv) if planned is None else 0)
-
-
 def _is_filled(path: Path) -> bool:
     try:
         return any(path.iterdir())
@@ -217,7 +197,7 @@ def _refresh(path: Path, files: dict[str, str]) -> None:
         old = None if data is None else data.decode(errors="replace")
         if old == text:
             continue
-        if old is not None and attempts and not name.endswith(".sh"):
+        if old is not None and attempts and name in _OF_ATTEMPT:
             kept = attempt_dir(path, attempts[-1]) / name
             if not kept.exists():
                 write_atomically(kept, old)

@@ -215,11 +215,8 @@ class JobRun:
 
     def _refuse_other_code(self, config: RunConfig) -> None:
         """Raises a RunError if another hires has planned the run, unless that is allowed."""
-        envs = [Attempt(self.path, number).env for number in attempt_numbers(self.path)]
-        envs.append(reading.read_json(self.path / file_names.PLANNED, []))
-        typed = [env for env in envs if env.get("argv") is not None]  # not those of jobs by hand
-        last = max(typed, key=lambda env: str(env.get("started")), default={})
-        planned, here = dict(last.get("provenance") or {}), provenance.collect()
+        planned = reading.read_json(self.path / file_names.PLANNED, []).get("provenance") or {}
+        here = provenance.collect()
         pairs = [(planned.get(key), here[key]) for key in ("hires", "git")]
         if all(was == now or not was or not now for was, now in pairs):
             return

@@ -81,7 +81,7 @@ OTHERS: dict[str, tuple[Callable[[Path], Any], ...]] = {
     file_names.BEGIN_LOCK: (lambda run: files.holder_of(run / ".begin.lock"),),
     file_names.BEST: (checkpoints.read_best,),
     file_names.CONFIG: (records.read_config, edits.require_unchanged, rundir.open_run),
-    file_names.ENV: (attempts.reproduce_line_of, lambda run: Attempt(run, 0).damaged),
+    file_names.ENV: (lambda run: Attempt(run, 0).damaged,),
     file_names.EVENTS: (lambda run: Attempt(run, 0).launched, lambda run: heartbeat.last_sign(run)),
     file_names.EXIT: (lambda run: Attempt(run, 0).damaged, rundir.done_attempts),
     file_names.FROZEN: (frozen.read, edits.require_unchanged),
@@ -100,7 +100,7 @@ OTHERS: dict[str, tuple[Callable[[Path], Any], ...]] = {
 """Name -> further readers, which raise nothing but errors of hires."""
 ELSEWHERE = {
     *(file_names.CALIBRATION, file_names.SCALES),  # of plans and of quantised networks
-    file_names.HANG,  # of launchers
+    *(file_names.HANG, file_names.NODES),  # of launchers
     *(file_names.LAUNCH_SCRIPT, file_names.JOB_SCRIPT, file_names.JOB_LOG),
     file_names.LAUNCHER_LOG,
     *(file_names.CANCEL, file_names.PREEMPT, file_names.STOP_SWEEP),  # are there or not
@@ -128,7 +128,6 @@ def run(tmp_path_factory) -> Path:
     argv = ["hires", "run"]
     places = [{"rank": rank, "replica": 0, "stage": rank, "tile": [0, 0]} for rank in (0, 1)]
     plan = {"schema": 2, "world": 2, "placement": places, "totals": {"messages": 1}}
-    rundir.freeze(config, plan, argv)
     made = rundir.create(config, plan, argv)
     path, attempt = made.path, made.attempt_dir
     records.event(path, 0, "launch_started", pid=1, host="here")
