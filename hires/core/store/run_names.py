@@ -36,14 +36,55 @@ def is_run(folder: Path) -> bool:
     return has_config or bool(file_names.attempt_numbers(folder))
 
 
-def named(name: str, results: StrPath = "results") -> NamedRuns:
-    """Returns the runs of a campaign, by its name or folder, or a run, by folder, name or hash.
+def matching(values: Any, results: StrPath = "results") -> NamedRuns:
+    """Returns the runs that a path, pattern or name means, or several of them; None: ``results``.
 
-    A name of neither, and one of several runs, is a ConfigError.
+    A campaign is named by its name or folder, a run by its folder, its name or the beginning of its
+    hash; patterns, as ``fig2*``, and paths are those of runs, campaigns and all results.
+
+    Raises:
+        ConfigError: one of them means no run and no campaign, or a name may mean several runs.
+        TypeError: one of them is neither text nor a path.
     """
-    for folder in (Path(results) / name, Path(name)):
-        if name and _is_campaign(folder):
-            return _together([folder])
+    if values is None:
+        values = results
+    one = isinstance(values, str | os.PathLike) or not isinstance(values, Iterable)
+    return merged(_matching(value, results) for value in ([values] if one else values))
+
+
+def locate(name: str, results: StrPath = "results") -> Path:
+    """Returns the one run folder that a name means, as for :func:`matching`.
+
+    A name of no run, or of several, as of a campaign, is a ConfigError.
+    """
+    runs, folders = matching(name, results)
+    if len(runs) == 1 and not folders:
+        if not exists(runs[0] / file_names.CONFIG):
+            raise ConfigError(
+                f"{runs[0]} has attempts and no {file_names.CONFIG}: copy that there again"
+            )
+        return runs[0]
+    what = f"a campaign of {len(runs)}" if len(folders) == 1 else f"{len(runs)}"
+    folder = runs[0].parent.name if runs else name
+    item = f"name one of them, as {folder}/{runs[0].name}; " if runs else ""
+    raise ConfigError(
+        f"{name!r} is {what} run{'' if len(runs) == 1 else 's'}; {item}`hires list runs --campaign "
+        f"{folder}` lists them, `hires report {folder}` shows them all"
+    )
+
+
+def _matching(value: Any, results: StrPath) -> NamedRuns:
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(
+            f"runs are paths, patterns or names, as 'results/fig2*' or 'default', not {value!r}"
+        )
+    name = str(os.fspath(value))
+    places = [Path(results) / name, Path(name)] if name else []
+    folders = next(([one] for one in places if _is_campaign(one)), places[1:])
+    for hits in (folders, *(_folders(top, name) for top in ("", results))):
+        made = _together(filter(is_dir, hits))
+        if made != ([], []):
+            return made
     if run := _run_named(name, results):
         return NamedRuns([run], [])
     others = ", ".join(folder.name for folder in campaigns(results))
@@ -55,28 +96,13 @@ def named(name: str, results: StrPath = "results") -> NamedRuns:
     )
 
 
-def locate(name: str, results: StrPath = "results") -> Path:
-    """Returns the one run folder that a name means, as for :func:`named`.
-
-    A name of no run, or of several, as of a campaign, is a ConfigError.
-    """
-    runs, folders = named(name, results)
-    if not folders:
-        return runs[0]
-    folder, count = folders[0].name, f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
-    one = f"name one of them, as {folder}/{runs[0].name}; " if runs else ""
-    raise ConfigError(
-        f"{name!r} is a campaign of {count}; {one}`hires list runs --campaign {folder}` lists "
-        f"them, `hires report {folder}` shows them all"
-    )
+def _folders(top: StrPath, pattern: str) -> list[Path]:
+    hits = glob.glob(pattern, root_dir=top or None)  # noqa: PTH207 (it takes absolute ones, too)
+    return [Path(top) / hit for hit in sorted(hits)]
 
 
 def _run_named(name: str, results: StrPath) -> Path | None:
-    """Returns the run of a path, name or beginning of a hash; a ConfigError: there are several."""
-    if os.path.lexists(Path(name) / file_names.CONFIG):  # what is wrong with it is said later
-        return Path(name).absolute()
-    if name and file_names.attempt_numbers(Path(name)):
-        raise ConfigError(f"{name} has attempts and no {file_names.CONFIG}: copy that there again")
+    """Returns the run of a name or beginning of a hash; a ConfigError: there are several."""
     folders = [run for folder in campaigns(results) for run in of_campaign(folder)]
     matches = (
         [f for f in folders if name in (f.name, f"{f.parent.name}/{f.name}")],
@@ -88,56 +114,6 @@ def _run_named(name: str, results: StrPath) -> Path | None:
         several = ", ".join(map(str, match[:5]))
         raise ConfigError(f"{name!r} may be any of {len(match)} runs: give one path of {several}")
     return match[0] if match else None
-
-
-def matching(values: Any, results: StrPath = "results") -> NamedRuns:
-    """Returns the runs of a path, a pattern or a name as for :func:`named`, or of several of them.
-
-    A path may also be the folder of all results; None means ``results``.
-
-    Raises:
-        ConfigError: one of them means no run and no campaign.
-        TypeError: one of them is neither text nor a path.
-    """
-    if values is None:
-        values = results
-    one = isinstance(values, str | os.PathLike) or not isinstance(values, Iterable)
-    parts = [_matching(value, results) for value in ([values] if one else values)]
-    return merged(parts)
-
-
-def _matching(value: Any, results: StrPath) -> NamedRuns:
-    if not isinstance(value, str | os.PathLike):
-        raise TypeError(
-            f"runs are paths, patterns or names, as 'results/fig2*' or 'default', not {value!r}"
-        )
-    name = str(os.fspath(value))
-    if name and is_dir(name) and not _is_campaign(Path(results) / name):
-        made = _together([Path(name)])
-        if made == ([], []):
-            raise ConfigError(
-                f"{name!r} has no run in it; give the folder of a run, of a campaign or of all "
-                f"results, or start a run with `hires run`"
-            )
-        return made
-    if not glob.has_magic(name):
-        return named(name, results)
-    for top in (Path(), Path(results)):
-        made = _together(_folders(top, Path(name)))
-        if made != ([], []):
-            return made
-    others = ", ".join(folder.name for folder in campaigns(results)) or "none"
-    raise ConfigError(
-        f"{name!r} matches no folder with runs in {Path.cwd()}, nor below {results}/, whose "
-        f"campaigns are: {others}"
-    )
-
-
-def _folders(top: Path, pattern: Path) -> list[Path]:
-    if pattern.anchor:
-        top, pattern = Path(pattern.anchor), pattern.relative_to(pattern.anchor)
-    found = (path for path in top.glob(str(pattern)) if not path.name.startswith("."))
-    return sorted(path for path in found if is_dir(path))
 
 
 def _together(folders: Iterable[Path]) -> NamedRuns:

@@ -9,7 +9,7 @@ from pathlib import Path
 from hires.core.store import campaign, reading
 from hires.core.store.ends import State
 from hires.core.store.file_names import StrPath
-from hires.core.store.run_names import NamedRuns, campaigns, merged, named, of_campaign
+from hires.core.store.run_names import NamedRuns, campaigns, matching, of_campaign
 from hires.launcher.status.state import RunState
 
 
@@ -35,13 +35,12 @@ class Selection:
 def select(names: Sequence[str], results: StrPath = "results") -> Selection:
     """Returns the runs that some names mean; all campaigns if there are none.
 
-    A campaign is named by its name or folder, a run by its folder, name or beginning of its hash.
-    A name of neither, and one of several runs, is a ConfigError.
+    A name of neither runs nor a campaign, and one that may mean several, is a ConfigError.
     """
-    chosen = [named(name, results) for name in names]
-    if not names:
-        chosen = [NamedRuns(of_campaign(folder), [folder]) for folder in campaigns(results)]
-    runs = merged(chosen)
+    every = campaigns(results)
+    runs = NamedRuns([run for folder in every for run in of_campaign(folder)], every)
+    if names:
+        runs = matching(names, results)
     planned = dict.fromkeys(point for folder in runs.campaigns for point in _planned(folder))
     return Selection(runs.paths, [*planned], runs.campaigns)
 
