@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata, util
 from pathlib import Path
 from subprocess import SubprocessError
@@ -149,6 +149,16 @@ nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available(
 facts["nccl"] = ".".join(map(str, cuda.nccl.version())) if nccl and devices else None
 print(json.dumps(facts))
 """
+_MPI = """\
+import sys
+from hires.core.ranks import mpi_library
+mpi = mpi_library.load()
+turns = mpi.Init_thread(mpi.THREAD_MULTIPLE) >= mpi.THREAD_SERIALIZED
+name = mpi_library.first_line(mpi.Get_library_version())
+mpi.Finalize()
+print("loads", name)
+sys.exit(None if turns else f"the threads of {name} cannot take turns: use another MPI")
+"""
 _GLOO = """\
 import sys, datetime, torch, torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]),
@@ -160,10 +170,12 @@ sys.exit(x.item() != 2)
 """
 
 
-def ask(*command: str, most_s: float = 120.0) -> tuple[int, str]:
+def ask(
+    *command: str, most_s: float = 120.0, environ: Mapping[str, str] | None = None
+) -> tuple[int, str]:
     """Returns exit code and output of a program, of one that failed its errors."""
     try:
-        done = programs.run(*command, most_s=most_s)
+        done = programs.run(*command, most_s=most_s, environ=environ)
     except RunError as error:
         return -1, str(error)
     return done.returncode, done.stdout if done.returncode == 0 else done.stderr or done.stdout
@@ -388,13 +400,8 @@ def _mpi4py(launcher: str) -> Check:
         return _ok("mpi4py", text)
     kinds = [n for n, d in DIALECTS.items() if d.version and re.search(d.version, launcher, re.I)]
     found = mpi_library.variables(kinds[0] if kinds else "srun", "mpirun", os.environ)
-    try:
-        library = mpi_library.probe({**os.environ, **found}, start=True)
-    except RunError as error:
-        if not launcher:
-            return _ok("mpi4py", "it is here, and no MPI; only comm.backend=mpi needs one")
-        remedy = "load the site's MPI (module load ...), then pip install --no-binary mpi4py mpi4py"
-        return Check("mpi4py", WARNING, str(error), remedy)
-    text = f"loads {library.name} (MPI {library.standard}, threads: {library.threads})"
-    remedy = "comm.backend=mpi needs threads that take turns: use another MPI"
-    return _good("mpi4py", library.threads not in ("single", "funneled"), text, remedy)
+    code, text = ask(*code_command(_MPI), environ={**os.environ, **found})
+    if code and not launcher:
+        return _ok("mpi4py", "it is here, and no MPI; only comm.backend=mpi needs one")
+    remedy = "load the site's MPI (module load ...), then pip install --no-binary mpi4py mpi4py"
+    return _good("mpi4py", not code, last(text), remedy)

@@ -291,11 +291,11 @@ def _check_size(key: str, text: Any) -> None:
     )
 
 
-def build(cls: type[T], values: Any, prefix: str = "", usable: bool = False) -> T:
+def build(cls: type[T], values: Any, prefix: str = "") -> T:
     """Returns an instance of a dataclass or NamedTuple, which may be a list, its fields checked.
 
-    ``prefix`` stands before the names in messages, as ``parallel.``. With ``usable``, what is
-    unknown or wrong is left out; else ConfigError names all of it, and what is missing.
+    ``prefix`` stands before the names in messages, as ``parallel.``. ConfigError names all that is
+    unknown or wrong, or what is missing.
     """
     whole = prefix.rstrip(".") or "the config"
     names = getattr(cls, "_fields", None)
@@ -306,7 +306,7 @@ def build(cls: type[T], values: Any, prefix: str = "", usable: bool = False) -> 
     names = names or [field.name for field in dataclasses.fields(typing.cast(Any, cls))]
     hints = {name: hint for name, hint in _hints(typing.cast(Any, cls)).items() if name in names}
     unknown = sorted(str(k) for k in values if k not in hints)
-    if unknown and not usable:
+    if unknown:
         inside = [
             f"{section}.{unknown[0]}"
             for section, hint in hints.items()
@@ -316,19 +316,18 @@ def build(cls: type[T], values: Any, prefix: str = "", usable: bool = False) -> 
         remedy = f"did you mean {' or '.join(inside)}?" if inside else offer("", sorted(hints))
         raise ConfigError(f"unknown key {prefix}{unknown[0]}; {remedy}")
     good, check = {}, Checks()
-    for name in [name for name in values if name in hints]:
+    for name, item in values.items():
         try:
-            good[name] = _typed(hints[name], values[name], prefix + name, usable)
+            good[name] = _typed(hints[name], item, prefix + name)
         except ConfigError as error:
             check.problems.append(str(error))
-    problems = Checks() if usable else check
     try:
         # With defaults in the place of what is wrong, the rest is checked too.
-        built = problems(functools.partial(cls, **good))
+        built = check(functools.partial(cls, **good))
     except TypeError as error:
-        problems.done()  # what is wrong is missing, too
+        check.done()  # what is wrong is missing, too
         raise ConfigError(f"{whole} is incomplete: {error}") from None
-    problems.done()
+    check.done()
     assert built is not None
     return built
 
@@ -338,7 +337,7 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _typed(hint: Any, item: Any, key: str, usable: bool) -> Any:
+def _typed(hint: Any, item: Any, key: str) -> Any:
     args = typing.get_args(hint)
     if hint is Any or (item is None and type(None) in args):
         return item
@@ -346,7 +345,7 @@ def _typed(hint: Any, item: Any, key: str, usable: bool) -> Any:
         hint = next(a for a in args if a is not type(None))
         args = typing.get_args(hint)
     if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
-        return build(typing.cast(type, hint), item, f"{key}.", usable)
+        return build(typing.cast(type, hint), item, f"{key}.")
     origin = typing.get_origin(hint) or hint
     if origin is float and isinstance(item, int) and not isinstance(item, bool):
         return float(item)
@@ -357,14 +356,7 @@ def _typed(hint: Any, item: Any, key: str, usable: bool) -> Any:
         raise ConfigError(f"{key}={item!r} must be {type_words(hint)}")
     if origin is not list:
         return item
-    items = []
-    for index, one in enumerate(item):
-        try:
-            items.append(_typed(args[0], one, f"{key}[{index}]", usable))
-        except ConfigError:
-            if not usable:
-                raise
-    return items
+    return [_typed(args[0], one, f"{key}[{index}]") for index, one in enumerate(item)]
 
 
 def type_words(hint: Any) -> str | None:

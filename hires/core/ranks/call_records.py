@@ -23,6 +23,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
+from hires.core.config.fields import build
+from hires.core.errors import ConfigError
 from hires.core.message_backends import BACKEND_FACTS
 from hires.core.units import MIB
 
@@ -155,23 +157,11 @@ class RankCalls:
 def read_calls(rank: int, values: Any) -> RankCalls | None:
     """Returns the record of a rank from the plain values of a file; None: they are none."""
     try:
-        record = RankCalls(**{**values, "rank": rank})
-        channels = {str(name): [int(n), [*map(int, m)]] for name, (n, m) in record.channels.items()}
-        kept = [
-            KeptCall(str(c), int(n), str(t), int(h), str(s), str(a))
-            for c, n, t, h, s, a in record.calls
-        ]
-        place, since_s = int(record.waits_in), float(record.since_s)
-        messages = record.messages
-        if messages is not None:
-            messages = {str(way): int(count) for way, count in messages.items()}
-    except (TypeError, ValueError, AttributeError):
+        record = build(RankCalls, {**values, "rank": rank})
+        channels = {name for name, (_count, _members) in record.channels.items()}
+        return record if {call.channel for call in record.kept} <= channels else None
+    except (ConfigError, TypeError, ValueError):
         return None
-    if any(call.channel not in channels for call in kept):
-        return None
-    return RankCalls(
-        rank, [[*call] for call in kept], channels, place, since_s, bool(record.has_left), messages
-    )
 
 
 _rings = itertools.count()

@@ -195,7 +195,7 @@ def status_file(attempt: StrPath, rank: int) -> Path:
 def read_status(attempt: StrPath, rank: int) -> RankStatus | None:
     """Returns the status that a rank wrote on request; None if it has not written one."""
     with contextlib.suppress(ConfigError):  # not there yet, or of another hires
-        return build(RankStatus, read_json(status_file(attempt, rank), []), usable=True)
+        return build(RankStatus, read_json(status_file(attempt, rank), []))
     return None
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -28,7 +27,6 @@ from typing import Any, NamedTuple
 from hires.core import programs
 from hires.core.config.mpi_dialects import DIALECTS
 from hires.core.errors import CommError, PeerError, RunError
-from hires.core.python_command import code_command
 from hires.core.store.files import cache_dir
 
 LIBRARY = "MPI4PY_LIBMPI"
@@ -37,21 +35,6 @@ INSTALL = "pip install 'hires[mpi]'"
 _PATH = "LD_LIBRARY_PATH"
 _DEBIAN, _INTERFACE = "libmpich.so", "libmpi.so.12"
 """What Debian's MPICH is called, and what mpi4py's extension for its interface looks for."""
-_PROBE_S = 60.0
-_PROBE = """\
-import json, sys
-from hires.core.ranks.mpi_library import gpu_support, load
-mpi = load()
-level = gpus = None
-if sys.argv[1] == "start":
-    level = mpi.Init_thread(mpi.THREAD_MULTIPLE)
-    names = {mpi.THREAD_SINGLE: "single", mpi.THREAD_FUNNELED: "funneled"}
-    names |= {mpi.THREAD_SERIALIZED: "serialized", mpi.THREAD_MULTIPLE: "multiple"}
-    level, gpus = names[level], gpu_support(mpi)
-    mpi.Finalize()
-version = ".".join(map(str, mpi.Get_version()))
-print(json.dumps([mpi.Get_library_version(), version, level, gpus]))
-"""
 
 
 class GpuSupport(NamedTuple):
@@ -60,20 +43,6 @@ class GpuSupport(NamedTuple):
     messages: bool
     collectives: bool
     """The nonblocking ones, which hires calls."""
-
-
-class Facts(NamedTuple):
-    """What a library says of itself."""
-
-    name: str
-    """In its own words, one line."""
-    standard: str
-    """Version of MPI that it follows, as ``3.1``."""
-    threads: str | None
-    """The most that it allows threads: ``single``, ``funneled``, ``serialized`` or ``multiple``;
-    None: it was not started."""
-    gpus: GpuSupport | None = None
-    """None: it was not started."""
 
 
 def load() -> Any:
@@ -197,25 +166,6 @@ def variables(starter: str, program: str, environ: Mapping[str, str]) -> dict[st
             if (folder / name).is_file():
                 return _loading(folder / name, environ)
     return {}
-
-
-def probe(environ: Mapping[str, str], start: bool = False) -> Facts:
-    """Returns the facts of the library that mpi4py loads there; RunError: it loads none.
-
-    With ``start`` a world of one rank begins.
-    """
-    command = code_command(_PROBE, "start" if start else "load")
-    try:
-        done = programs.run(*command, most_s=_PROBE_S, environ=environ)
-    except RunError as error:
-        raise RunError(f"the MPI library could not be tried: {error}") from None
-    try:
-        name, standard, threads, gpus = json.loads(done.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        why = re.sub(r"^[\w.]*Error: ", "", lines[-1]) if lines else f"code {done.returncode}"
-        raise RunError(why) from None
-    return Facts(first_line(name), standard, threads, None if gpus is None else GpuSupport(*gpus))
 
 
 def _loaded_library() -> ctypes.CDLL | None:

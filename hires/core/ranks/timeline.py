@@ -206,7 +206,7 @@ def read(folder: StrPath, notes: Notes = None) -> list[StepSpans]:
 
 
 def _step_of(line: Values) -> StepSpans:
-    step = build(StepSpans, {**line, "clock": text(line["clock"], 80), "spans": []}, usable=True)
+    step = build(StepSpans, {**line, "clock": text(line["clock"], 80), "spans": []})
     if min(step.rank, step.step) < 0 or not math.isfinite(step.begin_s):
         raise ValueError(f"rank {step.rank}, step {step.step}, begun at {step.begin_s}")
     for kind, action, begin_s, end_s, what, *logged in line["spans"]:

@@ -125,8 +125,7 @@ def is_stopped(folder: Path) -> bool:
 def read(folder: Path, notes: Notes = None) -> Campaign:
     """Returns the campaign of a folder; an empty one if no sweep has planned anything there.
 
-    With ``notes``, which receive what is wrong, the points that can be read are returned; else a
-    RunError says that the file is damaged or of another version.
+    A file that is damaged or of another version is a RunError, or with ``notes`` one of these.
     """
     path = folder / file_names.CAMPAIGN
     try:
@@ -135,16 +134,16 @@ def read(folder: Path, notes: Notes = None) -> Campaign:
             return Campaign(folder.name)
         schema = values.pop("schema", None)
         if schema != SCHEMA:
-            why = f"its schema is {schema!r}, this hires reads {SCHEMA}"
-            if notes is None:
-                raise RunError(why)
-            reading.damaged(path, why, notes)
+            raise RunError(f"its schema is {schema!r}, this hires reads {SCHEMA}")
         values.pop("campaign", None)
         values["name"] = folder.name  # the folder may have been renamed or copied
-        if notes is None and not {"points", "excluded", "sweeps"} <= values.keys():
+        if not {"points", "excluded", "sweeps"} <= values.keys():
             raise RunError("a value is missing")
-        return build(Campaign, values, usable=notes is not None)
+        return build(Campaign, values)
     except HiresError as error:
+        if notes is not None:
+            reading.damaged(path, str(error), notes)
+            return Campaign(folder.name)
         raise RunError(
             f"{path} cannot be read ({error}); move it away: the runs beside it keep their results"
         ) from None
