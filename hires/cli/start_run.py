@@ -18,13 +18,13 @@ from typing import Any, TextIO, TypeVar
 from hires.cli.screens.screen import print_activity
 from hires.core import terminal
 from hires.core.config.run_config import RunConfig
-from hires.core.epoch_lines import line_text
 from hires.core.errors import RunError
 from hires.core.store import campaign, file_names, records
 from hires.core.store.attempts import Attempt
 from hires.core.store.ends import End
 from hires.core.store.reading import printable
 from hires.core.store.rundir import RunDir
+from hires.core.store.step_lines import line_text
 from hires.core.terminal import behind
 from hires.core.units import seconds
 from hires.launcher.attempt_queue import Ended

@@ -17,9 +17,9 @@ from typing import Any
 
 from hires import comm
 from hires.core.config.run_config import RunConfig
-from hires.core.epoch_lines import epoch_text
 from hires.core.errors import ConfigError
 from hires.core.evaluation_metrics import LOSS, METRICS
+from hires.core.store.step_lines import epoch_text
 from hires.plan.hardware import NO_TENSORBOARD
 
 log = logging.getLogger(__name__)

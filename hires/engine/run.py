@@ -21,12 +21,11 @@ from pathlib import Path
 
 from hires import comm
 from hires.core.config.run_config import RunConfig
-from hires.core.epoch_lines import EPOCH_LINE
 from hires.core.errors import HiresError
 from hires.core.learning_rate import learning_rate
 from hires.core.store import records
 from hires.core.store.files import append_metric
-from hires.core.store.step_lines import ENDED_LINE, VALIDATED_LINE
+from hires.core.store.step_lines import ENDED_LINE, EPOCH_LINE, VALIDATED_LINE
 from hires.engine.build import RankEngine
 from hires.engine.checkpoint import Saver
 from hires.engine.epochs import Epochs, Scalars

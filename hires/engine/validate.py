@@ -20,12 +20,11 @@ from typing import Any
 from hires import comm
 from hires.core.config.data_config import EPOCH
 from hires.core.config.run_config import RunConfig
-from hires.core.epoch_lines import ended_text, evaluation_text
 from hires.core.ranks.world import World
 from hires.core.store import checkpoints
 from hires.core.store.attempts import Attempt
 from hires.core.store.checkpoints import Best
-from hires.core.store.step_lines import VALIDATED_LINE, pass_lines
+from hires.core.store.step_lines import VALIDATED_LINE, ended_text, evaluation_text, pass_lines
 from hires.data.opening import open_data
 from hires.data.start_check import require_readable
 from hires.engine.build import RankEngine, assemble, contexts_of

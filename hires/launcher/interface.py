@@ -11,9 +11,7 @@ To add one: a module in :mod:`hires.launcher.kinds` with a registered subclass o
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -242,21 +240,16 @@ class Launcher(ABC):
         return []
 
 
-LAUNCHERS: Registry[type[Launcher]] = Registry("launcher")
+LAUNCHERS: Registry[type[Launcher]] = Registry("launcher", "hires.launcher.kinds")
 
 
 def all_launchers() -> list[Launcher]:
-    """Returns every launcher; each module of ``kinds`` registers its own."""
-    from hires.launcher import kinds
-
-    for module in pkgutil.iter_modules(kinds.__path__, f"{kinds.__name__}."):
-        importlib.import_module(module.name)
+    """Returns every launcher."""
     return [LAUNCHERS[name]() for name in LAUNCHERS]
 
 
 def launcher_named(name: str) -> Launcher:
     """Returns the launcher of a name; a ConfigError offers the others if there is none."""
-    all_launchers()
     return LAUNCHERS[name]()
 
 

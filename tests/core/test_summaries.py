@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from hires.core.config.run_config import from_dict
-from hires.core.epoch_lines import EPOCH_LINE, line_text
 from hires.core.errors import RunError
 from hires.core.evaluation_metrics import CLASSES, IMAGES, PIXELS
 from hires.core.evaluation_summary import (
@@ -20,7 +19,7 @@ from hires.core.evaluation_summary import (
     wilson,
 )
 from hires.core.learning_rate import CURVES, learning_rate
-from hires.core.store.step_lines import ENDED_LINE, VALIDATED_LINE
+from hires.core.store.step_lines import ENDED_LINE, EPOCH_LINE, VALIDATED_LINE, line_text
 from tests.helpers.plain_training import torch_rates
 
 LABELS, MADE = [0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 0, -1]

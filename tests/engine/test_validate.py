@@ -13,13 +13,12 @@ import torch
 from hires import comm
 from hires.cli.data_keys import with_classes
 from hires.core.config.run_config import RunConfig
-from hires.core.epoch_lines import line_text
 from hires.core.errors import ConfigError, PlanError
 from hires.core.evaluation_metrics import PIXELS
 from hires.core.ranks.world import World
 from hires.core.store import checkpoints, records
 from hires.core.store.network_weights import find_weights
-from hires.core.store.step_lines import ENDED_LINE
+from hires.core.store.step_lines import ENDED_LINE, line_text
 from hires.engine.epochs import Epochs
 from hires.parallel.executor import Executor, StepResult
 from hires.plan.validation import evaluation_of, is_better

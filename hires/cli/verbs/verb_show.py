@@ -15,7 +15,6 @@ from hires.cli.options import JSON, RUN, Parser, flag, option
 from hires.cli.screens.screen import plural, print_json, print_notes, print_table
 from hires.cli.screens.show_plan import placement_lines
 from hires.core import terminal
-from hires.core.epoch_lines import ended_text
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import timeline
 from hires.core.store import checkpoints, edits, file_names, frozen, provenance
@@ -25,6 +24,7 @@ from hires.core.store.reading import Note, Values, text
 from hires.core.store.records import read_config, read_plan, read_record
 from hires.core.store.run_names import locate
 from hires.core.store.rundir import RunDir, open_run
+from hires.core.store.step_lines import ended_text
 from hires.core.units import size
 from hires.plan.plan import Plan
 from hires.quant.scales import read_scales

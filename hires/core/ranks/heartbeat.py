@@ -15,7 +15,6 @@ Files work across machines, where signals do not. The launcher decides what beco
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import faulthandler
 import functools
@@ -41,8 +40,6 @@ from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import cannot_write, write_atomically
 from hires.core.store.reading import read_json
 
-KEPT_OPS = 12
-"""The last so many communications of a rank are kept."""
 BEAT_S = 5.0
 """How often a rank touches its file."""
 LOOK_S = 1.0
@@ -90,8 +87,6 @@ class RankStatus:
     """Collectives of this action that came before, if it waits in one; -1: it does not."""
     since_s: float = 0.0
     """How long it has been there, in seconds."""
-    last: list[str] = field(default_factory=list)
-    """Its last communications, the latest at the end, with the seconds that they took."""
     calls: dict[str, Any] = field(default_factory=dict)
     """The fields of its ``RankCalls``, if it keeps its calls."""
     operation: str = ""
@@ -103,8 +98,6 @@ class Activity:
 
     def __init__(self) -> None:
         self.now: Op | None = None
-        self.last: collections.deque[tuple[Op, float]] = collections.deque(maxlen=KEPT_OPS)
-        """Communications that have ended, with the seconds they took."""
         self.recorder: Recorder | None = None
         """Holds step and action, once the rank has one."""
         self.still_s = 0.0
@@ -134,10 +127,8 @@ class Activity:
 
     def end(self, outer: Op | None) -> None:
         """Notes that the communication has ended; ``outer`` is the one around it, if any."""
-        now = self.now
-        if now is not None:
-            self.ended_s = ended_s = time.perf_counter()
-            self.last.append((now, ended_s - now.begin_s))
+        if self.now is not None:
+            self.ended_s = time.perf_counter()
             self._count += 1
         self.now = outer
 
@@ -162,8 +153,7 @@ class Activity:
 
     def status(self, rank: int, since_s: float) -> RankStatus:
         """Returns where the rank stands; ``since_s`` counts if it waits in no communication."""
-        last = [f"{op.what} ({took_s * 1e3:.1f} ms)" for op, took_s in self.last.copy()]
-        status = RankStatus(rank, since_s=since_s, last=last)
+        status = RankStatus(rank, since_s=since_s)
         if self.recorder is not None and self.recorder.steps:
             status.step, status.action = self.recorder.steps[-1].step, self.recorder.action
         now = self.now

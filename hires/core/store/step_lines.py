@@ -1,4 +1,4 @@
-"""Reads the lines of steps that ranks wrote, through all attempts of which one continues another.
+"""Reads the lines of steps and epochs that ranks wrote, through attempts that continue another.
 
 a0   0 1 2 3 4 5      preempted, or killed
 a1           4 5 6 7  began at step 4 of a0: its steps 0 to 3 are those of a0
@@ -7,9 +7,10 @@ a1           4 5 6 7  began at step 4 of a0: its steps 0 to 3 are those of a0
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from hires.core import units
 from hires.core.errors import RunError
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import StrPath
@@ -21,6 +22,8 @@ VALIDATED_LINE = "validated"
 """Kind of the lines that hold an evaluation in the middle of a training."""
 ENDED_LINE = "ended_early"
 """Kind of the line of a training that ended before its last step, since it got no better."""
+EPOCH_LINE = "epoch"
+"""Kind of the lines that sum up an epoch."""
 PASS_LINES = {"evaluate": EVALUATED_LINE, "predict": PREDICTED_LINE}
 """``task`` -> the kind of its lines."""
 
@@ -101,3 +104,42 @@ def by_step(lines: Sequence[Values], kind: str = "step") -> dict[int, dict[int, 
 
 def _of_kind(lines: Sequence[Values], kind: str) -> list[Values]:
     return [line for line in lines if line.get("kind") == kind]
+
+
+def line_text(line: Mapping[str, Any]) -> str | None:
+    """Returns what a line of the ranks says of an epoch, evaluation or end; or None."""
+    texts = {EPOCH_LINE: epoch_text, VALIDATED_LINE: evaluation_text, ENDED_LINE: _once}
+    text = texts.get(str(line.get("kind")))
+    return None if text is None else text(line)
+
+
+def ended_text(facts: Mapping[str, Any]) -> str:
+    """Returns ``ended early after step 12: no better top1 in 3 evaluations ...``."""
+    number, metric = facts.get("patience"), facts.get("metric")
+    over = "" if number is None else f" in {number} evaluation{'' if number == 1 else 's'}"
+    return (
+        f"ended early after step {facts['step']}: no better {metric or 'number'}{over} "
+        f"(validate.patience)"
+    )
+
+
+def epoch_text(line: Mapping[str, Any]) -> str:
+    """Returns ``epoch 3, mean loss 0.41, 14.2 s, about 43 s left``."""
+    words = [f"epoch {line['epoch']}"]
+    words += [f"mean loss {line['loss']:.4g}"] if line.get("loss") is not None else []
+    words.append(units.seconds(line["epoch_s"]))
+    words += [f"about {units.seconds(line['left_s'])} left"] if line["left_s"] else []
+    return ", ".join(words)
+
+
+def evaluation_text(line: Mapping[str, Any]) -> str:
+    """Returns ``evaluated after step 12: top1 0.93, loss 0.21, the best so far``."""
+    names = dict.fromkeys((line["metric"], "loss"))
+    words = [f"{name} {line[name]:.4g}" for name in names if line.get(name) is not None]
+    words += ["the best so far"] if line["better"] else []
+    return f"evaluated after step {line['step'] + 1}: {', '.join(words) or 'nothing finite'}"
+
+
+def _once(line: Mapping[str, Any]) -> str | None:
+    # Every rank writes this line; it is printed once.
+    return ended_text(line) if line.get("rank") == 0 else None

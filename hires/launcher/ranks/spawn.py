@@ -23,7 +23,6 @@ import contextlib
 import ctypes
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -55,7 +54,6 @@ ANSWER_S = 60.0
 """How long a warm process may take to import and fork before a fresh process is started."""
 
 _SET_PDEATHSIG, _SET_SUBREAPER = 1, 36  # numbers of Linux's prctl.h
-_LIMITS = [value for name, value in sorted(vars(resource).items()) if name.startswith("RLIMIT_")]
 _SERVER = "from hires.launcher.ranks.warm_process import main; main()"
 
 
@@ -228,9 +226,6 @@ def start(
                     "environ": dict(environ),
                     "cwd": str(Path.cwd()),
                     "parent": os.getpid(),
-                    "cores": sorted(os.sched_getaffinity(0)),
-                    "limits": [(kind, *resource.getrlimit(kind)) for kind in _LIMITS],
-                    "death_signal": int(death_signal),
                 }
                 child = _current.start(request, [stdin, stdout, stderr])
                 if child is not None:

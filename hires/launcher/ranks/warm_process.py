@@ -1,7 +1,7 @@
 """Imports what ranks need, then forks itself for every request: the other end of ``spawn``.
 
 It has one thread, for a fork copies no other. What a child needs is set between the fork and its
-module's first line: session, signals, limits, cores, environment, folder and standard streams. Then
+module's first line: session, signals, environment, folder and standard streams. Then
 the stack unwinds to :func:`main` and the interpreter runs the module as ``python -m`` does, so that
 exit codes, uncaught exceptions and Ctrl-C end the child as they end a fresh process:
 
@@ -120,12 +120,8 @@ def _become_child(request: Request, files: list[int]) -> None:
                 if time.monotonic() > deadline:
                     raise ChildProcessError("the kernel did not hand this process over")
                 time.sleep(0.0002)
-            spawn.die_with(request["parent"], signal.Signals(request["death_signal"]))()
+            spawn.die_with(request["parent"])()
             os.setsid()
-            for kind, soft, hard in request["limits"]:
-                if resource.getrlimit(kind) != (soft, hard):
-                    resource.setrlimit(kind, (soft, hard))
-            os.sched_setaffinity(0, request["cores"])
             os.chdir(request["cwd"])
             # A fork does not copy the pages of libraries. They are in the page cache, and without
             # this would count as memory where a step first touches them.

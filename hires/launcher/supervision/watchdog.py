@@ -40,9 +40,8 @@ _POLL_S = 0.05
 SHOWN_RANKS = 16
 """Ranks that get more than one line each."""
 SHOWN_WAITS = 6
-SHOWN_OPS = 4
 SHOWN_FRAMES = 6
-_AFTER_HEAD = "\n\nlast communications"
+_AFTER_HEAD = "\n\nPython stacks"
 """What comes before it is shown on the screen."""
 _NO_STACK = ["no stack: it did not answer"]
 
@@ -192,10 +191,6 @@ class Hang:
         lines += ["", "where every rank stands"]
         lines += [f"  {self._state_of(rank)}" for rank in detailed]
         lines += [f"  {text}" for text in self._alike(order[SHOWN_RANKS:])]
-        lines += ["", "last communications of each rank"]
-        for rank in detailed:
-            if rank in self.answers and self.answers[rank].last:
-                lines.append(f"  rank {rank}: {', '.join(self.answers[rank].last[-SHOWN_OPS:])}")
         logs = self.attempt / file_names.LOGS
         lines += ["", f"Python stacks, innermost first (whole: {logs}/stacks-*.txt)"]
         for rank in detailed:
