@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import socket
 
 import pytest
 
+from hires.core.store import campaign
+from hires.core.store.campaign import Campaign, ExcludedPoint
 from hires.report.report import write_report
 from tests.helpers.browser import browser
 from tests.helpers.hostile import hostile_campaign
@@ -34,8 +35,8 @@ def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     paths = sized_campaign(folder / "results")
     paths += [report_run(folder / "results", name, image=[64, 64]) for name in ("sp grid", "dp")]
-    excluded = {"overrides": ["image=999"], "reason": "rank 0 needs more [memory.limit]"}
-    (paths[0].parent / "campaign.json").write_text(json.dumps({"excluded": [excluded]}))
+    excluded = [ExcludedPoint(["image=999"], "rank 0 needs more [memory.limit]")]
+    campaign.write(paths[0].parent, Campaign("a", excluded=excluded))
     return write_report(paths, [paths[0].parent], ("html",), folder / "report").files[0]
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from hires.core.store import campaign
+from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
 from hires.core.store.file_names import line_files
 from tests.helpers.report_runs import change, report_run
 
@@ -38,10 +40,9 @@ def hostile_campaign(results: Path) -> list[Path]:
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     (pipe / "record.json").unlink()
     os.mkfifo(pipe / "record.json")  # nobody will ever write to it
-    points = [{"run": ATTACK, "overrides": [ATTACK, 7, None]}, 7, {"run": ["x"]}]
-    excluded = [{"overrides": [f"image={ATTACK}"], "reason": ATTACK, "nearest": MOVES}]
-    planned = {"schema": 99, "points": points, "excluded": excluded}
-    (pipe.parent / "campaign.json").write_text(json.dumps(planned))
+    excluded = [ExcludedPoint([f"image={ATTACK}", MOVES], ATTACK)]
+    planned = Campaign(ATTACK, points=[PlannedPoint(ATTACK, [ATTACK])], excluded=excluded)
+    campaign.write(pipe.parent, planned)
     return [*runs, named, newer, missing, torn, pipe]
 
 

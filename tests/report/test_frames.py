@@ -11,7 +11,8 @@ import pytest
 
 import hires
 from hires.core.errors import ConfigError
-from hires.core.store import message_entries
+from hires.core.store import campaign, message_entries
+from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
 from hires.core.store.file_names import rank_messages
 from hires.report import frames, report
 from hires.report.compare.metrics import METRICS
@@ -60,9 +61,9 @@ def test_campaign_has_these_frames(campaign):
 def test_run_without_a_record_or_an_end_is_reported(tmp_path):
     run = report_run(tmp_path)
     original = json.loads((run / "record.json").read_text())
-    points = [{"run": run.name, "overrides": ["image=13"]}, {"run": "x-00000000", "overrides": []}]
-    excluded = [{"overrides": ["image=99"], "reason": "too large [memory.limit]", "nearest": "a=1"}]
-    (run.parent / "campaign.json").write_text(json.dumps({"points": points, "excluded": excluded}))
+    points = [PlannedPoint(run.name, ["image=13"]), PlannedPoint("x-00000000", [])]
+    excluded = [ExcludedPoint(["image=99"], "too large [memory.limit]")]
+    campaign.write(run.parent, Campaign("a", [], points, excluded))
     loaded = frames.load([run], [run.parent])
     assert report.counts(loaded) == [("run", "1"), ("done", "1"), ("excluded", "1")]
     planned = loaded.planned

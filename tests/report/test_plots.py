@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from hires.core.ranks.timeline import BACKWARD, FORWARD, HALO, OPTIMISER, WAIT, Span, StepSpans
-from hires.core.store import file_names
+from hires.core.store import campaign, file_names
+from hires.core.store.campaign import Campaign, ExcludedPoint
 from hires.engine.prediction_maps import MapKind, PredictionMaps
 from hires.plan.simulation.simulate import simulate
 from hires.report import frames
@@ -157,11 +158,11 @@ def test_excluded_points_are_images_that_are_too_large(tmp_path):
     point = {"model": "resnet50", "image": [64, 64], "layout": "sp", "precision": "fp32"}
     point |= {"task": "train", "batch": 8, "limit": "20MiB"}  # a limit has a panel of its own
     other = {**point, "model": "unet3_8_x", "image": [96, 128], "limit": None}
-    reason = {"overrides": ["a=b"], "reason": "rank 0 needs more [memory.limit]"}
-    excluded = [{**reason, "what": what} for what in (point, other, ["x"], None, {"model": "y"})]
-    odd = {"reason": "it does not divide [batch]", "what": {**other, "image": [300, 300]}}
-    excluded.append({**reason, **odd})
-    (run.parent / "campaign.json").write_text(json.dumps({"excluded": excluded}))
+    why, odd = "rank 0 needs more [memory.limit]", {**other, "image": [300, 300]}
+    facts = (point, other, None, {"model": "y"})
+    excluded = [ExcludedPoint([f"a={n}"], why, what=what) for n, what in enumerate(facts)]
+    excluded.append(ExcludedPoint(["a=b"], "it does not divide [batch]", what=odd))
+    campaign.write(run.parent, Campaign("a", excluded=excluded))
     runs = [run, report_run(tmp_path, image=[32, 32])]
     for size, why in ((80, "oom"), (90, "nan")):
         runs.append(report_run(tmp_path, state="failed", reason=why, image=[size, size]))

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from hires.cli.compose.choices import ALIASES, config_keys, groups
+from hires.core.store import campaign
+from hires.core.store.campaign import Campaign, PlannedPoint
 from tests.helpers.compared_runs import compared_run, failed_run
 from tests.helpers.run_folders import make_run
 
@@ -93,8 +95,7 @@ def test_export_as_csv_holds_runs_attempts_steps_and_configs(hires):
     assert len(rows("runs")) == 1
     # What a campaign planned belongs to all of its runs together.
     other = compared_run(RESULTS, [[0.5]], campaign="a", batch=8)
-    point = {"run": "resnet18-00000000", "overrides": []}
-    (RESULTS / "a" / "campaign.json").write_text(json.dumps({"points": [point]}))
+    campaign.write(RESULTS / "a", Campaign("a", points=[PlannedPoint("resnet18-00000000", [])]))
     for number, (words, planned) in enumerate(((["a"], 1), ([run], 0), ([run, other], 1))):
         out = f"out{number}"
         assert hires("export", "--to", "csv", "--out", out, *map(str, words)).code == 0

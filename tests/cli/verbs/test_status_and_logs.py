@@ -3,7 +3,6 @@ themselves, and end without a word on Ctrl-C."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,8 @@ import pytest
 
 from hires.cli.verbs import verb_status
 from hires.cli.verbs.verb_logs import RankLogs
+from hires.core.store import campaign
+from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
 from hires.launcher.status import state
 from tests.helpers.commands import REPOSITORY
 from tests.helpers.patience import PATIENCE_S
@@ -30,11 +31,10 @@ def test_every_point_has_a_line_with_its_state_and_numbers(hires, tmp_path, monk
     three = begin(make_run(results, "three-00000003"))
     end(three, "failed", reason="nan", cause="the loss is\nnan")
     make_run(results, "four-00000004")
-    points = [{"run": name, "overrides": []} for name in ("one-00000001", "five-00000005")]
-    excluded = [{"overrides": ["image=9", "batch=1"], "reason": "batch=1 does not divide"}]
-    excluded.append({"overrides": ["image=8"], "reason": "no module net", "state": "failed"})
-    plan = {"points": points, "excluded": excluded}
-    (results / "default/campaign.json").write_text(json.dumps(plan))
+    points = [PlannedPoint(name, []) for name in ("one-00000001", "five-00000005")]
+    excluded = [ExcludedPoint(["image=9", "batch=1"], "batch=1 does not divide")]
+    excluded.append(ExcludedPoint(["image=8"], "no module net", "failed"))
+    campaign.write(results / "default", Campaign("default", [], points, excluded))
     answer = hires("status")
     assert (answer.code, answer.err) == (0, "")
     rows = {line.split()[0]: line for line in answer.out.splitlines() if line}
