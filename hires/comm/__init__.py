@@ -12,6 +12,7 @@ from hires.comm.membership import (
     init,
     is_initialized,
     join_world,
+    leave_world,
     make_groups,
     new_group,
     shutdown,

@@ -140,7 +140,7 @@ def _join(
         if check != "off" and meets:
             joined.check = join_check(meeting, timeout_s, activity, check)
     except BaseException:
-        _leave(joined, failed=True)
+        leave_world(joined, failed=True)
         raise
 
 
@@ -181,7 +181,7 @@ def shutdown() -> None:
     set_default(CommWorld())
     with contextlib.ExitStack() as ends:  # each world ends, whatever the others raise
         for world in _joined:
-            ends.callback(_leave, world)
+            ends.callback(leave_world, world)
 
 
 def new_group(
@@ -253,8 +253,11 @@ def make_groups(
     return {number: group for number, group in groups.items() if group.index >= 0}
 
 
-def _leave(world: CommWorld, failed: bool = False) -> None:
-    # One that ``failed`` to join waits for no other rank: some may be elsewhere.
+def leave_world(world: CommWorld, failed: bool = False) -> None:
+    """Leaves a world; its ranks call it together, and CommError is that of :func:`shutdown`.
+
+    One that ``failed`` to join waits for no other rank: some may be elsewhere.
+    """
     _joined.remove(world)
     check, left = world.check, world.backends
     world.check = world.streams = world.texts = world.patient = None

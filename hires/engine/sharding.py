@@ -47,8 +47,8 @@ from hires.plan.traffic import backends_of_plan
 GATHERS = ("full", "local")
 _NAMES = {getattr(torch, PRECISIONS[name]): name for name in ("fp64", "fp32", *HALF)}
 """Precisions of the types of tensors."""
-_worlds: dict[tuple[int, ...], CommWorld] = {}
-"""Ranks that share images -> the world that this process has joined for them."""
+_worlds: dict[tuple[int, ...], tuple[Any, CommWorld]] = {}
+"""Ranks that share images -> torch's default group, whose ranks they are, and their own world."""
 
 
 def window(
@@ -155,7 +155,7 @@ class _Tiles:
         assert self._meeting is not None
         world = comm.join_world(backends_of_plan(plan), self._meeting)
         self._meeting = None
-        _worlds[tuple(self.ranks)] = world
+        _worlds[tuple(self.ranks)] = dist.group.WORLD, world
         return world
 
     def _joined(self) -> CommWorld | None:
@@ -163,8 +163,13 @@ class _Tiles:
         default, size = comm.default_world(), len(self.ranks)
         if default.is_joined and size == dist.get_world_size() == default.all_ranks.size:
             return default
-        world = _worlds.get(tuple(self.ranks))
-        return world if world is not None and world.is_joined else None
+        group, world = _worlds.get(tuple(self.ranks), (None, None))
+        if world is None or not world.is_joined:
+            return None
+        if group is not dist.group.WORLD:  # the script has begun another one, of other numbers
+            comm.leave_world(world)
+            return None
+        return world
 
 
 class ShardedModule(nn.Module):

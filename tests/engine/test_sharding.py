@@ -18,6 +18,7 @@ from tests.helpers.shard_jobs import (
     steps_of_an_engine,
     steps_on_images,
     train_beside_plain,
+    two_default_groups,
     wrong_engines,
 )
 
@@ -83,6 +84,11 @@ def test_calls_may_wait_for_their_backward_passes(order):
 
 def test_modules_on_tiles_of_several_meshes_and_an_engine_live_in_one_process():
     for found in answers("meshes of replicas"):
+        assert max(found) < 1e-10
+
+
+def test_tiles_have_the_numbers_of_the_group_that_torch_has_now(tmp_path):
+    for found in run_ranks(two_default_groups, 2, str(tmp_path)):
         assert max(found) < 1e-10
 
 

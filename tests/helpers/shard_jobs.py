@@ -152,6 +152,25 @@ def train_beside_plain(world: World, case: dict[str, Any]) -> dict[str, float]:
     return found
 
 
+def two_default_groups(world: World, folder: str) -> list[float]:
+    """Returns the largest differences from the plain module in two default groups of torch.
+
+    In the second one the ranks have each other's numbers.
+    """
+    found, model = [], network("unet").eval()
+    for turn, rank in enumerate((world.rank, world.size - 1 - world.rank)):
+        place = f"file://{folder}/{turn}"
+        dist.init_process_group("gloo", init_method=place, rank=rank, world_size=world.size)
+        images = torch.randn(1, 3, 20, 24, dtype=torch.float64)
+        mesh = init_device_mesh("cpu", (world.size,))
+        with torch.no_grad():
+            made = hires.shard(copy.deepcopy(model), mesh, example=images)(images)
+            found.append(_largest(made - model(images)))
+        dist.destroy_process_group()
+    comm.shutdown()
+    return found
+
+
 def _of_replicas(plain: nn.Module, images: Tensor, replicas: int) -> Tensor:
     """Returns the outputs of all replicas; norms are of a replica, and keep the first one's values.
 
@@ -234,10 +253,10 @@ def several_meshes(world: World) -> list[float]:
         for one, other in zip(ours, plain, strict=True):
             pairs = zip(one.parameters(), other.parameters(), strict=True)
             found += [_largest(a.grad - b.grad) for a, b in pairs]  # type: ignore[operator]
-        made = [{**one.num_groups} for one in sharding._worlds.values()]
+        made = [{**one.num_groups} for _, one in sharding._worlds.values()]
         smaller = images[:, :, :11]
         found.append(_largest(ours[0](smaller) - plain[0](smaller)))
-        assert made == [{**one.num_groups} for one in sharding._worlds.values()]
+        assert made == [{**one.num_groups} for _, one in sharding._worlds.values()]
         return [*found, max(abs(a - b) for a, b in zip(losses, wanted, strict=True))]
 
 
