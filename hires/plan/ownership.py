@@ -69,11 +69,6 @@ class Publication(NamedTuple):
         """What carries it out."""
         return ALL_GATHER if self.owner < 0 else "broadcast"
 
-    @property
-    def total(self) -> int:
-        """Numbers that every rank has after it."""
-        return sum(part.numbers for part in self.parts)
-
 
 def shares_of_holders(plan: Plan, stage: int) -> dict[int, list[Rows]]:
     """Returns the rows of a stage's parameters that each of its holders moves, by rank.

@@ -166,12 +166,6 @@ def steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
     return steps
 
 
-@derived
-def pass_comm(plan: Plan, stage: Stage, back: bool) -> list[tuple[CommOp, bool]]:
-    """Returns the communication between a stage's ranks in a pass, and whether it goes back."""
-    return [(op, step.back) for step in steps_of(plan, stage, back) for op in step.comm]
-
-
 def _inside(
     plan: Plan, rank: int, action: str, calls: Iterator[int], is_last: bool
 ) -> Iterator[Event]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+from collections import Counter
 from collections.abc import Hashable
 from typing import Any
 
@@ -26,7 +27,6 @@ from hires.plan.plan import Plan, Stage, derived
 from hires.plan.program import edge_messages, halo_rows, links
 from hires.plan.rules import WHOLE
 from hires.plan.tensor_bytes import kept_bytes, most_in_flight, value_bytes
-from hires.plan.traffic import traffic_sums
 
 KINDS_PER_STAGE = 4
 """Kinds of tiles up to which each is rehearsed; as many as a grid of 2 x 2 can make."""
@@ -40,11 +40,13 @@ START = 50
 _COARSER = ((0.02, True), (0.1, True), (0.3, True), (0.1, False), (0.5, False), (1.0, False))
 
 
-def translated_kinds(plan: Plan) -> list[int]:
+@derived
+def translated_kinds(plan: Plan, start: int = 0) -> list[int]:
     """Returns for every rank of a replica the first one with the same program, peers shifted.
 
-    A program is a function of the rank's actions and stages and, relative to its own place, of the
-    rows of its halos and edges.
+    Ranks count from the first of the replica, which is rank ``start`` of the world. A program is a
+    function of the rank's actions and stages and, relative to its own place, of the rows of its
+    halos and edges.
     """
     ids: dict[Hashable, int] = {}
     halos: list[list[list[int]]] = []  # by stage and tile: the rows of each exchange, as a number
@@ -59,7 +61,7 @@ def translated_kinds(plan: Plan) -> list[int]:
     first: dict[Hashable, int] = {}
     kinds = []
     for rank in range(plan.ranks_per_replica):
-        parts: list[Hashable] = [tuple(plan.actions_of(rank)), _node_place(plan, rank)]
+        parts: list[Hashable] = [tuple(plan.actions_of(rank)), _node_place(plan, start + rank)]
         for _, direction, held, tile in plan.slots_of(rank):
             parts += [held, tuple(halos[held][tile])]
             for back, outgoing in itertools.product((False, True), repeat=2):
@@ -71,18 +73,28 @@ def translated_kinds(plan: Plan) -> list[int]:
     return kinds
 
 
-def replicas_apart(plan: Plan) -> list[int]:
+def replicas_apart(plan: Plan) -> Counter[int]:
     """Returns the first rank of one replica for each way in which nodes divide replicas.
 
-    Of those that nodes divide alike all messages have the same routes.
+    Of those that nodes divide alike, which are counted, all messages have the same routes.
     """
     if not _tells_nodes(plan):
-        return [0]
+        return Counter({0: plan.num_replicas})
     size, first = plan.ranks_per_replica, dict[tuple[int, ...], int]()
+    alike: Counter[int] = Counter()
     for rank in range(0, plan.world, size):
         cuts = tuple(start - rank for start in first_ranks(plan) if rank < start < rank + size)
-        first.setdefault(cuts, rank)
-    return [*first.values()]
+        alike[first.setdefault(cuts, rank)] += 1
+    return alike
+
+
+def callers(plan: Plan) -> Counter[int]:
+    """Returns one rank for each program, and how many ranks of the world it stands for."""
+    counts: Counter[int] = Counter()
+    for start, replicas in replicas_apart(plan).items():
+        for rank in translated_kinds(plan, start):
+            counts[start + rank] += replicas
+    return counts
 
 
 def _node_place(plan: Plan, rank: int) -> tuple[int, int]:
@@ -97,7 +109,7 @@ def _node_place(plan: Plan, rank: int) -> tuple[int, int]:
 
 @derived
 def _tells_nodes(plan: Plan) -> bool:
-    return any(len(one.routes) > 1 for one in traffic_sums(plan))
+    return plan.num_nodes > 1 and any(rule.same_node is not None for rule in plan.routes)
 
 
 def representatives(plan: Plan) -> list[int]:

@@ -17,7 +17,7 @@ from hires.plan.operators.operator_facts import facts_of
 from hires.plan.partition import layer_starts
 from hires.plan.plan import Finding, Plan, Stage
 from hires.plan.rules import CROP, GATHER, TILED, WHOLE
-from hires.plan.traffic import pass_traffic
+from hires.plan.traffic import calls
 
 SHOWN = 6
 """Most reasons, and most kinds of nodes of one reason, that a finding names."""
@@ -115,9 +115,9 @@ def far_halos(stages: list[Stage]) -> list[Finding]:
 def gather_prices(plan: Plan, reasons: Mapping[str, str]) -> list[Finding]:
     """Returns a note for each stage that gathers values: for which operators, and the price."""
     sent = dict.fromkeys(range(len(plan.stages)), 0)
-    for one in pass_traffic(plan):
-        if one.kind in ("gather", "crop"):
-            sent[one.makers.index] += sum(one.sizes) * plan.pieces
+    for call, number in calls(plan).items():
+        if call.traffic in ("gather", "crop"):
+            sent[call.stage] += call.sent_bytes(number)
     prices = (_price(plan, stage, sent[stage.index], reasons) for stage in plan.stages)
     return [note for note in prices if note is not None]
 

@@ -12,7 +12,6 @@ from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.proof.explain import prove_each
 from hires.plan.proof.prove import creation
-from hires.plan.proof.step_order import Proof
 from hires.plan.routes import Route
 from tests.helpers.threaded import Programs
 
@@ -47,7 +46,7 @@ def through(program: Iterable[Event], backend: str) -> list[Event]:
     ]
 
 
-def prove(plan: Plan, backend: str = "") -> Proof:
+def prove(plan: Plan, backend: str = "") -> list[str]:
     """Proves one step of the first replica, each rank for itself, through one backend."""
     ranks = range(plan.ranks_per_replica)
     members = [[rank for rank in group if rank in ranks] for group in groups(plan)]

@@ -139,7 +139,7 @@ def test_ranks_agree_and_sum_norms_once_between_the_sums_and_the_update(monkeypa
             assert (norm.shape, norm.dtype) == ((1,), "float64")
             assert agreement.peer == norm.peer == WORLD
         verdict = judged(plan)
-        assert not verdict.proof.problems
+        assert not verdict.problems
         assert verdict.collectives == judged(plain).collectives + 2
         sent, before = traffic.totals(plan), traffic.totals(plain)
         kinds = by_kind(plan.with_results(totals=sent))

@@ -27,8 +27,8 @@ def disagreement(programs: Programs, members: list[list[int]]) -> str:
     steps, outcome = Steps(dict(enumerate(programs)), members), execute(programs, members)
     if [*steps.standing] != outcome.stuck:
         return f"ranks {[*steps.standing]} were to hang, {outcome.stuck} did"
-    if bool(steps.proof.problems) == outcome.ok:
-        return f"the proof says {steps.proof.problems}, but {outcome}"
+    if bool(steps.problems) == outcome.ok:
+        return f"the proof says {steps.problems}, but {outcome}"
     return ""
 
 
@@ -59,12 +59,12 @@ def tried(seed: int, backend: str) -> tuple[str, str]:
         programs = mixed(rng, programs)
     before = prove_each(programs, members)
     done = damage(rng, programs, members) if rng.random() < 0.85 else None
-    proof = prove_each(programs, members)
+    problems = prove_each(programs, members)
     wrong = disagreement(programs, members)
-    harmed = done and proof.problems and not before.problems
-    if not wrong and harmed and not names(proof.problems, done):
-        wrong = f"{done} is told as {proof.problems}"
-    how = f"{done.kind if done else 'nothing'}: {'harm' if proof.problems else 'fine'}"
+    harmed = done and problems and not before
+    if not wrong and harmed and not names(problems, done):
+        wrong = f"{done} is told as {problems}"
+    how = f"{done.kind if done else 'nothing'}: {'harm' if problems else 'fine'}"
     return how, f"seed {seed}, {backend}: {wrong}" if wrong else ""
 
 

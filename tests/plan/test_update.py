@@ -80,9 +80,9 @@ def test_holders_scatter_before_the_update_and_gather_behind_it():
         assert sent == 8 * numbers
         assert all(one.route is not None for one in calls)
     programs = [[*events(plan, rank)] for rank in range(plan.world)]
-    assert not prove_each(programs, groups(plan)).problems
+    assert not prove_each(programs, groups(plan))
     del programs[-1][-1]
-    [problem] = prove_each(programs, groups(plan)).problems
+    [problem] = prove_each(programs, groups(plan))
     assert "parameters of stage" in problem
 
 
@@ -97,7 +97,8 @@ def test_scattering_sends_two_thirds_of_the_bytes(layout):
             decays = running_decays(one, stage.index)
             statistics = sum(one.graph.params[name].num_elements for name in decays)
             sent[-1] -= 2 * others * statistics * 8
-    assert 3 * sent[1] == 2 * sent[0]
+    # A gather sends as much of each rank as of the one with the largest share.
+    assert 2 * sent[0] <= 3 * sent[1] < 2.1 * sent[0]
     [note] = [one for one in plan.findings if one.key == "optimizer.shard"]
     assert "by reduce-scatters and all-gathers" in note.text
 

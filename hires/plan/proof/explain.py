@@ -13,7 +13,6 @@ from hires.plan.proof.step_order import (
     MESSAGE,
     OTHER,
     Node,
-    Proof,
     RankEvent,
     StepGraph,
     reached,
@@ -23,13 +22,13 @@ from hires.plan.proof.step_order import (
 
 def prove_each(
     programs: Sequence[Sequence[Event]], members: Sequence[Sequence[int]], first: int = 0
-) -> Proof:
-    """Returns the proof of one list of events per rank; takes time in proportion to their number.
+) -> list[str]:
+    """Returns the problems of one list of events per rank, in time in proportion to their number.
 
-    The ranks are numbered from ``first`` on. The proof has no ``problems`` if every rank reaches
-    its end with every message received.
+    The ranks are numbered from ``first`` on. There are none if every rank reaches its end with
+    every message received.
     """
-    return Steps(dict(enumerate(programs, start=first)), members).proof
+    return Steps(dict(enumerate(programs, start=first)), members).problems
 
 
 class Steps:
@@ -43,7 +42,8 @@ class Steps:
     ) -> None:
         self.groups = {index: [*dict.fromkeys(ranks)] for index, ranks in enumerate(members)}
         self.groups[WORLD] = [*programs]
-        self.programs, self.proof, self.step = programs, Proof(), StepGraph()
+        self.programs, self.step = programs, StepGraph()
+        self.problems: list[str] = []
         self.read = {rank: self.step.read(rank, self._own(rank)) for rank in programs}
         for meeting, came in self.step.came.items():
             absent = [rank for rank in self._members(meeting) if rank not in came]
@@ -55,7 +55,7 @@ class Steps:
             if wait is not None:
                 self.standing[rank] = wait
         self._compare()
-        is_open = 2 * self.proof.num_messages < len(self.step.events)
+        is_open = not all(map(self._has_met, self.step.events))
         if self.standing or is_open or any(program.unread for program in self.read.values()):
             self._explain()
 
@@ -64,7 +64,7 @@ class Steps:
         for event in self.programs[rank]:
             group = self.groups.get(event.peer, [])
             if event.role in (MEETING, "issue") and rank not in group:
-                self.proof.problems.append(
+                self.problems.append(
                     f"rank {rank} is no member of the group {group} of {event.words}"
                 )
             else:
@@ -74,12 +74,11 @@ class Steps:
         return self.groups[meeting[1]]
 
     def _compare(self) -> None:
-        """Counts messages and collectives whose sides have met, and compares what they say."""
-        problems = self.proof.problems
+        """Compares what the sides of messages and collectives say that have met."""
+        problems = self.problems
         for post, (source, send) in self.step.events.items():
             if send.role != "send" or not self._has_met(post):
                 continue
-            self.proof.num_messages += 1
             target, receive = self.step.events[_other(post)]
             if send.agreed != receive.agreed:
                 problems.append(
@@ -91,7 +90,6 @@ class Steps:
             if meeting not in self.reached:
                 continue
             (first_rank, first), *others = self._present(meeting)
-            self.proof.num_collectives += first.counts
             for rank, event in others:
                 if event != first:
                     problems.append(
@@ -118,7 +116,7 @@ class Steps:
         self.backends: dict[Hashable, set[str]] = defaultdict(set)
         for event in itertools.chain.from_iterable(self.programs.values()):
             self.backends[_likeness(event)].add(event.backend)
-        problems = self.proof.problems
+        problems = self.problems
         compared = len(problems)
         path, is_cycle = self._followed()
         chain = "; ".join(map(self._sentence, path))

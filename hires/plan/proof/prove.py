@@ -11,15 +11,13 @@ from itertools import chain
 from typing import Any
 
 from hires.plan.event import ALONE, Event
-from hires.plan.gradient_sums import sums_of
 from hires.plan.groups import groups
-from hires.plan.ownership import publications
 from hires.plan.plan import Finding, Plan
 from hires.plan.program import events
 from hires.plan.proof.explain import prove_each
-from hires.plan.proof.step_order import Proof, prove_merged
+from hires.plan.proof.step_order import prove_merged
 from hires.plan.rank_kinds import replicas_apart, translated_kinds
-from hires.plan.traffic import backends_of_plan
+from hires.plan.traffic import backends_of_plan, calls
 
 SHOWN = 8
 """Most problems that become findings."""
@@ -31,7 +29,8 @@ class Verdict:
 
     backends: list[str]
     """Those that carry its messages."""
-    proof: Proof
+    problems: list[str]
+    """Why the events have no such order; nothing: they have one."""
     messages: int
     """Of all replicas, one step."""
     collectives: int
@@ -41,7 +40,7 @@ class Verdict:
     @property
     def text(self) -> str:
         """The answer, without the reasons."""
-        count = len(self.proof.problems)
+        count = len(self.problems)
         if count:
             return f"{count} problem{'s' if count > 1 else ''}"
         return f"deadlock-free, {self.messages} messages and {self.collectives} collectives a step"
@@ -49,17 +48,17 @@ class Verdict:
     @property
     def findings(self) -> list[Finding]:
         """The first problems, as errors."""
-        return [Finding("error", "parallel", text) for text in self.proof.problems[:SHOWN]]
+        return [Finding("error", "parallel", text) for text in self.problems[:SHOWN]]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, for ``hires plan --prove --json``."""
         return {
             "backends": self.backends,
-            "ok": not self.proof.problems,
+            "ok": not self.problems,
             "messages": self.messages,
             "collectives": self.collectives,
             "seconds": self.seconds,
-            "problems": self.proof.problems,
+            "problems": self.problems,
         }
 
 
@@ -69,25 +68,19 @@ def judged(plan: Plan) -> Verdict:
     Replicas do the same and meet in the gradient groups only, at the end of the step, so one stands
     for all that nodes divide alike; the groups are cut down to its ranks.
     """
-    # Every replica does the same, but all meet in the sums of gradients, and agree on the update.
-    joint = sum(
-        len(sums_of(plan, stage.index)) + len(publications(plan, stage.index))
-        for stage in plan.stages
-    )
-    joint += plan.scales_loss + plan.clips_gradients
-    joint = joint if plan.num_replicas > 1 else 0
     began = time.perf_counter()
     with _without_cycles():
-        proofs = [_proof_of(plan, first) for first in replicas_apart(plan)]
-    proof = next((one for one in proofs if one.problems), proofs[0])
+        found = (_problems_of(plan, first) for first in replicas_apart(plan))
+        problems = next(filter(None, found), [])
     took = time.perf_counter() - began
-    collectives = (proof.num_collectives - joint) * plan.num_replicas + joint
-    messages = proof.num_messages * plan.num_replicas
-    return Verdict(backends_of_plan(plan), proof, messages, collectives, took)
+    counts = {True: 0, False: 0}
+    for call, number in calls(plan).items():
+        counts[call.operation == "send"] += number // call.num_ranks
+    return Verdict(backends_of_plan(plan), problems, counts[True], counts[False], took)
 
 
-def _proof_of(plan: Plan, first: int) -> Proof:
-    """Returns the proof of the replica that begins with a rank."""
+def _problems_of(plan: Plan, first: int) -> list[str]:
+    """Returns the problems of the replica that begins with a rank."""
     ranks = range(first, first + plan.ranks_per_replica)
     members = [[rank for rank in group if rank in ranks] for group in groups(plan)]
 
@@ -97,9 +90,9 @@ def _proof_of(plan: Plan, first: int) -> Proof:
             for rank in ranks
         ]
 
-    kinds = None if first else translated_kinds(plan)
-    proof = prove_merged(begun(), members, kinds, first)
-    return proof or prove_each([[*program] for program in begun()], members, first)
+    if prove_merged(begun(), members, translated_kinds(plan, first), first):
+        return []
+    return prove_each([[*program] for program in begun()], members, first)
 
 
 @contextlib.contextmanager

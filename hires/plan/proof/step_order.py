@@ -63,15 +63,6 @@ MESSAGE = "message"
 """Begins the node of a message, as ``MEETING`` that of a collective."""
 
 
-@dataclass
-class Proof:
-    """What the order of a step's events shows."""
-
-    num_messages: int = 0
-    num_collectives: int = 0
-    problems: list[str] = field(default_factory=list)
-
-
 @dataclass(slots=True)
 class RankEvent:
     """Where a rank may stand: an event that waits for others, or a post."""
@@ -270,8 +261,8 @@ def prove_merged(
     members: Sequence[Sequence[int]],
     kinds: Sequence[int] | None = None,
     first: int = 0,
-) -> Proof | None:
-    """Returns the proof of programs whose merged events have an order, or None: it shows nothing.
+) -> bool:
+    """Whether the merged events of programs have an order; if not, that shows nothing.
 
     ``kinds`` has for each rank the one whose program stands for its own, with peers at the same
     distances. None: each rank stands for itself. Groups number the ranks from ``first`` on.
@@ -280,25 +271,23 @@ def prove_merged(
     step = StepGraph(is_merged=True)
     read = {rank: step.read(first + rank, programs[rank]) for rank in sorted(set(kinds))}
     if len(reached(step.graph)) < len(step.graph) or any(one.unread for one in read.values()):
-        return None
-    proof = Proof()
+        return False
     compared: set[tuple[int, int, int]] = set()
     for rank, kind in enumerate(kinds):
         for distance, posts in read[kind].posts.items():
-            proof.num_messages += sum(len(m) for (way, _), m in posts.items() if way == "send")
             peer = rank + distance
             if not 0 <= peer < len(kinds):
-                return None
+                return False
             if (pair := (kind, distance, kinds[peer])) not in compared:
                 other = read[kinds[peer]].posts.get(-distance, {})
                 if other != {(OTHER[way], lane): own for (way, lane), own in posts.items()}:
-                    return None
+                    return False
                 compared.add(pair)
     groups: dict[int, set[int]] = {WORLD: set(range(len(kinds)))}
     groups |= {index: {rank - first for rank in ranks} for index, ranks in enumerate(members)}
     for rank, kind in enumerate(kinds):
         if any(rank not in groups.get(group, ()) for group, _ in read[kind].meetings):
-            return None
+            return False
     meetings = {key: None for one in read.values() for key in one.meetings}
     for group, backend in meetings:
         calls = [
@@ -306,9 +295,8 @@ def prove_merged(
             for kind in {kinds[r] for r in groups[group]}
         ]
         if any(other != calls[0] for other in calls[1:]):
-            return None
-        proof.num_collectives += sum(event.counts for event in calls[0])
-    return proof
+            return False
+    return True
 
 
 def tag_of(event: Event) -> Hashable:
