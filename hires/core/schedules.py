@@ -117,22 +117,38 @@ class NamedSchedule:
     """Of the pipelines that it is for."""
     overlaps: bool
     """Whether it runs both directions at once: the layout is a mirrored pipeline, ``pp+gems``."""
+    torch_class: str
+    """The class of ``torch.distributed.pipelining`` with the same order; empty: it has none."""
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of its docstring."""
+        return (self.order.__doc__ or "").partition("\n")[0]
 
 
 SCHEDULES: Registry[NamedSchedule] = Registry("parallel.schedule")
 
 
-def schedule(name: str, directions: int = 1, overlaps: bool = False) -> Callable[[Order], Order]:
+def schedule(
+    name: str, directions: int = 1, overlaps: bool = False, torch_class: str = ""
+) -> Callable[[Order], Order]:
     """Returns a decorator that makes a function a value of ``parallel.schedule``."""
 
     def named(order: Order) -> Order:
-        SCHEDULES.register(name)(NamedSchedule(order, directions, overlaps))
+        SCHEDULES.register(name)(NamedSchedule(order, directions, overlaps, torch_class))
         return order
 
     return named
 
 
-@schedule("gpipe")
+def usual_schedule(directions: int = 1, overlaps: bool = False) -> str:
+    """Returns the name of the first schedule of so many directions, at once or in turn."""
+    wanted = directions, overlaps
+    every = ((name, SCHEDULES[name]) for name in SCHEDULES)
+    return next(name for name, one in every if (one.directions, one.overlaps) == wanted)
+
+
+@schedule("gpipe", torch_class="ScheduleGPipe")
 def gpipe(pipeline: Pipeline) -> Schedule:
     """All forward passes, then all backward passes.
 
@@ -144,7 +160,7 @@ def gpipe(pipeline: Pipeline) -> Schedule:
     return [list(actions) for _ in range(pipeline.num_ranks)]
 
 
-@schedule("1f1b")
+@schedule("1f1b", torch_class="Schedule1F1B")
 def one_forward_one_backward(pipeline: Pipeline) -> Schedule:
     """As few microbatches in flight as keep the last stage busy.
 
@@ -167,7 +183,7 @@ def one_forward_one_backward(pipeline: Pipeline) -> Schedule:
 
 @schedule("gems", directions=2)
 def gems(pipeline: Pipeline) -> Schedule:
-    """One model pass after the other, alternately down and up, in the memory of one.
+    """Two directions in turn: one model pass down, the next one up, in the memory of one.
 
     A pass starts when the last stage of the pass before has done its backward: its rank, which
     holds the first stage of the other direction, is free, and so are the others in turn.
@@ -194,7 +210,7 @@ def gems(pipeline: Pipeline) -> Schedule:
 
 @schedule("gems_1f1b", directions=2, overlaps=True)
 def gems_both_ways(pipeline: Pipeline) -> Schedule:
-    """Both directions at once, each with as few microbatches in flight as 1F1B: bubbles filled.
+    """Two directions at once, each with as few microbatches in flight as 1F1B: bubbles filled.
 
     Source:
         The idea is that of Li and Hoefler, "Chimera: efficiently training large-scale neural

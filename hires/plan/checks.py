@@ -16,7 +16,7 @@ from hires.core.config.training_config import ONE_PASS
 from hires.core.evaluation_summary import num_classes
 from hires.core.losses import CLASSES
 from hires.core.precisions import CPU_FLAGS, INT8
-from hires.core.schedules import SCHEDULES
+from hires.core.schedules import SCHEDULES, usual_schedule
 from hires.core.store.provenance import cpu_flags
 from hires.core.units import listed
 from hires.plan.graph import Graph, describe
@@ -79,7 +79,7 @@ def check_together(config: RunConfig) -> Iterator[Finding]:
     # Another number of stages than was given needs other layers per stage.
     freed = " with parallel.balance=null" if parallel.balance is not None else ""
     if parallel.directions > 1 and parallel.num_ranks == parallel.replicas:
-        others = ["parallel.schedule=gpipe"] if directions > 1 else []
+        others = [f"parallel.schedule={usual_schedule()}"] if directions > 1 else []
         others += ["parallel.pairs=1"] if parallel.pairs > 1 else []
         text = (
             f"parallel.directions=2 mirrors the stages over the ranks, but there is one rank; use "

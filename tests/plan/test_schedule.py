@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hires.core.schedules import SCHEDULES, Pipeline, forward_only, timeline
 
 ONE_WAY = [name for name in SCHEDULES if SCHEDULES[name].directions == 1]
-BOTH_WAYS = ["gems", "gems_1f1b"]
+BOTH_WAYS = [name for name in SCHEDULES if name not in ONE_WAY]
 any_size = {"num_stages": st.integers(1, 6), "num_microbatches": st.integers(1, 9)}
 
 
@@ -140,3 +140,34 @@ def test_gems_hold_few_microbatches(num_stages, num_microbatches, pairs):
         most = in_flight(made, rank, actions)
         assert most[0] <= num_stages - rank
         assert most[1] <= rank + 1
+
+
+OF_A_USER = """
+from hires.core.schedules import schedule
+
+
+@schedule("one_by_one")
+def one_by_one(pipeline):
+    '''One microbatch after the other.'''
+    actions = [f"{kind}{m}" for m in range(pipeline.total) for kind in "FB"]
+    return [[*actions] for _ in range(pipeline.num_ranks)]
+
+
+from hires.cli.compose.choices import config_keys
+from hires.plan.search.candidates import LayoutShape, orders
+from tests.helpers.small_plans import config_of, plan_of
+
+plan = plan_of(stages=2, microbatches=2, schedule="one_by_one")
+assert plan.verdict.startswith("deadlock-free"), plan.findings
+assert plan.timeline() == ["F0 .  .  B0 F1 .  .  B1", ".  F0 B0 .  .  F1 B1 ."]
+listed = orders(config_of(batch=2), LayoutShape(1, 2, 0, (1, 1), 1, 1))
+assert "one_by_one" in {one.schedule for one in listed}
+plan = plan_of(stages=2, directions=2, schedule="one_by_one")
+assert "parallel.schedule=one_by_one is for 1 direction;" in plan.findings[0].text
+assert "`one_by_one`: One microbatch after" in config_keys()["parallel.schedule"].meaning
+"""
+
+
+def test_schedule_is_one_function_from_which_all_else_follows(python):
+    answer = python("-c", OF_A_USER)
+    assert answer.code == 0, answer.err

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hires.bench.bench_rows import PEERS, BenchRow, PeerSteps
 from hires.bench.peers.peer_torch import placed, whole_batch
+from hires.core.schedules import SCHEDULES
 from hires.engine.build import build_rank
 from hires.engine.device import RankDevice
 from hires.parallel.loss import plain_loss
@@ -18,9 +19,6 @@ from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT
 from hires.plan.hardware import NCCL
 from hires.plan.plan import Plan
-
-_SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
-"""``parallel.schedule`` -> torch's class of it."""
 
 
 @PEERS.register("pipelining")
@@ -44,7 +42,7 @@ class PipelineSteps(PeerSteps):
         stage = pipelining.PipelineStage(
             module, rank, num_stages, place, input_args=reads, output_args=writes
         )
-        make = getattr(pipelining, _SCHEDULES[config.parallel.schedule])
+        make = getattr(pipelining, SCHEDULES[config.parallel.schedule].torch_class)
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
             return plain_loss(config.objective, output, target) / count
@@ -57,7 +55,7 @@ class PipelineSteps(PeerSteps):
         """Returns why it cannot run a row."""
         if row.config.device == "cuda" and row.config.comm.backend != NCCL:
             return "ranks share a GPU, and torch sends maps between GPUs through NCCL only"
-        if row.config.parallel.schedule not in _SCHEDULES:
+        if not SCHEDULES[row.config.parallel.schedule].torch_class:
             return f"torch has no parallel.schedule={row.config.parallel.schedule}"
         return ""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hires.core.config.fields import Section, value
-from hires.core.schedules import SCHEDULES
+from hires.core.schedules import SCHEDULES, usual_schedule
 
 OBJECTIVES = ("images_per_s", "memory", "image")
 """By which ``parallel=auto`` chooses."""
@@ -33,7 +33,7 @@ WORDS: dict[str, tuple[str, dict[str, Any]]] = {
     "sp": ("tiles of every image", {"tiles": [2, 1]}),
     "lp": ("stages one after the other", {"stages": 2}),
     "pp": ("a pipeline of stages", {"stages": 2, "microbatches": 4}),
-    "gems": ("a mirrored copy of it all", {"stages": 2, "directions": 2, "schedule": "gems"}),
+    "gems": ("a mirrored copy of it all", {"stages": 2, "directions": 2}),
     "local_dp": ("samples divided behind the tiles", {"local_dp": 2}),
     "dp": ("replicas that share the batch", {"replicas": 2}),
 }
@@ -65,7 +65,7 @@ def layout_keys(name: str) -> dict[str, Any]:
     if "sp" in words and "stages" in keys:
         keys["spatial_stages"] = 1
         keys |= {"stages": 3} if "gems" in words and "local_dp" not in words else {}
-    return keys | ({"schedule": "gems_1f1b"} if {"pp", "gems"} <= {*words} else {})
+    return keys | ({"schedule": usual_schedule(2, "pp" in words)} if "gems" in words else {})
 
 
 @dataclass
@@ -96,9 +96,10 @@ class ParallelConfig(Section, key="parallel", choices=_layouts(), choice_keys=la
     """2 runs a mirrored copy of the pipeline on the same ranks in the opposite order (GEMS)."""
     pairs: int = value(1, 1)
     """Model passes per step of each direction; the batch is spread over all of them."""
-    schedule: str = value("gpipe", choices=SCHEDULES)
-    """Order of the passes of a pipeline. For one direction: ``gpipe`` and ``1f1b``; for two:
-    ``gems`` (least memory) and ``gems_1f1b`` (shortest step)."""
+    schedule: str = value(
+        usual_schedule(), choices={name: SCHEDULES[name].summary for name in SCHEDULES}
+    )
+    """Order of the passes of a pipeline."""
     balance: list[int] | None = value(low=1)
     """Layers per stage, one number a stage; unset: balanced by estimated FLOPs."""
     gather: str = value("auto", choices=("auto", "never"))

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hires.core.config.run_config import RunConfig
-from hires.core.schedules import SCHEDULES
+from hires.core.schedules import SCHEDULES, Pipeline, usual_schedule
+from hires.plan.tensor_bytes import most_in_flight
 
 MOST_GRIDS = 6
 """Grids of one number of tiles that are listed, the most square ones first."""
@@ -96,7 +97,7 @@ class Candidate:
     shape: LayoutShape
     microbatches: int = _dimension("parallel.microbatches", 1)
     pairs: int = _dimension("parallel.pairs", 1)
-    schedule: str = _dimension("parallel.schedule", "gpipe")
+    schedule: str = _dimension("parallel.schedule", usual_schedule())
     balance: tuple[int, ...] | None = _dimension("parallel.balance", None)
     fuse: int = _dimension("parallel.halo.fuse", 1, planned=_fused)
     checkpoint: str = _dimension("memory.checkpoint", "none", estimated=_recomputed)
@@ -228,11 +229,10 @@ def orders(
         for microbatches in _divisors(share) if not left else ():
             if microbatches > most or share // microbatches % shape.local_dp:
                 continue
-            # One microbatch has one order. In one stage all orders take the same time, and 1f1b has
-            # the fewest microbatches in flight.
-            usual = "1f1b" if shape.stages == 1 else None
+            # One microbatch has one order. In one stage all orders take the same time.
+            usual = _fewest_in_flight() if shape.stages == 1 else None
             if microbatches * pairs == 1 or config.task.name != "train":
-                usual = "gpipe"
+                usual = usual_schedule()
             for name in SCHEDULES:
                 directions = SCHEDULES[name].directions
                 only = None if directions > 1 else given.get("parallel.schedule", usual)
@@ -241,6 +241,13 @@ def orders(
                 if is_listed and _allows(given, one, *_LISTED):
                     yield one
                     yield from _others(config, one, given, "listed")
+
+
+@functools.cache
+def _fewest_in_flight() -> str:
+    """Returns the schedule in which a rank that holds all stages keeps the fewest microbatches."""
+    alone, names = Pipeline((((0,),),), 2), (n for n in SCHEDULES if SCHEDULES[n].directions == 1)
+    return min(names, key=lambda name: most_in_flight(SCHEDULES[name].order(alone)[0]))
 
 
 def variants(
