@@ -137,6 +137,7 @@ declare(
         moves=True,
         family="pool",
         has_kinks=True,
+        keeps="inputs places",
     ),
 )
 declare(
@@ -165,7 +166,10 @@ declare(
 declare(
     "adaptive_max_pool2d",
     adaptive(
-        window=WindowFacts(windows.bins, max_of_bins), reduction=lambda node: 3, has_kinks=True
+        window=WindowFacts(windows.bins, max_of_bins),
+        reduction=lambda node: 3,
+        has_kinks=True,
+        keeps="inputs places",
     ),
 )
 
@@ -190,12 +194,11 @@ declare(
     windowed(
         WindowFacts(windows.pad, pad, ring="value", moved=windows.moved_pads),
         moves=True,
-        keeps="nothing",
     ),
 )
 declare(
     "reflection_pad2d replication_pad2d",
-    windowed(WindowFacts(windows.pad, resample), moves=True),
+    windowed(WindowFacts(windows.pad, resample), moves=True, keeps="inputs"),
 )
 declare(
     "roll",
@@ -240,13 +243,11 @@ declare(
 )
 declare(
     "upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
-    windowed(WindowFacts(windows.interpolation, resample), int8=f"{_INT8}mixed"),
+    windowed(WindowFacts(windows.interpolation, resample), keeps="", int8=f"{_INT8}mixed"),
 )
 declare(
     "pixel_shuffle",
-    windowed(
-        WindowFacts(windows.pixel_shuffle, shuffle), moves=True, family="resize", keeps="nothing"
-    ),
+    windowed(WindowFacts(windows.pixel_shuffle, shuffle), moves=True, family="resize"),
 )
 declare(
     "pixel_unshuffle",

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from hires.plan.event import BYTES
 from hires.plan.graph import INPUT, Graph
-from hires.plan.operators.operator_facts import facts_of
+from hires.plan.operators.operator_facts import facts_of, kept_of
 
 
 def value_bytes(graph: Graph, value: str, dtype: str) -> int:
@@ -39,27 +39,19 @@ def kept_bytes(graph: Graph, dtype: str) -> dict[str, int]:
     of a pool. A norm's value that an activation writes over is not kept.
     """
     read: set[str] = set()
-    places: dict[str, int] = {}
+    own: Counter[str] = Counter()
     for node in graph.nodes:
         if node.shape is None or not node.needs_grad:
             continue
-        facts = facts_of(node.kind)
-        learns = any(graph.params[name].trainable for name in node.params)
-        if facts.keeps == "value":
-            kept = [node.name]
-        elif facts.view or facts.keeps == "nothing" or facts.moves or not facts.tiling:
-            kept = []
-        elif facts.multiplies or facts.statistics is not None:
-            kept = [*node.inputs] if learns or graph.needs_grad(node.inputs[0]) else []
-        elif "avg_pool" in node.kind or "interpolate" in node.kind or "upsample" in node.kind:
-            kept = []
-        else:
-            kept = [*node.inputs]
-        read.update(_base(graph, value) for value in kept)
-        if "max_pool" in node.kind:
-            places[node.name] = node.num_elements * BYTES["int64"]
+        kept, by_number = kept_of(facts_of(node.kind)), len(node.inputs + node.params) == 1
+        if "inputs" in kept or ("factors" in kept and not by_number):
+            read.update(_base(graph, value) for value in node.inputs)
+        if "value" in kept:
+            read.add(_base(graph, node.name))
+        widths = {"places": BYTES["int64"], "more": BYTES[dtype]}
+        own[node.name] = node.num_elements * sum(widths.get(name, 0) for name in kept)
     values = {value: value_bytes(graph, value, dtype) for value in read - {INPUT}}
-    return dict(Counter(values) + Counter(places))
+    return dict(Counter(values) + own)
 
 
 def most_in_flight(actions: Iterable[str]) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig
@@ -167,5 +168,18 @@ def test_training_keeps_the_places_of_maxima_beside_the_pooled_map():
     """The next convolution reads the map: what a pool keeps besides was forgotten."""
     layers = nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.Conv2d(4, 2, 1)
     graph = trace(nn.Sequential(*layers), [1, 3, 8, 8], True)
-    assert kept_bytes(graph, "float32") == {"1": 4 * 4 * 4 * (4 + 8)}
-    assert kept_bytes(graph, "float64") == {"1": 4 * 4 * 4 * (8 + 8)}
+    assert kept_bytes(graph, "float32") == {"0": 4 * 8 * 8 * 4, "1": 4 * 4 * 4 * (4 + 8)}
+    assert kept_bytes(graph, "float64") == {"0": 4 * 8 * 8 * 8, "1": 4 * 4 * 4 * (8 + 8)}
+
+
+def test_product_with_a_number_keeps_nothing():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.gain = nn.Conv2d(3, 2, 1), nn.Parameter(torch.ones(2, 1, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            return (3 * y).tanh() * self.gain
+
+    assert kept_bytes(trace(Scaled(), [1, 3, 4, 4], True), "float32") == {"tanh": 2 * 16 * 4}

@@ -145,8 +145,10 @@ class OperatorFacts:
     ``moves``."""
     family: str = ""
     """The class whose kernels are measured together; empty: that follows from the entry."""
-    keeps: Literal["", "nothing", "value"] = ""
-    """What its backward pass reads, if not its inputs."""
+    keeps: str | None = None
+    """What torch keeps for its backward pass, of ``inputs``, ``factors`` (inputs; none of a product
+    with a number), ``value``, ``places`` (an index for each number of its value) and ``more``
+    (another such tensor, of its type); None: its inputs, unless it only moves numbers."""
     has_kinks: bool = False
     """Whether its gradient jumps: rounding may choose another side."""
     kernel_per_shape: bool = False
@@ -160,8 +162,15 @@ class OperatorFacts:
 OPERATORS: Registry[OperatorFacts] = Registry("operator", "hires.plan.operators", "hires.operators")
 """Name without overload -> its entry: ``conv2d`` of ATen, ``mine::blur`` of ``torch.library``."""
 
-UNKNOWN = OperatorFacts()
+UNKNOWN = OperatorFacts(keeps="")
 """The entry of an operator that has none: tiles gather its inputs and compute it whole."""
+
+
+def kept_of(facts: OperatorFacts) -> list[str]:
+    """Returns what torch keeps for the backward pass of an operator, as ``keeps`` names it."""
+    if facts.keeps is None:
+        return [] if facts.view or facts.moves else ["inputs"]
+    return facts.keeps.split()
 
 
 def declare(names: str, facts: OperatorFacts) -> None:

@@ -62,34 +62,45 @@ declare(
 declare("sigmoid tanh", described(keeps="value", int8=_BY_TABLE))
 declare("silu mish", described(int8=_BY_TABLE))
 declare("hardswish hardsigmoid", described(has_kinks=True, int8=_BY_TABLE))
-declare("hardtanh", clamps(keeps="value", int8=_CLAMP))
-declare("relu6 clamp", clamps(int8=_CLAMP))
+declare("hardtanh relu6 clamp", clamps(int8=_CLAMP))
 declare("clamp_min clip", clamps())
 declare("leaky_relu", jumps(activation=activations.leaky_relu, int8=_BY_TABLE))
 declare("gelu", pointwise(activation=activations.gelu, int8=_BY_TABLE))
-declare("add", pointwise(overwritable=True, keeps="nothing", int8=f"{_INT8}add"))
-declare("sub", pointwise(keeps="nothing"))
-declare("mul", pointwise(int8=f"{_INT8}mul"))
+declare("add", pointwise(overwritable=True, keeps="", int8=f"{_INT8}add"))
+declare("mul", pointwise(keeps="factors", int8=f"{_INT8}mul"))
+declare("multiply div divide true_divide", pointwise(keeps="factors"))
 declare("clamp_max abs absolute maximum minimum fmax fmin", jumps())
 declare(
-    "elu selu celu log_sigmoid softplus softshrink hardshrink threshold logit "
-    "subtract rsub multiply div divide true_divide neg negative sign sgn "
-    "reciprocal square pow float_power hypot positive "
-    "exp exp2 expm1 log log1p log2 log10 logaddexp logaddexp2 xlogy special_xlog1py "
-    "sqrt rsqrt sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh sinc "
-    "arcsin arccos arctan arctan2 arcsinh arccosh arctanh deg2rad rad2deg "
-    "erf erfc erfinv special_erf special_erfc special_expit expit lgamma digamma i0 special_ndtri "
-    "special_ndtr special_entr special_log_ndtr special_i0e special_i1 special_i1e "
-    "floor ceil round trunc fix frac fmod remainder copysign heaviside ldexp "
-    "lerp addcmul addcdiv "
+    "sub subtract rsub neg negative sign positive deg2rad rad2deg floor ceil round trunc fix frac "
+    "heaviside clone where masked_fill",
+    pointwise(keeps=""),
+)
+declare(
+    "reciprocal exp exp2 expm1 sqrt rsqrt tan expit special_expit special_ndtri",
+    pointwise(keeps="value"),
+)
+declare(
+    "sgn hypot copysign ldexp special_log_ndtr special_i0e special_i1 special_i1e",
+    pointwise(keeps="inputs value"),
+)
+declare("log_sigmoid", pointwise(keeps="inputs more"))
+declare("special_ndtr", pointwise(keeps="more"))
+declare("float_power", pointwise(keeps="value more"))
+declare(
+    "elu selu celu softplus softshrink hardshrink threshold logit "
+    "square pow log log1p log2 log10 logaddexp logaddexp2 xlogy special_xlog1py "
+    "sin cos asin acos atan atan2 sinh cosh asinh acosh atanh sinc "
+    "arcsin arccos arctan arctan2 arcsinh arccosh arctanh "
+    "erf erfc erfinv special_erf special_erfc lgamma digamma i0 special_entr "
+    "fmod remainder lerp addcmul addcdiv "
     "eq ne lt le gt ge equal_nan not_equal less less_equal greater greater_equal "
-    "isnan isinf isfinite isposinf isneginf isclose signbit nan_to_num where masked_fill "
+    "isnan isinf isfinite isposinf isneginf isclose signbit nan_to_num "
     "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not "
-    "bitwise_xor __and__ __or__ __xor__ clone",
+    "bitwise_xor __and__ __or__ __xor__",
     pointwise(),
 )
-declare("_to_copy", pointwise(converts=True))
-declare("to type_as", pointwise(may_share=True, like="other", converts=True))
+declare("_to_copy", pointwise(converts=True, keeps=""))
+declare("to type_as", pointwise(may_share=True, like="other", converts=True, keeps=""))
 declare("floor_divide", pointwise(ends_gradient=True))
 declare("detach", pointwise(view=True, ends_gradient=True))
 declare("zeros_like ones_like full_like", pointwise(ends_gradient=True))
@@ -98,10 +109,10 @@ declare("channel_shuffle", OperatorFacts(("pointwise",), vectors=True, moves=Tru
 
 drawn = functools.partial(pointwise, positional="number")
 """Makes the entry of an operator whose random numbers follow from their place in the batch."""
-declare("dropout", drawn(random=_drops, may_share=True, keeps="nothing"))
-declare("feature_dropout", drawn(random=_drops, positional="channel", may_share=True))
-declare("alpha_dropout", drawn(random=_drops))
-declare("feature_alpha_dropout", drawn(random=_drops, positional="channel"))
+declare("dropout", drawn(random=_drops, may_share=True, keeps="more"))
+declare("feature_dropout", drawn(random=_drops, positional="channel", may_share=True, keeps=""))
+declare("alpha_dropout", drawn(random=_drops, keeps="more"))
+declare("feature_alpha_dropout", drawn(random=_drops, positional="channel", keeps=""))
 
 
 def uses_batch_statistics(node: Node) -> bool:
@@ -157,7 +168,7 @@ sample_norm = functools.partial(
 )
 declare("group_norm instance_norm", sample_norm(("statistics",), family=GROUP_NORM))
 declare("layer_norm", sample_norm(("last dims", "statistics"), family=LAYER_NORM))
-declare("rms_norm", OperatorFacts(("last dims",), family=LAYER_NORM))
+declare("rms_norm", OperatorFacts(("last dims",), family=LAYER_NORM, keeps="inputs more"))
 
 
 def _order_of(node: Node) -> int:
@@ -166,29 +177,34 @@ def _order_of(node: Node) -> int:
     return int(isinstance(order, (int, float)) and 0 < order < math.inf)
 
 
-declare(
-    "chunk split split_with_sizes tensor_split _safe_softmax glu "
-    "cumsum cumprod logcumsumexp cummax cummin topk sort argsort kthvalue median nanmedian mode "
-    "any all index_select index_fill",
-    OperatorFacts(("channels",)),
-)
+along = functools.partial(OperatorFacts, ("channels",))
+declare("glu any all", along())
+declare("chunk split split_with_sizes tensor_split cumsum index_select index_fill", along(keeps=""))
+declare("_safe_softmax", along(keeps="value"))
+declare("cumprod logcumsumexp", along(keeps="inputs value"))
+declare("cummax cummin", along(keeps="inputs places"))
+declare("topk sort argsort kthvalue median nanmedian mode", along(keeps="places"))
 declare(
     "softmax log_softmax",
     OperatorFacts(("channels", "softmax"), kernel=_SOFTMAX, family=SOFTMAX, keeps="value"),
 )
 joined = functools.partial(OperatorFacts, ("joined",))
-declare("cat", joined(keeps="nothing", int8=f"{_INT8}cat"))
-declare("concat stack", joined(keeps="nothing"))
-declare("concatenate slice_scatter", joined())
-declare("gather take_along_dim scatter scatter_add scatter_reduce", joined())
-declare("index embedding", OperatorFacts(("indexed",)))
-declare("cosine_similarity", OperatorFacts(("compared",)))
-declare("unbind select count_nonzero", OperatorFacts(("channels",), drops=True))
+declare("cat", joined(keeps="", int8=f"{_INT8}cat"))
+declare("concat stack concatenate slice_scatter", joined(keeps=""))
+declare("gather", joined())
+declare("take_along_dim", joined(keeps="inputs places"))
+declare("scatter scatter_add", joined(keeps=""))
+declare("scatter_reduce", joined(keeps="inputs value"))
+declare("index", OperatorFacts(("indexed",), keeps=""))
+declare("embedding", OperatorFacts(("indexed",)))
+declare("cosine_similarity", OperatorFacts(("compared",), keeps="inputs more"))
+declare("unbind select count_nonzero", along(drops=True, keeps=""))
 declare("flip", OperatorFacts(("channels",), "dims", moves=True))
 reduced = functools.partial(OperatorFacts, ("channels", "reduction"), kernel=_REDUCTION)
-declare("sum prod logsumexp", reduced(reduction=lambda node: 1))
-declare("mean", reduced(reduction=lambda node: 1, int8=f"{_INT8}mean"))
-declare("amax amin", reduced(reduction=lambda node: 2, has_kinks=True))
+declare("sum", reduced(reduction=lambda node: 1, keeps=""))
+declare("prod logsumexp", reduced(reduction=lambda node: 1, keeps="inputs value"))
+declare("mean", reduced(reduction=lambda node: 1, keeps="", int8=f"{_INT8}mean"))
+declare("amax amin", reduced(reduction=lambda node: 2, has_kinks=True, keeps="inputs value"))
 
 
 def _extremes(node: Node) -> int:
@@ -208,11 +224,13 @@ declare(
         reduction=_extremes,
         kernel=_REDUCTION,
         has_kinks=True,
+        keeps="inputs value places",
     ),
 )
 declare("argmax argmin", reduced(reduction=_extremes))
-declare("var std var_mean std_mean", reduced(reduction=lambda node: 2))
-declare("linalg_vector_norm norm", reduced(reduction=_order_of))
+declare("var var_mean", reduced(reduction=lambda node: 2))
+declare("std std_mean", reduced(reduction=lambda node: 2, keeps="inputs value"))
+declare("linalg_vector_norm norm", reduced(reduction=_order_of, keeps="inputs value"))
 
 
 def _drops_weights(node: Node) -> bool:
@@ -245,7 +263,7 @@ declare("einsum", product(product=products.einsum))
 declare("tensordot", product(product=products.tensordot))
 declare(
     "scaled_dot_product_attention",
-    product(random=_drops_weights, product=products.attention),
+    product(random=_drops_weights, product=products.attention, keeps="inputs value"),
 )
 
 
@@ -290,10 +308,12 @@ declare(
     "rand_like randn_like randint_like bernoulli uniform normal_functional exponential random",
     drawn(random=_draws, ends_gradient=True),
 )
-declare("rrelu", drawn(random=_draws, has_kinks=True))
+declare("rrelu", drawn(random=_draws, has_kinks=True, keeps="inputs more"))
 declare("rrelu_with_noise_functional", drawn(random=_draws))
 declare("rand randn randint normal", drawn(tiling=(), random=_draws, ends_gradient=True))
-declare("lstm gru rnn_tanh rnn_relu", OperatorFacts(random=_drops_between_layers))
+declare(
+    "lstm gru rnn_tanh rnn_relu", OperatorFacts(random=_drops_between_layers, keeps="value more")
+)
 declare(
     "multinomial poisson log_normal cauchy geometric randperm",
     OperatorFacts(random=_draws, ends_gradient=True),
