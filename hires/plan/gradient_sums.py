@@ -82,9 +82,8 @@ def scatters_gradients(config: RunConfig, mode: str) -> bool:
 
     A reduce-scatter begins behind the backward pass, so sums beside the pass (``early``) are not.
     """
-    wanted, divides = config.optimizer.exchange, config.optimizer.shard
-    fitting = mode != EARLY if wanted == "auto" else wanted == "scatter"
-    return divides and config.task.name == "train" and fitting
+    wanted = config.optimizer.exchange
+    return mode != EARLY if wanted == "auto" else wanted == "scatter"
 
 
 @derived

@@ -36,7 +36,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     proved, which takes long for thousands of ranks.
     """
     parallel, graph = config.parallel, rewritten(config, graph)
-    plan, findings = _uncut(config, graph), [*_of_keys(config, graph)]
+    plan, findings = uncut_plan(config, graph), [*_of_keys(config, graph)]
     possible = _are_ok((*findings, *known))
     uncut = checks.check_cuts(parallel, graph)
     findings += uncut
@@ -70,7 +70,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     return plan.with_results(findings=findings, verdict=verdict.text, totals=sums)
 
 
-def _uncut(config: RunConfig, graph: Graph) -> Plan:
+def uncut_plan(config: RunConfig, graph: Graph) -> Plan:
     """Returns what the keys decide, with the network in one stage."""
     parallel, training = config.parallel, config.task.name == "train"
     plan = Plan(
@@ -97,7 +97,9 @@ def _uncut(config: RunConfig, graph: Graph) -> Plan:
         num_pairs=parallel.pairs,
     )
     gradients = gradient_mode(config, plan)
-    return replace(plan, gradients=gradients, scatters=scatters_gradients(config, gradients))
+    divides = training and plan.shards_optimizer
+    scatters = divides and scatters_gradients(config, gradients)
+    return replace(plan, gradients=gradients, scatters=scatters)
 
 
 def _of_keys(config: RunConfig, graph: Graph) -> Iterator[Finding]:

@@ -33,7 +33,7 @@ _TO_EACH = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1}
 """What a rank sends to each of n others in such a collective, in n-ths of its bytes; else all."""
 
 
-class Call(NamedTuple):
+class PlannedCall(NamedTuple):
     """What a rank sends in one call."""
 
     traffic: str
@@ -56,11 +56,11 @@ class Call(NamedTuple):
 
 
 @derived
-def calls_of(plan: Plan, rank: int) -> Counter[Call]:
+def calls_of(plan: Plan, rank: int) -> Counter[PlannedCall]:
     """Returns how often a rank sends what in one step, but for the agreement to begin it."""
     stages = [slot.stage for slot in plan.slots_of(rank)]
     sizes = [*map(len, groups(plan)), plan.world]  # the last has the index of the world
-    calls: Counter[Call] = Counter()
+    calls: Counter[PlannedCall] = Counter()
     for event in events(plan, rank):
         route, action = event.route, event.part.action
         if route is None or not event.counts or event.operation == "recv":
@@ -69,14 +69,14 @@ def calls_of(plan: Plan, rank: int) -> Counter[Call]:
         peer, ranks = (event.peer - rank, 1) if is_message else (event.peer, sizes[event.peer])
         stage = stages[plan.direction_of(action)] if action else -1
         facts = event.traffic, stage, event.operation, peer, ranks, event.num_bytes, route
-        calls[Call(*facts)] += 1
+        calls[PlannedCall(*facts)] += 1
     return calls
 
 
 @derived
-def calls(plan: Plan) -> Counter[Call]:
+def calls(plan: Plan) -> Counter[PlannedCall]:
     """Returns what all ranks send in one step."""
-    sums: Counter[Call] = Counter()
+    sums: Counter[PlannedCall] = Counter()
     for rank, number in callers(plan).items():
         for call, count in calls_of(plan, rank).items():
             sums[call] += number * count

@@ -29,11 +29,12 @@ from hires.core.errors import ConfigError, PlanError
 from hires.core.precisions import PRECISIONS
 from hires.core.units import size
 from hires.plan.checks import check_numbers, check_tiles
+from hires.plan.gradient_sums import scatters_gradients
 from hires.plan.graph import Graph, Node
 from hires.plan.memory import rooms_of
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Plan
-from hires.plan.planner import make_plan
+from hires.plan.planner import make_plan, uncut_plan
 from hires.plan.route_choice import resolve
 from hires.plan.search.candidates import (
     NOTHING_GIVEN,
@@ -56,8 +57,9 @@ from hires.plan.simulation.node_work import NodeWork, node_work
 ESTIMATED_ACTIONS = 4_000_000
 """Actions of the schedules that are estimated, about 8 s. Where there are more, those whose ranks
 have the least to do come first."""
-VARIED = 2000
-"""Layouts above the memory whose variants are estimated, the nearest to it first."""
+VARIED, RECUT = 2000, 64
+"""Layouts above the memory whose variants are estimated, the nearest to it first, and those with
+other cuts."""
 PLANNED_WORK, TRIED_WORK = 240_000, 120_000
 """Node passes of the layouts that are planned, about 20 s, and of the best of these with other
 values of keys of whose cost the estimate knows little."""
@@ -178,7 +180,10 @@ class Chooser:
         starts = node_starts(ranks, config.num_nodes)
         network = dataclasses.replace(self.machine.network, node_starts=starts)
         rate = 1 / max(device.update_s(1e9) / 1e9, 1e-15)
-        return Estimator(config, graph, seconds, network, rate, self.machine.cores)
+        of_replicas = dataclasses.replace(config, parallel=ParallelConfig(replicas=ranks))
+        mode = uncut_plan(resolve(of_replicas), graph).gradients
+        scatters = scatters_gradients(config, mode)
+        return Estimator(config, graph, seconds, network, rate, self.machine.cores, scatters)
 
     def _listed(self, estimator: Estimator, choice: Choice, limit: float) -> list[Candidate]:
         """Returns the layouts of so many ranks that the user's keys allow and that are estimated.
@@ -211,7 +216,8 @@ class Chooser:
     ) -> tuple[list[Candidate], Counter[str]]:
         """Returns what needs no more than ``bound`` by its estimate, the best first.
 
-        That of others which recomputes is among them. Also why others are out.
+        That of others which recomputes, or is cut in another way, is among them. Also why others
+        are out.
         """
 
         def need(candidate: Candidate) -> float:
@@ -220,10 +226,14 @@ class Chooser:
         cost = functools.partial(self._estimated_cost, estimator)
         by_need, sure = sorted(listed, key=need), bound / MARGIN
         fitting = [one for one in by_need if need(one) <= sure and self.objective != MEMORY]
-        short: Counter[str] = Counter()
+        short, recut = Counter[str](), max(1, int(RECUT * self.effort))
         choice.least_bytes = need(by_need[0])
         for one in by_need[len(fitting) :][: max(1, int(VARIED * self.effort))]:
-            forms = [*variants(self.config, one, self.given)]
+            forms = sorted(variants(self.config, one, self.given), key=need)
+            if need(forms[0]) > bound and one.shape.stages > 1 and one.balance is None and recut:
+                recut -= 1
+                cut = estimator.balanced(forms[0], "bytes")
+                forms.append(dataclasses.replace(forms[0], balance=cut))
             least = min(map(need, forms))
             choice.least_bytes = min(choice.least_bytes, least)
             inside = [form for form in forms if need(form) <= bound]

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import PRECISIONS
 from hires.core.schedules import SCHEDULES, Pipeline, Task, forward_only
+from hires.plan.event import BYTES
 from hires.plan.graph import Graph, Node
 from hires.plan.groups import wide_dtype
 from hires.plan.partition import (
@@ -83,6 +84,8 @@ class Estimator:
     """Of a rank's memory, for the optimiser."""
     cores: float = math.inf
     """Compute threads that a machine runs at once, divided by those of a rank."""
+    scatters: bool = True
+    """Whether the gradients of a divided update are scattered, which sends two thirds."""
 
     @functools.cached_property
     def training(self) -> bool:
@@ -93,6 +96,11 @@ class Estimator:
     def dtype(self) -> str:
         """Type of activations."""
         return PRECISIONS[self.config.precision.name]
+
+    @functools.cached_property
+    def message_dtype(self) -> str | None:
+        """Type of messages that a key names."""
+        return PRECISIONS.get(self.config.comm.dtype)
 
     @functools.cached_property
     def layers(self) -> list[int]:
@@ -119,7 +127,7 @@ class Estimator:
 
     @derived
     def _borrowed(self, grid: tuple[int, int]) -> list[float]:
-        return borrowed_bytes(self.graph, grid, self.dtype)
+        return borrowed_bytes(self.graph, grid, self.message_dtype or self.dtype)
 
     def shares(self, candidate: Candidate) -> list[RankShare]:
         """Returns the part of a microbatch that a rank of each stage has."""
@@ -153,8 +161,8 @@ class Estimator:
         def cost_of(stage: int, first: int, last: int) -> float:
             """Returns what a stage of some nodes takes."""
             if by == "bytes":
-                own = self.stage_bytes(shares[stage], first, last)
-                return own.weights + in_flight[stage] * own.kept
+                own = self.stage_bytes(shares[stage], first, last, candidate.checkpoint)
+                return own.weights + in_flight[stage] * own.kept + own.transient
             pass_s = sum(_passes(self.table(shares[stage]), first, last, "none"))
             update_s = self._update_s(candidate, stage, first, last) if by == "step" else 0.0
             return candidate.microbatches * candidate.pairs * pass_s + update_s
@@ -253,16 +261,17 @@ class Estimator:
 
     def _sent_s(self, bound: int, samples: float, ranks: int) -> float:
         """Returns how long the values that cross a cut travel, in a replica of so many ranks."""
-        sent = self._crossing[bound] * RankShare(samples).of(self.graph)
+        crossing = self._crossing(self.message_dtype or self.dtype)
+        sent = crossing[bound] * RankShare(samples).of(self.graph)
         link = self.network.link([0, ranks - 1])
         return link.latency_s + sent / link.bytes_per_s
 
-    @functools.cached_property
-    def _crossing(self) -> list[int]:
-        """Bytes that are made before each node and read from it on; no images."""
+    @derived
+    def _crossing(self, dtype: str) -> list[int]:
+        """Returns the bytes that are made before each node and read from it on; no images."""
 
         def num_bytes(node: Node | None) -> int:
-            return 0 if node is None else value_bytes(self.graph, node.name, self.dtype)
+            return 0 if node is None else value_bytes(self.graph, node.name, dtype)
 
         return crossing(self.graph, 0, len(self.graph.nodes), num_bytes)
 
@@ -285,10 +294,15 @@ class Estimator:
         world = sum(shape.ranks_of_stages) * shape.replicas
         # Replicas lie apart: their holders of a stage are spread over all of the world.
         members = [*range(0, world, max(1, world // holders))][:holders]
-        sum_s = self.network.reduce_s(members, num_bytes) if holders > 1 else 0.0
+        wide, is_divided = wide_dtype(self.dtype), candidate.shards_optimizer
+        summed = num_bytes * BYTES[self.message_dtype or wide] / BYTES[wide]
+        # A scatter of the sums, or what brings a divided update to all, is half an all-reduce.
+        sum_s = self.network.reduce_s(members, summed) / (1 + (is_divided and self.scatters))
+        sum_s += self.network.reduce_s(members, num_bytes) / 2 if is_divided else 0.0
         touches = UPDATE_TOUCHES + 2 * self.config.optimizer.num_states
         share = holders if candidate.shards_optimizer else 1
         added = ADD_TOUCHES * (candidate.microbatches * candidate.pairs - 1)
+        sum_s = sum_s if holders > 1 else 0.0
         return sum_s + (touches / share + added) * num_bytes / self.bytes_per_s
 
     def _peak_bytes(self, candidate: Candidate, pipeline: Pipeline) -> float:
@@ -322,7 +336,7 @@ class Estimator:
         """
         table = self.table(share)
         kept = table.of(table.kept_bytes, first, last)
-        boundary = self._crossing[first] * share.of(self.graph)
+        boundary = self._crossing(self.dtype)[first] * share.of(self.graph)
         # Of blocks, about the root of what is kept is computed again at a time.
         of_block = kept**0.5 * max(1.0, boundary) ** 0.5
         again = {"none": 0.0, "stage": kept}.get(checkpoint, of_block)

@@ -141,10 +141,10 @@ def nothing_fits(estimator: Estimator, choice: Choice, given: Given, rehearsal: 
         f"up to ranks={max([ranks, *counts])} none would do: use a smaller image, batch or network"
     )
     if enough is not None:
-        more = f"ranks={enough} would do, by the estimate"
+        more = f"ranks={enough} would do"
     return (
         f"no layout of ranks={ranks} fits {given_limit}: the fullest rank needs about "
-        f"{size(least)} at the least; {more}"
+        f"{size(least)} at the least, by the estimate; {more}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import re
 import time
 from typing import Any
@@ -15,7 +16,7 @@ from torch import nn
 from hires.core.config.run_config import from_dict
 from hires.core.errors import PlanError
 from hires.core.schedules import Pipeline, one_forward_one_backward
-from hires.core.units import MIB
+from hires.core.units import MIB, size
 from hires.nets.trace import trace
 from hires.plan.checks import check_numbers
 from hires.plan.memory import RankMemory, Room
@@ -240,6 +241,53 @@ def test_no_layout_that_fits_is_much_faster_than_the_chosen_one(ranks, batch, gr
         chosen_s.append(best_s)
 
 
+def test_layout_that_only_another_cut_lets_fit_is_found_and_the_least_is_that_of_all_cuts():
+    """The least was that of the cut by FLOPs, which puts both wide layers into one stage."""
+    base, given = config_of(batch=4), {"parallel.stages": 2, "memory.checkpoint": "none"}
+    given |= {"parallel.directions": 1, "parallel.microbatches": 1}
+    estimator = Chooser(base, heavy, MACHINE, None)._estimator(2)
+    [shape] = shapes(base, 2, len(estimator.layers), given)
+    every = [Candidate(shape, balance=(n, 3 - n)) for n in (1, 2)]
+    least, most = sorted(estimator.estimate(one).peak_bytes for one in every)
+    assert most == estimator.estimate(Candidate(shape)).peak_bytes > 1.3 * least
+
+    def choice(limit):
+        memory = dataclasses.replace(base.memory, limit=f"{int(limit)}B")
+        config = dataclasses.replace(base, memory=memory)
+        rehearse = lambda config, plan: need(plan, least / MIB)  # noqa: E731
+        return Chooser(config, heavy, MACHINE, rehearse, given).choose(2)
+
+    assert choice(1.05 * least).best.candidate.balance == (2, 1)
+    with pytest.raises(NoRoomError, match=f"needs about {re.escape(size(least))} at the least"):
+        choice(0.7 * least)
+
+
+def test_estimate_counts_the_bytes_of_messages_as_the_plan_does():
+    """Estimates took all messages for float32, and every exchange for one of two thirds."""
+
+    def sent_s(shape, dtype="value", exchange="auto", shard=False):
+        config = config_of(batch=8)
+        config.comm.dtype, config.optimizer.exchange = dtype, exchange
+        found = Chooser(config, graph_of, MACHINE, None)._estimator(6)
+        link = Link(0.0, 1e6)
+        free = {"seconds": lambda *of_node: 0.0, "network": Network(link, link)}
+        estimator = dataclasses.replace(found, bytes_per_s=math.inf, **free)
+        return estimator.estimate(Candidate(shape, shards_optimizer=shard)).step_s
+
+    tiles_and_stages, replicas = (
+        LayoutShape(2, 2, 1, (2, 1), 1, 1),
+        LayoutShape(6, 1, 0, (1, 1), 1, 1),
+    )
+    for shape in (tiles_and_stages, replicas):
+        assert sent_s(shape, "bf16") == pytest.approx(sent_s(shape) / 2)
+    assert sent_s(replicas, exchange="scatter", shard=True) == sent_s(replicas)
+    assert sent_s(replicas, exchange="broadcast", shard=True) == 1.5 * sent_s(replicas)
+    # Gradients in bfloat16, parameters in float32: 1/2 + 1 of 1 + 1, and 1 + 1 of them.
+    scattered = sent_s(replicas, "bf16", "scatter", shard=True)
+    assert scattered == pytest.approx(0.75 * sent_s(replicas))
+    assert sent_s(replicas, "bf16", "broadcast", shard=True) == pytest.approx(sent_s(replicas))
+
+
 def test_choice_does_not_depend_on_a_clock(monkeypatch):
     """The same command gave layouts of 33 and then of 44 s a step on a busy machine."""
     expected = chooser().choose(4).to_dict()
@@ -266,7 +314,9 @@ def test_layout_that_needs_too_much_by_its_rehearsal_is_out():
     assert choice.best.config.parallel.stages > 1
     assert {o.config.parallel.stages for o in choice.out if o.rehearsed} == {1}
     # Those that cannot fit by their estimates are not planned.
-    with pytest.raises(PlanError, match=r"ranks=2 fits memory.limit=1KiB: .* at the least; up to"):
+    with pytest.raises(
+        PlanError, match=r"ranks=2 fits memory.limit=1KiB: .* the least, by the estimate; up to"
+    ):
         chooser(limited("1KiB")).choose(2)
 
 
