@@ -15,6 +15,7 @@ import torch
 
 from hires import comm
 from hires.core import log as logs
+from hires.core import trackers
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, CommError, HiresError, RunError
 from hires.core.ranks import heartbeat, meeting, rank_process
@@ -28,7 +29,7 @@ from hires.engine.build import build_rank
 from hires.engine.calibrate import Calibrator, write_calibration
 from hires.engine.checkpoint import Saver
 from hires.engine.device import RankDevice, open_device, prepare_arithmetic
-from hires.engine.epochs import Epochs, Scalars
+from hires.engine.epochs import Epochs
 from hires.engine.evaluate import Evaluator, write_evaluation
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.predict import Predictor, write_prediction
@@ -37,6 +38,7 @@ from hires.engine.region_compiler import compile_regions
 from hires.engine.resume_point import resume_point
 from hires.engine.run import hold_preemption, run_steps
 from hires.engine.seen_outputs import Observer
+from hires.engine.tracking import tracked
 from hires.engine.validate import Validation
 from hires.engine.verify import verify_rank
 from hires.engine.weights_file import WeightsFile, agreed_weights
@@ -153,16 +155,18 @@ def run_attempt(
         observer = Predictor(config, source, plan.graph, run_dir)
     calibrates = config.task.name == "calibrate"
     calibrator = Calibrator(config, engine) if calibrates else None
-    validation = epochs = scalars = None
+    validation = epochs = None
     if config.task.name == "train":
         epochs = Epochs(config, len(source), world.rank)
-        if config.measure.tensorboard:
-            scalars = Scalars(config, run_dir, begin.step, world.rank)
     if plan.validation is not None:
         validation = Validation(config, plan, engine, saver, world)
-    done = run_steps(engine, config, folder, meter, saver, observer, validation, epochs, scalars)
-    comm.barrier()
-    if done < config.steps and not (validation is not None and validation.ends):
+    parts = observer, validation, epochs
+    with tracked(config, run_dir, begin.step, world.rank) as tracking:
+        done = run_steps(engine, config, folder, meter, saver, *parts, tracking)
+        comm.barrier()
+        ends = done == config.steps or (validation is not None and validation.ends)
+        tracking.status = trackers.DONE if ends else trackers.PREEMPTED
+    if not ends:
         log.info("preempted after %d of %d steps", done, config.steps)
         if world.rank == 0:
             records.rank_event(run_dir, world.attempt, "preempted", 0, step=done)

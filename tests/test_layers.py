@@ -30,6 +30,7 @@ ALLOWED = {  # what each package may import, all of its imports counted, those i
     "losses": PLAN | {"nets", "losses"},
     "metrics": CORE | {"metrics"},
     "augmentations": DATA | {"augmentations"},
+    "trackers": CORE | {"trackers"},
     "backends": PLAN | {"comm", "backends"},
     "torch_backend": PLAN | {"comm"},
     "comm": PLAN | {"comm"},

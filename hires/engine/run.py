@@ -28,12 +28,13 @@ from hires.core.store.files import append_metric
 from hires.core.store.step_lines import ENDED_LINE, EPOCH_LINE, VALIDATED_LINE
 from hires.engine.build import RankEngine
 from hires.engine.checkpoint import Saver
-from hires.engine.epochs import Epochs, Scalars
+from hires.engine.epochs import Epochs
 from hires.engine.finite_loss import FiniteLoss
 from hires.engine.loader import sample_names
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.region_compiler import LateGraphs
 from hires.engine.seen_outputs import Observer
+from hires.engine.tracking import Tracking
 from hires.engine.validate import Validation
 from hires.plan.groups import groups
 
@@ -77,7 +78,7 @@ def run_steps(
     observer: Observer | None = None,
     validation: Validation | None = None,
     epochs: Epochs | None = None,
-    scalars: Scalars | None = None,
+    tracking: Tracking | None = None,
 ) -> int:
     """Runs the attempt's steps; every step is a line in its ``folder``, beside the timeline.
 
@@ -136,16 +137,16 @@ def run_steps(
                 engine.executor.scale.require_progress()
             if not result.skipped:
                 finite.require(step, result)
-            if scalars is not None:
-                scalars.step(step, step_s, loss, scale)
+            if tracking is not None:
+                tracking.step(step, step_s, loss, scale)
             over = None if epochs is None else epochs.add(step, loss)
             if over is not None and rank == 0:
                 note(EPOCH_LINE, **over)
             better = False
             if validation is not None and epochs is not None and validation.is_due(step, epochs):
                 facts, better = validation.evaluate(step)
-                if scalars is not None:
-                    scalars.evaluation(step, facts)
+                if tracking is not None:
+                    tracking.evaluation(step, facts)
                 if rank == 0:
                     note(VALIDATED_LINE, step=step, **facts)
             if every and (step + 1) % every == 0:
@@ -159,8 +160,6 @@ def run_steps(
         if ends and trains and config.checkpoint.saves_end and saver.last != done:
             saver.save(done)
         note("memory", **meter.line(), **engine.byte_counts())
-    if scalars is not None:
-        scalars.close()
     engine.close()
     if trains:
         saver.require_saved()

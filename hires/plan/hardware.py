@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 from hires.core.config import library_options
 from hires.core.config.launcher_config import spread
@@ -15,13 +14,13 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks import compilers, gpus
 from hires.core.ranks.compilers import TENSORRT
+from hires.core.trackers import TRACKERS
 from hires.plan.plan import Finding
 from hires.plan.routes import ONE_MACHINE, STREAMED
 
 CPU, CUDA = "cpu", "cuda"
 GLOO, NCCL, MPI = "gloo", "nccl", "mpi"
 
-NO_TENSORBOARD = "tensorboard is not installed; pip install 'hires[tensorboard]', or leave it out"
 _BY_TASK = ("gpus-per-task", "ntasks-per-gpu", "gpu-bind")
 """Options of sbatch that divide GPUs among the tasks of one ``srun``."""
 _GPU = re.compile(r"(?:gres[:/])?gpu(?:[:=](?!\d+(?:$|\())[\w.-]+)?(?:[:=](\d+))?(?:\(.*)?")
@@ -161,8 +160,9 @@ def check_hardware(config: RunConfig) -> Iterator[Finding]:
 def _uncompiled(config: RunConfig, device: str) -> Iterator[Finding]:
     # What ranks on this machine lack; one without GPUs prepares runs for another that has some.
     is_here = config.is_here and not config.launcher.mpi_options
-    if config.measure.tensorboard and is_here and find_spec("tensorboard") is None:
-        yield Finding("error", "measure.tensorboard", NO_TENSORBOARD)
+    for name in config.measure.track if is_here else ():
+        if lacks := TRACKERS[name].lacks():
+            yield Finding("error", "measure.track", lacks)
     if config.engine.compile == "off" or not is_here:
         return
     on_host = device == CPU and config.engine.compile != TENSORRT

@@ -77,7 +77,8 @@ class ConfigKey:
     def values(self) -> str:
         """Which values it takes, in words."""
         if self.choices:
-            return ", ".join(f"`{name}`" for name in self.choices)
+            names = ", ".join(f"`{name}`" for name in self.choices)
+            return f"a list of {names}" if "list" in str(self.hint) else names
         if self.type is None:
             return "see its meaning"
         return ", ".join(filter(None, [self.type, self.span]))

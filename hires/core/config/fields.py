@@ -150,8 +150,9 @@ class Section:
         if field.name == "name":
             key = self._key  # as one types it: launcher=slurm
         choices = tuple(facts.get("choices", ()))
-        if choices and item not in choices:
-            raise ConfigError(f"{key}={item!r} is unknown; choose one of {', '.join(choices)}")
+        for one in item if isinstance(item, list) else [item]:
+            if choices and one not in choices:
+                raise ConfigError(f"{key}={one!r} is unknown; choose one of {', '.join(choices)}")
         if facts.get("line"):
             for text in item if isinstance(item, list) else [item]:
                 check_word(key, text, null=field.default is None)

@@ -11,6 +11,7 @@ from hires.core.errors import ConfigError
 from hires.core.losses import CLASSES, IMAGES, LOSSES, own_keys
 from hires.core.optimizers import MORE_STATES, OPTIMIZERS, REFUSED, SET_BY_HIRES
 from hires.core.ranks.compilers import TENSORRT
+from hires.core.trackers import sentences
 
 INFERENCE = ("infer", "evaluate", "predict")
 """Tasks that compute forward and keep no value for anything else."""
@@ -264,9 +265,9 @@ class MeasureConfig(Section, key="measure"):
     """Steps at the start that no table counts."""
     steps: int | None = value(None, 1, MOST_STEPS)
     """Steps after the warm-up that are counted; unset: all of them."""
-    tensorboard: bool = value(False, identity=False, tasks=("train",))
-    """Whether a training writes its numbers for TensorBoard as it goes, into ``tensorboard`` of its
-    run folder: loss, rate, norm of the gradients, images per second, evaluations."""
+    track: list[str] = value([], choices=sentences(), identity=False, tasks=("train",))
+    """Trackers that take the numbers of a training as it goes, as [tensorboard,mlflow]: loss, rate,
+    norm of the gradients, images per second, evaluations."""
 
 
 @dataclass

@@ -80,18 +80,18 @@ def edited_sources(inputs: RunInputs, by_time: bool = False) -> list[str]:
 
 def overrides(planned: Mapping[str, Any], edited: Mapping[str, Any]) -> list[str]:
     """Returns the words of a command line that make one config out of another."""
-    before, after = _leaves(planned), _leaves(edited)
+    before, after = leaves(planned), leaves(edited)
     set_now = [f"{k}={_word(v)}" for k, v in after.items() if k not in before or before[k] != v]
     return set_now + [f"~{key}" for key in before if key not in after]
 
 
-def _leaves(values: Mapping[str, Any]) -> dict[str, Any]:
+def leaves(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns values, lists among them, by their dotted keys."""
-    leaves: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, value in values.items():
-        inner = _leaves(value) if isinstance(value, dict) else {}
-        leaves |= {f"{key}.{name}": one for name, one in inner.items()} or {str(key): value}
-    return leaves
+        inner = leaves(value) if isinstance(value, dict) else {}
+        found |= {f"{key}.{name}": one for name, one in inner.items()} or {str(key): value}
+    return found
 
 
 def _word(value: Any) -> str:

@@ -78,7 +78,7 @@ COSMETIC = """
 weights campaign results data.names data.max_pixels quant.scales comm.table comm.timeout_s comm.log
 comm.check launcher.max_ranks launcher.mpirun launcher.hosts launcher.port launcher.account
 launcher.qos launcher.minutes launcher.signal_s launcher.requeues launcher.other_code
-launcher.interface measure.tensorboard memory.limit checkpoint.every checkpoint.keep
+launcher.interface measure.track memory.limit checkpoint.every checkpoint.keep
 checkpoint.at_end checkpoint.continues
 """
 NOT_PLANNED = """
@@ -106,7 +106,7 @@ def test_other_defaults_have_another_schema():
 
     A key that is new changes the digest alone.
     """
-    assert (naming.SCHEMA, digest(naming.plain(RunConfig()))) == (2, "a40a2c3443752d8c")
+    assert (naming.SCHEMA, digest(naming.plain(RunConfig()))) == (2, "e13ec386e5eba5c5")
 
 
 def test_key_with_its_default_is_no_part_of_the_name(config):

@@ -1,0 +1,73 @@
+"""Defines a tracker: one class that shows the numbers of a training in a tool while it runs.
+
+Rank 0 alone opens trackers, each in a thread of its own (:mod:`hires.engine.tracking`). To add one:
+a module in ``hires.trackers`` with its class, and a row of its test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hires.core.registry import Registry
+
+DONE, PREEMPTED, FAILED = "done", "preempted", "failed"
+"""How an attempt ends, as far as its rank 0 can still say."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """The run whose numbers a tracker takes."""
+
+    folder: Path
+    """The run folder, absolute."""
+    campaign: str
+    name: str
+    id: str
+    """Letters and digits. The attempts that complete a run have the same: a tracker goes on."""
+    first: int
+    """Step at which this attempt begins."""
+    keys: Mapping[str, Any]
+    """What differs from the defaults of the config, by dotted keys."""
+
+
+class Tracker:
+    """A tool that takes numbers; what it raises in ``log`` and ``close`` costs no training."""
+
+    package: ClassVar[str] = ""
+    """What it imports in ``open``, if hires needs it for nothing else."""
+    install: ClassVar[str] = ""
+    """The command that installs it."""
+    remedy: ClassVar[str] = ""
+    """What to look at if it cannot be opened."""
+
+    @classmethod
+    def lacks(cls) -> str | None:
+        """Returns which package is missing here, and the remedy; None: none is."""
+        if not cls.package or find_spec(cls.package) is not None:
+            return None
+        return f"{cls.package} is not installed; {cls.install}, or leave it out"
+
+    def open(self, run: TrackedRun) -> None:
+        """Begins the run in the tool, or goes on with it."""
+        raise NotImplementedError
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Takes finite numbers of a step, as ``train/loss``; steps never fall in an attempt."""
+        raise NotImplementedError
+
+    def close(self, status: str) -> None:
+        """Writes what is left; the attempt is ``done``, ``preempted`` or ``failed``."""
+        raise NotImplementedError
+
+
+TRACKERS: Registry[type[Tracker]] = Registry("tracker", "hires.trackers")
+"""Name in ``measure.track`` -> the tracker."""
+
+
+def sentences() -> dict[str, str]:
+    """Returns the first line that each tracker says of itself, by its name."""
+    return {name: (TRACKERS[name].__doc__ or "").partition("\n")[0] for name in TRACKERS}
