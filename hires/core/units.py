@@ -54,12 +54,6 @@ def parse_size(value: Any) -> int | None:
     return int(float(number) * (1024 if binary else 1000) ** power) or None
 
 
-def bytes_without_unit(value: Any) -> int | None:
-    """Returns the bytes of a size that has no unit, as ``4096``; None for all others."""
-    num_bytes = parse_size(value)
-    return None if num_bytes is None or str(value).strip()[-1].isalpha() else num_bytes
-
-
 def seconds(value_s: float) -> str:
     """Returns a duration, as ``310 us``, ``41.5 ms``, ``3.21 s`` or ``4 min 10 s``."""
     if value_s < 0:

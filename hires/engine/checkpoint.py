@@ -261,7 +261,7 @@ class Saver:
                 if wrong := misfit(held, shapes, others=held):
                     raise RunError(
                         f"the checkpoint is of another network: {checkpoint.path}: "
-                        f"{wrong.names(3)}; use the model and model.classes of its run"
+                        f"{wrong.text(3)}; use the model and model.classes of its run"
                     )
                 for name in needed:
                     tensor, first = tensors[name].data, 0

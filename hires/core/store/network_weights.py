@@ -248,29 +248,20 @@ class Misfit:
     def __bool__(self) -> bool:
         return bool(self.missing or self.of_no_layer or self.of_another_shape)
 
-    def counts(self) -> str:
-        """Returns how many there are, as ``3 missing, 1 of another shape``."""
-        kinds = {
-            "missing": self.missing,
-            "of no layer": self.of_no_layer,
-            "of another shape": self.of_another_shape,
-        }
-        return ", ".join(f"{len(names)} {kind}" for kind, names in kinds.items() if names)
-
-    def names(self, most: int | None = None) -> str:
-        """Returns the names, or only so many of each kind."""
+    def text(self, most: int | None = None) -> str:
+        """Returns how many there are of each kind, and their names, or only so many of each."""
         shapes = [
             f"{name} is {there} there and {here} here"
             for name, (there, here) in self.of_another_shape.items()
         ]
-        wrong = [f"it has no {listed(self.missing, most)}"] if self.missing else []
-        wrong += [f"of no layer: {listed(self.of_no_layer, most)}"] if self.of_no_layer else []
-        wrong += [listed(shapes, most, "; ")] if shapes else []
-        return "; ".join(wrong)
-
-    def has_more(self, most: int) -> bool:
-        """Whether some kind has more names than that."""
-        return most < max(map(len, (self.missing, self.of_no_layer, self.of_another_shape)))
+        kinds = {
+            "missing": self.missing,
+            "of no layer": self.of_no_layer,
+            "of another shape": shapes,
+        }
+        found = {kind: names for kind, names in kinds.items() if names}
+        parts = (f"{len(names)} {kind} ({listed(names, most)})" for kind, names in found.items())
+        return ", ".join(parts)
 
 
 def misfit(
@@ -302,8 +293,8 @@ def require_fit(
 ) -> None:
     """Refuses tensors that are not those of a network (:func:`misfit`) with one ConfigError.
 
-    It counts them all, and names all or, unless ``whole``, the first of each kind and the command
-    that lists them. ``how`` is a remedy that fits better than the common one.
+    It counts them all, and names all or, unless ``whole``, the first of each kind. ``how`` is a
+    remedy that fits better than the common one.
     """
     wrong = misfit(held, needed, others)
     if wrong:
@@ -311,13 +302,11 @@ def require_fit(
         how = how or "use the model and model.classes that the weights were trained with"
         if prefix:
             how = f"all names begin with {prefix!r}: `hires weights import` takes that away"
-        if not whole and wrong.has_more(_NAMED):
+        names = wrong.text(None if whole else _NAMED)
+        if names != wrong.text():
             source = shlex.quote(key.partition("=")[2])
             how += f"; `hires weights show {source} model=...` lists all names"
-        raise ConfigError(
-            f"{key} is of another network: of {len(needed)} tensors {wrong.counts()}; {how} "
-            f"({wrong.names(None if whole else _NAMED)})"
-        )
+        raise ConfigError(f"{key} is of another network: of {len(needed)} tensors {names}; {how}")
 
 
 def require_types(key: str, held: Mapping[str, str], needed: Mapping[str, str]) -> None:

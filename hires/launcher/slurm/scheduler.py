@@ -31,8 +31,6 @@ _STOPPED = {
     "STOPPED": "stopped by a signal; `scancel --signal=CONT` lets it go on",
     "SUSPENDED": "suspended by Slurm; `scontrol resume` lets it go on",
 }
-_BAD = ("down", "drain", "fail", "error", "unknown", "reboot", "maint")
-"""How Slurm's words for nodes that run nothing begin; an asterisk behind one means no answer."""
 _TIMEOUT_S = 30.0
 _MANY = 1000
 """Most jobs in one call: Linux lets one word have 128 KiB."""
@@ -130,27 +128,21 @@ def cancel(jobs: Iterable[Job]) -> None:
 def avoided_nodes(failed: Iterable[Attempt], configs: Sequence[RunConfig]) -> list[str]:
     """Returns the nodes that the next attempts of runs should avoid, sorted.
 
-    Those that failed because of a node ran on nodes that their events name. If Slurm says which of
-    them are down, those are avoided; else all of them, as long as enough others are left.
+    Those that failed because of a node ran on nodes that their events name: all of these, as long
+    as enough others are up.
     """
-    suspects: set[str] = set()
-    for event in (event for attempt in failed for event in attempt.events):
-        if event.get("event") == "starter_started":
-            suspects.update(map(str, event.get("nodes") or ()))
-    if not suspects:
-        return []
+    events = [event for attempt in failed for event in attempt.events]
+    starts = [event for event in events if event.get("event") == "starter_started"]
+    suspects = {str(node) for event in starts for node in event.get("nodes") or ()}
     partitions = {config.partition for config in configs}
     # If all runs are of one partition, only its nodes count.
     only = [f"--partition={name}" for name in partitions if name and len(partitions) == 1]
-    try:
-        lines = ask("sinfo", "--noheader", "--Node", "--format=%N %T", *only).splitlines()
-    except RunError:
-        return []
-    words = {node: word.strip() for node, _, word in (line.partition(" ") for line in lines)}
-    bad = {node for node, word in words.items() if word.startswith(_BAD) or word[-1:] == "*"}
-    are_enough = len(words.keys() - suspects - bad) >= max(c.launcher.nodes for c in configs)
-    bad &= suspects
-    return sorted(suspects if not bad and are_enough else bad)
+    words = ("--noheader", "--Node", "--format=%N", "--states=idle,mixed,allocated", *only)
+    others: set[str] = set()
+    with contextlib.suppress(RunError):
+        others = {*ask("sinfo", *words).split()} - suspects if suspects else others
+    are_enough = len(others) >= max(config.launcher.nodes for config in configs)
+    return sorted(suspects) if are_enough else []
 
 
 def _squeue(numbers: Sequence[str]) -> dict[str, JobStatus]:

@@ -146,7 +146,7 @@ def test_other_keys_are_refused_with_what_would_work_but_for_those_of_the_machin
 def of_slurm(cluster, runs) -> Path:
     """The failed run as one that Slurm started; every job is number 9, and node2 is down."""
     gone = "echo Invalid job id >&2; exit 1"
-    nodes = "printf 'node1 idle\\nnode2 down*\\nnode3 mixed\\n'"
+    nodes = "printf 'node1\\nnode3\\n'"  # those that are up
     tools = {"sbatch": "echo 9", "squeue": gone, "scontrol": gone, "sacct": gone, "sinfo": nodes}
     for name, text in tools.items():
         cluster(name, text)
@@ -162,9 +162,9 @@ def of_slurm(cluster, runs) -> Path:
 @pytest.mark.parametrize(
     ("nodes", "excluded"),
     [
-        (["node1", "node2"], "node2"),  # the one that Slurm says is down
-        (["node1"], "node1"),  # none is down, and others are left
-        (["node1", "node3"], None),  # none is down, and no other would be left
+        (["node1", "node2"], "node1,node2"),
+        (["node1"], "node1"),
+        (["node1", "node3"], None),  # no other would be left
     ],
 )
 def test_job_is_submitted_as_the_next_attempt_not_on_nodes_that_failed(

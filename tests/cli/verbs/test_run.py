@@ -101,8 +101,8 @@ def test_checkpoint_of_another_network_is_refused_before_anything_starts(hires, 
         answer = hires(verb, *SMALL, f"checkpoint.resume={path}", "--json")
         assert answer.code == code
         words = " ".join((answer.err + answer.out).split())
-        assert "1 missing, 1 of another shape; use the model and model.classes of its run" in words
-        assert f"it has no {second}; {first} is [1, 2] there and" in words
+        assert f"1 missing ({second}), 1 of another shape ({first} is [1, 2] there and" in words
+        assert "; use the model and model.classes of its run" in words
     assert not list(Path("results").glob("*/*/a0"))
 
 

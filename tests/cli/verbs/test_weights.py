@@ -79,8 +79,8 @@ def test_import_takes_away_what_wrappers_added_and_renames(hires, graph):
     assert (shown.code, json.loads(shown.out)["fits"]) == (2, False)
     refused = hires("weights", "import", "o.safetensors", *words)
     assert refused.code == 2
-    assert "it has no layer1.0.conv1.weight, layer1.0.bn1.weight, " in refused.err
-    assert "of no layer: ema.x, stem.0.bn1.bias, " in refused.err
+    assert " missing (layer1.0.conv1.weight, layer1.0.bn1.weight, " in refused.err
+    assert " of no layer (ema.x, stem.0.bn1.bias, " in refused.err
     assert "fc.bias is [77] there and [10] here" in refused.err
     options = "--rename", "stem=layer1", "--without", "ema", "--fresh", "fc", "--json"
     answer = hires("weights", "import", "o.safetensors", *words, *options)

@@ -68,10 +68,9 @@ def test_all_that_does_not_fit_is_in_one_message():
     with pytest.raises(ConfigError) as caught:
         require_fit("weights=w", held, SHAPES)
     assert str(caught.value) == (
-        "weights=w is of another network: of 3 tensors 1 missing, 1 of no layer, 1 of another "
-        "shape; use the model and model.classes that the weights were trained with (it has no "
-        "bn.running_mean; of no layer: aux.bias; conv.weight is [8, 3, 3, 3] there and "
-        "[4, 3, 3, 3] here)"
+        "weights=w is of another network: of 3 tensors 1 missing (bn.running_mean), 1 of no layer "
+        "(aux.bias), 1 of another shape (conv.weight is [8, 3, 3, 3] there and [4, 3, 3, 3] here); "
+        "use the model and model.classes that the weights were trained with"
     )
 
 
@@ -80,7 +79,7 @@ def test_what_belongs_to_a_network_under_other_names_or_types_is_told():
     wrapped = {f"module.{name}": shape for name, shape in SHAPES.items()}
     with pytest.raises(ConfigError, match=r"all names begin with 'module\.': `hires weights imp"):
         require_fit("weights=w", wrapped, SHAPES)
-    with pytest.raises(ConfigError, match=r"3 missing, 3 of no layer; use the model"):
+    with pytest.raises(ConfigError, match=r"3 missing .*, 3 of no layer .*; use the model"):
         require_fit("weights=w", {**wrapped, "fc.bias": [2]}, SHAPES | {"conv.bias": [4]})
     require_types("weights=w", {"fc.bias": "float16"}, {"fc.bias": "float32"})
     with pytest.raises(ConfigError, match=r"other kinds of numbers .*fc.bias is int8 there and fl"):
