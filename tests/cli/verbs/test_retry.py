@@ -180,7 +180,7 @@ def test_job_is_submitted_as_the_next_attempt_not_on_nodes_that_failed(
     script = (of_slurm.parent / "arrays" / "0" / "job.sbatch").read_text()
     assert "#SBATCH --time=7\n" in script
     assert re.findall("#SBATCH --exclude=(.*)", script) == ([excluded] if excluded else [])
-    assert (f"not on {excluded}, where" in answer.err) == (excluded is not None)
+    assert (f"not on {', '.join(nodes)}, where" in answer.err) == (excluded is not None)
     first, second = (json.loads((of_slurm / f"a{n}" / "env.json").read_text()) for n in (0, 1))
     assert second["reproduce"] == first["reproduce"]
     assert ends(of_slurm) == ["failed"]  # it is never run here
