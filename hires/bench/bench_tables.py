@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hires.core.text_table import aligned
-from hires.core.units import gib, size
+from hires.core.units import aligned, gib, size
 
 Row = dict[str, Any]
 """What was measured, as plain values: its ``name``, whether it is ``ok``, and what is ``wrong``;

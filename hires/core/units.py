@@ -1,4 +1,4 @@
-"""Formats numbers with their units and lists of names for people, and parses sizes."""
+"""Formats numbers, lists of names and rows of text for people, and parses sizes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ MIB = 2**20
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgtp])(i?))?b?", re.IGNORECASE)
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_FORMULA = re.compile(r"[=+@\t]|-(?!$|(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?%?$| / [\d,]+$| / -$)")
+"""How a text begins that a spreadsheet computes; a number below 0 is no formula, nor are places,
+as ``- / 1,0``."""
 
 
 def listed(words: Sequence[str], most: int | None = 3, separator: str = ", ") -> str:
@@ -82,3 +85,24 @@ def count(value: float) -> str:
         if abs(value) >= factor:
             return f"{value / factor:.1f} {letter}"
     return f"{value:g}"
+
+
+def aligned(rows: Sequence[Sequence[str]], sides: str, gap: str = "  ") -> list[str]:
+    """Returns one line a row, in columns of equal width; ``sides`` has ``l`` or ``r`` for each.
+
+    >>> aligned([("stage", "layers"), ("0", "12"), ("1", "7")], "lr")
+    ['stage  layers', '0          12', '1           7']
+    """
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return [
+        gap.join(
+            cell.rjust(width) if side == "r" else cell.ljust(width)
+            for cell, width, side in zip(row, widths, sides, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def spreadsheet_text(text: str) -> str:
+    """Returns a text for a CSV file; one that a spreadsheet would compute gets an apostrophe."""
+    return f"'{text}" if _FORMULA.match(text) else text

@@ -31,7 +31,7 @@ from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import write_atomically
 from hires.core.store.step_lines import PREDICTED_LINE, pass_lines
-from hires.core.text_table import spreadsheet_text
+from hires.core.units import spreadsheet_text
 from hires.data.source import Source
 from hires.engine.evaluate import DATA_KEYS
 from hires.engine.prediction_maps import MapKind, PredictionMaps

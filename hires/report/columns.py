@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hires.core.store.reading import text
-from hires.core.text_table import aligned, spreadsheet_text
+from hires.core.units import aligned, spreadsheet_text
 
 if TYPE_CHECKING:
     from hires.report.runs import Found

@@ -13,8 +13,7 @@ from hires.cli.screens.screen import plural, print_json, print_notes, print_tabl
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
 from hires.core.store.reading import Note
-from hires.launcher.status.run_selection import select
-from hires.launcher.status.state import states
+from hires.launcher.status.state import select, states
 from hires.report.columns import TABLES, Row, filled, keys, table_of
 from hires.report.compare.metrics import METRICS
 from hires.report.run_tables import run_row

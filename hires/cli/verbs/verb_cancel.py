@@ -12,8 +12,7 @@ from hires.core.errors import ConfigError, RunError
 from hires.core.store import campaign
 from hires.core.store.ends import State
 from hires.launcher import cancel
-from hires.launcher.status.run_selection import select
-from hires.launcher.status.state import states
+from hires.launcher.status.state import select, states
 
 _POLL_S = 0.1
 PARSER = Parser(

@@ -12,7 +12,7 @@ from hires.cli.verbs.list_runs import add_live_states
 from hires.core.errors import REGRESSION, ConfigError, RunError
 from hires.core.store.launch_file import reproduce_line
 from hires.core.units import listed
-from hires.launcher.status.run_selection import select
+from hires.launcher.status.state import select
 from hires.report.columns import Column
 from hires.report.compare import comparison
 from hires.report.compare.bootstrap import CONFIDENCE

@@ -19,7 +19,7 @@ from hires.core.store import checkpoints, records, trust
 from hires.core.store.files import make_folder
 from hires.core.store.network_weights import BEST, find_weights
 from hires.core.units import size
-from hires.launcher.status.run_selection import select
+from hires.launcher.status.state import select
 
 KINDS = ("csv", "onnx", "exported")
 _ENDINGS = {"onnx": ".onnx", "exported": ".pt2"}

@@ -12,7 +12,7 @@ from hires.cli.screens.screen import print_json
 from hires.cli.verbs.list_runs import add_live_states
 from hires.cli.verbs.verb_export import no_runs
 from hires.core.errors import ConfigError
-from hires.launcher.status.run_selection import select
+from hires.launcher.status.state import select
 
 FORMATS = ("html", "csv", "md", "tex", "parquet", "svg", "pdf", "png")
 DEFAULT = ("html", "csv", "md", "svg")

@@ -36,9 +36,8 @@ from hires.core.store.ends import State
 from hires.core.store.file_names import attempt_numbers, last_number
 from hires.core.store.naming import COSMETIC, plain
 from hires.launcher.interface import FrozenRun, SubmitOptions, launcher_of
-from hires.launcher.status.run_selection import select
 from hires.launcher.status.running_elsewhere import exclusive_start, refuse_begun
-from hires.launcher.status.state import RunState, states
+from hires.launcher.status.state import RunState, select, states
 
 _NEVER = (State.RUNNING, State.INFEASIBLE)
 RETRIED = tuple(state for state in State if state not in _NEVER)

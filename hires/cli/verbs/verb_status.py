@@ -19,8 +19,7 @@ from hires.core.store.ends import State
 from hires.core.store.reading import printable
 from hires.core.terminal import behind
 from hires.core.units import listed
-from hires.launcher.status.run_selection import select
-from hires.launcher.status.state import RunState, states
+from hires.launcher.status.state import RunState, select, states
 
 WATCH_S = 2.0
 TITLES = ("run", "campaign", "state", "step", "left", "img/s", "peak", "attempt", "note")

@@ -67,7 +67,12 @@ class Attempt:
     @cached_property
     def job(self) -> Values:
         """``job.json``: number, index and share of the scheduler's job that runs it."""
-        return job_in(self.folder, self.notes)
+        job = {"launcher": "slurm", "index": None, **self._read(file_names.JOB)}
+        if "job" not in job:
+            return {}
+        if isinstance(job["index"], int | None) and re.fullmatch(r"[0-9]+", str(job["job"])):
+            return job
+        return reading.damaged(self.folder / file_names.JOB, _WRONG_VALUE, self.notes)
 
     @property
     def job_name(self) -> str | None:
@@ -126,17 +131,6 @@ class Attempt:
 
     def _read(self, name: str) -> Values:
         return reading.read_json(self.folder / name, self.notes)
-
-
-def job_in(folder: Path, notes: Notes) -> Values:
-    """Returns the job in the folder of an attempt or array; empty if there is none, or damaged."""
-    path = folder / file_names.JOB
-    job = {"launcher": "slurm", "index": None, **reading.read_json(path, notes)}
-    if "job" not in job:
-        return {}
-    if isinstance(job["index"], int | None) and re.fullmatch(r"[0-9]+", str(job["job"])):
-        return job
-    return reading.damaged(path, _WRONG_VALUE, notes)
 
 
 def job_name(job: Mapping[str, Any]) -> str:

@@ -28,8 +28,7 @@ from hires.core.units import listed
 from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, note_job
 from hires.launcher.local.local_launcher import end_without_ranks
 from hires.launcher.slurm import scheduler
-from hires.launcher.status.run_selection import select
-from hires.launcher.status.state import RunState, states
+from hires.launcher.status.state import RunState, select, states
 
 CHECKUP = "--checkup"
 """Option of a job for the ranks of ``hires doctor``."""

@@ -17,7 +17,7 @@ import functools
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,10 @@ from hires.core.ranks.heartbeat import clock_ahead_s, heartbeats, last_sign
 from hires.core.store import campaign, checkpoints, file_names, provenance, reading, rundir
 from hires.core.store.attempts import Attempt, latest
 from hires.core.store.ends import JOB_ENDS, State
+from hires.core.store.file_names import StrPath
 from hires.core.store.naming import SCHEMA
 from hires.core.store.records import done_attempt, other_schema
+from hires.core.store.run_names import NamedRuns, campaigns, matching, of_campaign
 from hires.launcher import interface
 from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus
 from hires.launcher.status.run_progress import read_ends
@@ -279,3 +281,50 @@ def _config_numbers(path: Path) -> dict[str, int]:
     data = reading.read_bytes(path / file_names.CONFIG, []) or b""
     matches = _NUMBER.findall(data.decode(errors="replace"))
     return {key: int(value) for key, value in matches}
+
+
+@dataclass
+class Selection:
+    """Some runs."""
+
+    paths: list[Path] = field(default_factory=list)
+    """Their folders, absolute, each once."""
+    planned: list[RunState] = field(default_factory=list)
+    """Points of their campaigns without a folder: they cannot run, or were not begun."""
+    campaigns: list[Path] = field(default_factory=list)
+    """Folders of the campaigns that were meant as a whole, absolute."""
+
+    @property
+    def whole_campaigns(self) -> list[Path]:
+        """The campaigns all runs of which were chosen, and so what they planned."""
+        folders = dict.fromkeys([*self.campaigns, *(path.parent for path in self.paths)])
+        chosen = set(self.paths)
+        return [f for f in folders if chosen.issuperset(of_campaign(f))]
+
+
+def select(names: Sequence[str], results: StrPath = "results") -> Selection:
+    """Returns the runs that some names mean; all campaigns if there are none.
+
+    A name of neither runs nor a campaign, and one that may mean several, is a ConfigError.
+    """
+    every = campaigns(results)
+    runs = NamedRuns([run for folder in every for run in of_campaign(folder)], every)
+    if names:
+        runs = matching(names, results)
+    planned = dict.fromkeys(point for folder in runs.campaigns for point in _planned(folder))
+    return Selection(runs.paths, [*planned], runs.campaigns)
+
+
+def _planned(folder: Path) -> list[RunState]:
+    """Returns the points of a campaign that have no run folder."""
+    runs = {run.name for run in of_campaign(folder)}
+    plans = campaign.read(folder, reading.Warned())
+    planned = [
+        RunState(None, point.run, folder.name, State.PENDING, cause="planned, and not begun")
+        for point in plans.points
+        if point.run not in runs
+    ]
+    for out in plans.excluded:
+        name = " ".join(out.overrides) or "?"
+        planned.append(RunState(None, name, folder.name, out.state, cause=out.reason))
+    return planned
