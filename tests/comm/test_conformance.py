@@ -84,11 +84,11 @@ import os
 import hires.backends
 hires.backends.__path__.append({folder!r})
 from hires.bench.comm_bench import cells_of, routes_here, run_cells
-from hires.core.ranks import ports
+from hires.core.ranks import network
 from hires.core.ranks.world import World
 ways, task = ["files", "gloo"], {{"device": "cpu", "start": "torchrun"}}
 cells = cells_of(["all_reduce"], [64], ["float32"])
-with ports.reserve(0) as port:
+with network.reserve_port(0) as port:
     rank = int(os.fork() == 0)
     world = World(rank, 2, rank, 2, "127.0.0.1", port, 0)
     [rows] = run_cells(world, cells, 1, 1e-9, "cpu", ways)

@@ -1,4 +1,4 @@
-"""Finds the address of this machine that other machines reach, and its interface.
+"""Finds the address of this machine that other machines reach, its interface, and a port.
 
 Left alone, a transport takes that of the host's own name, which is often the loopback.
 """
@@ -6,9 +6,13 @@ Left alone, a transport takes that of the host's own name, which is often the lo
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import socket
 import struct
+from collections.abc import Iterator
+
+from hires.core.errors import ConfigError
 
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 _NO_MATTER = 9  # a port; no packet is sent
@@ -45,3 +49,27 @@ def address_of(interface: str) -> str:
 def is_loopback(address: str) -> bool:
     """Returns whether an address leads from every machine to that machine itself."""
     return ipaddress.ip_address(address).is_loopback
+
+
+@contextlib.contextmanager
+def reserve_port(port: int) -> Iterator[int]:
+    """Yields the port to use, ``port`` itself or any free one for 0, and keeps it until the end.
+
+    Rank 0 listens there, seconds after the port was chosen. Until then it is bound here without
+    listening: the system gives it to no other process, but a socket that allows reuse, as that of
+    torch's store, may listen at it. Another launcher that wants this very port could bind it in the
+    same way; so each launcher also takes a name that only one process may have.
+    """
+    with socket.socket() as kept, socket.socket(socket.AF_UNIX) as name:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            kept.bind(("", port))
+            number = int(kept.getsockname()[1])
+            # A socket without a file, of all users and containers that share the network.
+            name.bind(f"\0hires-port-{number}")
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            why = "is taken" if taken else f"cannot be used ({error.strerror})"
+            remedy = "choose another one, or launcher.port=0 for any free port"
+            raise ConfigError(f"launcher.port={port} {why}; {remedy}") from None
+        yield number

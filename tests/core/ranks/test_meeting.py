@@ -12,7 +12,7 @@ import time
 import pytest
 
 from hires.core.errors import CommError, ConfigError, RunError
-from hires.core.ranks import meeting, memory_files, ports
+from hires.core.ranks import meeting, memory_files, network
 from hires.core.ranks.world import World, from_environment
 from hires.core.store import file_names
 from tests.helpers.launches import ROOT
@@ -40,15 +40,15 @@ def test_world_is_read_from_the_environment_and_back():
 
 
 def chosen(port):
-    with ports.reserve(port) as number:
+    with network.reserve_port(port) as number:
         return number
 
 
 def test_nobody_else_gets_the_port_by_chance():
     """Two runs that meet at one port talk to each other's ranks before either notices."""
-    with ports.reserve(0) as port:
+    with network.reserve_port(0) as port:
         for _ in range(200):
-            with ports.reserve(0) as other:
+            with network.reserve_port(0) as other:
                 assert other != port
         with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
             stranger.bind(("127.0.0.1", port))
@@ -58,13 +58,13 @@ def test_nobody_else_gets_the_port_by_chance():
 def test_two_launchers_never_have_one_port(choice):
     """Both may bind it as long as nobody listens; ranks of one run would then join the other."""
     own = chosen(0) if choice == "own" else 0
-    code = "from hires.core.ranks import ports\n"
-    code += f"with ports.reserve({own}) as port: print(port, flush=True); input()\n"
+    code = "from hires.core.ranks import network\n"
+    code += f"with network.reserve_port({own}) as port: print(port, flush=True); input()\n"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as other:
         try:
             port = int(other.stdout.readline())
-            with pytest.raises(ports.PortTakenError, match="is taken"):
+            with pytest.raises(ConfigError, match="is taken"):
                 chosen(port)
             other.communicate("\n", timeout=60)
         finally:
