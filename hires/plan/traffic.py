@@ -9,8 +9,8 @@ single precision or better, those of gradients as ``comm.dtype`` says.
 from __future__ import annotations
 
 import bisect
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hires.core.units import MIB
@@ -47,7 +47,7 @@ class PlannedCall(NamedTuple):
     """That call it together; 1: a message."""
     num_bytes: int
     """Of a message, or that the rank contributes to a collective."""
-    route: Route
+    route: Route | None
 
     def sent_bytes(self, number: int) -> int:
         """Returns what so many calls of it send, of all ranks of the group together."""
@@ -56,21 +56,32 @@ class PlannedCall(NamedTuple):
 
 
 @derived
-def calls_of(plan: Plan, rank: int) -> Counter[PlannedCall]:
-    """Returns how often a rank sends what in one step, but for the agreement to begin it."""
+def _counted(plan: Plan) -> dict[int, Counter[PlannedCall]]:
+    """Returns the calls of the ranks whose events were read so far."""
+    return {}
+
+
+def counted_events(plan: Plan, rank: int) -> Iterator[Event]:
+    """Yields the events of a rank, and counts its calls: the proof reads what is counted."""
     stages = [slot.stage for slot in plan.slots_of(rank)]
     sizes = [*map(len, groups(plan)), plan.world]  # the last has the index of the world
     calls: Counter[PlannedCall] = Counter()
     for event in events(plan, rank):
-        route, action = event.route, event.part.action
-        if route is None or not event.counts or event.operation == "recv":
-            continue
-        is_message = event.operation == "send"
-        peer, ranks = (event.peer - rank, 1) if is_message else (event.peer, sizes[event.peer])
-        stage = stages[plan.direction_of(action)] if action else -1
-        facts = event.traffic, stage, event.operation, peer, ranks, event.num_bytes, route
-        calls[PlannedCall(*facts)] += 1
-    return calls
+        if event.operation not in ("", "recv") and event.counts:
+            is_message, action = event.operation == "send", event.part.action
+            peer, ranks = (event.peer - rank, 1) if is_message else (event.peer, sizes[event.peer])
+            stage = stages[plan.direction_of(action)] if action else -1
+            facts = event.traffic, stage, event.operation, peer, ranks, event.num_bytes
+            calls[PlannedCall(*facts, event.route)] += 1
+        yield event
+    _counted(plan)[rank] = calls
+
+
+def calls_of(plan: Plan, rank: int) -> Counter[PlannedCall]:
+    """Returns how often a rank sends what in one step, but for the agreement to begin it."""
+    if rank not in _counted(plan):
+        deque(counted_events(plan, rank), maxlen=0)
+    return _counted(plan)[rank]
 
 
 @derived

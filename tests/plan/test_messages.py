@@ -148,7 +148,7 @@ def test_ranks_agree_and_sum_norms_once_between_the_sums_and_the_update(monkeypa
         assert sent["bytes"] - before["bytes"] == 2 * 2 * (plan.world - 1) * 8
     # One that a rank leaves out is found.
     monkeypatch.setattr(
-        "hires.plan.proof.prove.events",
+        "hires.plan.proof.prove.counted_events",
         lambda plan, rank: (e for e in events(plan, rank) if rank or e.kind != "agree"),
     )
     texts = " ".join(f.text for f in judged(changed("sp grid", **both)).findings)
@@ -242,5 +242,5 @@ def test_every_replica_that_nodes_divide_otherwise_is_proved(table, monkeypatch)
         index = next((i for i, event in enumerate(program) if event.kind == "send"), 0)
         return program if rank != 5 else program[:index] + program[index + 1 :]
 
-    monkeypatch.setattr("hires.plan.proof.prove.events", dropped)
+    monkeypatch.setattr("hires.plan.proof.prove.counted_events", dropped)
     assert any("from rank 5, which never sends it" in one.text for one in judged(plan).findings)

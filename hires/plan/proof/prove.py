@@ -13,11 +13,10 @@ from typing import Any
 from hires.plan.event import ALONE, Event
 from hires.plan.groups import groups
 from hires.plan.plan import Finding, Plan
-from hires.plan.program import events
 from hires.plan.proof.explain import prove_each
 from hires.plan.proof.step_order import prove_merged
 from hires.plan.rank_kinds import replicas_apart, translated_kinds
-from hires.plan.traffic import backends_of_plan, calls
+from hires.plan.traffic import backends_of_plan, calls, counted_events
 
 SHOWN = 8
 """Most problems that become findings."""
@@ -85,9 +84,10 @@ def _problems_of(plan: Plan, first: int) -> list[str]:
     members = [[rank for rank in group if rank in ranks] for group in groups(plan)]
 
     def begun() -> list[Iterator[Event]]:
+        programs = (counted_events(plan, rank) for rank in ranks)
         return [
-            chain(creation(members, rank), (e for e in events(plan, rank) if e.role != ALONE))
-            for rank in ranks
+            chain(creation(members, rank), (event for event in program if event.role != ALONE))
+            for rank, program in zip(ranks, programs, strict=True)
         ]
 
     if prove_merged(begun(), members, translated_kinds(plan, first), first):
