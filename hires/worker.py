@@ -21,7 +21,7 @@ from hires.core.errors import PREEMPTED, CommError, HiresError, RunError
 from hires.core.ranks import heartbeat, meeting, rank_process
 from hires.core.ranks.binding import bind
 from hires.core.ranks.world import World, from_environment
-from hires.core.store import edits, file_names, frozen, records, trust
+from hires.core.store import file_names, frozen, records, trust
 from hires.core.store.files import append_metric
 from hires.core.store.network_weights import weights_of
 from hires.data.opening import open_data
@@ -90,7 +90,7 @@ def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = 
     """Runs a rank of a run folder, or compares one of its steps; returns the exit code."""
     records.require_seen(run_dir)
     trust.refuse_untrusted(run_dir)
-    edits.require_unchanged(run_dir, by_time=True)  # the launcher has read the files
+    frozen.require_unchanged(run_dir, by_time=True)  # the launcher has read the files
     config = records.read_config(run_dir)
     binding = bind(world, config)  # before the first thread starts: it is inherited
     records.rank_event(run_dir, world.attempt, "rank_bound", world.rank, **asdict(binding))

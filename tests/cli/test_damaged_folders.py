@@ -19,7 +19,7 @@ from hires.cli.main import VERBS
 from hires.cli.tracing import TorchProcess
 from hires.cli.verbs import verb_sweep
 from hires.core import errors
-from hires.core.store import edits, provenance
+from hires.core.store import frozen, provenance
 from hires.engine import torch_server
 from hires.engine.build import whole_model
 from hires.launcher.status import state
@@ -136,7 +136,7 @@ def call(hires, monkeypatch, fake_ranks, caplog):
     monkeypatch.setattr(torch_server, "write_network", write)
     monkeypatch.setattr(verb_sweep, "Composer", functools.cache(Composer))
     monkeypatch.setattr(provenance, "lives", lambda process: False)  # this one made the runs
-    monkeypatch.setattr(edits, "_SETTLE_S", 0.0)
+    monkeypatch.setattr(frozen, "_SETTLE_S", 0.0)
     monkeypatch.setattr(state, "AGAIN_S", 0.0)
 
     def run(*words: str) -> tuple[tuple[object, ...], str]:

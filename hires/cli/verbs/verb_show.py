@@ -17,7 +17,7 @@ from hires.cli.screens.show_plan import placement_lines
 from hires.core import terminal
 from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import timeline
-from hires.core.store import checkpoints, edits, file_names, frozen, provenance
+from hires.core.store import checkpoints, file_names, frozen, provenance
 from hires.core.store.file_names import RECORD, SCALES, StrPath, attempt_dir
 from hires.core.store.network_weights import BEST
 from hires.core.store.reading import Note, Values, text
@@ -185,7 +185,7 @@ def _reproduce(path: Path, as_json: bool) -> None:
     }
     changed = named_differences([then], [now])
     held = frozen.read(path)
-    for file in [] if held is None else edits.edited_sources(held.inputs):
+    for file in [] if held is None else frozen.edited_sources(held.inputs):
         changed.append(Difference(text(Path(file).name) or "?", "its source", "edited"))
     if as_json:
         print_json({"reproduce": line, "changed": [asdict(c) for c in changed]})

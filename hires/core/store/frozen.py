@@ -2,8 +2,9 @@
 
 A run is its config, the files of a network of the user's, and the images of a folder. Its name
 holds the digests of these files and images, so a run of others has another folder. ``frozen.json``
-keeps all that, and digests of the frozen files (:mod:`.edits`). Sources of modules of the user's
-are found without importing them, which would run them.
+keeps all that, and digests of the frozen files: a run of which something was edited meanwhile is
+refused, with the command of a new run. Sources of modules of the user's are found without importing
+them, which would run them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shlex
+import stat
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.machinery import ModuleSpec, PathFinder
@@ -20,10 +25,12 @@ from typing import Any
 
 from hires.core.config.fields import build
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError
+from hires.core.errors import ConfigError, EditedError
 from hires.core.store import file_names, reading
+from hires.core.store.attempts import reproduce_line_of
 from hires.core.store.file_names import StrPath
 from hires.core.store.naming import identity, plain
+from hires.core.units import listed
 
 SCHEMA = 1
 LENGTH = ("steps", "measure")
@@ -32,6 +39,9 @@ MOST_READ = 64 * 2**30
 """Bytes of a file that is read for its digest; a folder may be a stranger's."""
 _BY_VERSION = ("hires", "torch")
 """Packages whose files are a matter of their versions."""
+_SETTLE_S = 1.0
+_PLAIN_TEXT = re.compile(r"[A-Za-z_/][\w./:+@-]*")
+_OTHER_VALUES = ("null", "true", "false", "nan", "inf")
 
 
 @dataclass(frozen=True)
@@ -238,3 +248,86 @@ def _spec(name: str) -> ModuleSpec | None:
             return None
         places = list(spec.submodule_search_locations or ())
     return spec
+
+
+def require_unchanged(run: StrPath, by_time: bool = False) -> None:
+    """Raises an EditedError if a frozen file, or a file of the network, was edited.
+
+    Files of the network are read; ``by_time``, only those whose size or time has changed, since all
+    ranks of a large run would read its weights at once.
+    """
+    if _edit(Path(run), by_time) is None:
+        return
+    time.sleep(_SETTLE_S)  # a file server may show a file late that another node has just replaced
+    why = _edit(Path(run), by_time)
+    if why is not None:
+        raise EditedError(why)
+
+
+def _edit(run: Path, by_time: bool) -> str | None:
+    """Returns what was edited and what to do about it; None if nothing was."""
+    held = read(run)
+    if held is None:
+        return None
+    for name in held.files:
+        if frozen_sha256(run, name) != held.files[name]:
+            return (
+                f"{run / name} was edited after the run was planned, and its numbers would stand "
+                f"under a wrong name; undo the edit, or start a run of its own with the keys "
+                f"that you want{_again(run)}"
+            )
+    edited = edited_sources(held.inputs, by_time)
+    if not edited:
+        return None
+    return (
+        f"{listed(edited)} of the network has changed since the run was planned; undo the "
+        f"edit, or start it as a run of its own{_again(run)}"
+    )
+
+
+def edited_sources(inputs: RunInputs, by_time: bool = False) -> list[str]:
+    """Returns the paths of the network's files that are not as they were.
+
+    ``by_time``, files of the same size and time are not read.
+    """
+    edited = []
+    for file in inputs.network:
+        try:
+            now = Path(file.path).stat()
+        except (OSError, ValueError):  # it is gone, or no path
+            edited.append(file.path)
+            continue
+        if by_time and (file.size, file.mtime_ns) == (now.st_size, now.st_mtime_ns):
+            continue
+        may_be_same = stat.S_ISREG(now.st_mode) and file.size in (-1, now.st_size)
+        if not may_be_same or sha256_of(Path(file.path)) != file.sha256:
+            edited.append(file.path)
+    return edited
+
+
+def overrides(planned: Mapping[str, Any], edited: Mapping[str, Any]) -> list[str]:
+    """Returns the words of a command line that make one config out of another."""
+    before, after = leaves(planned), leaves(edited)
+    set_now = [f"{k}={_word(v)}" for k, v in after.items() if k not in before or before[k] != v]
+    return set_now + [f"~{key}" for key in before if key not in after]
+
+
+def leaves(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values, lists among them, by their dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = leaves(value) if isinstance(value, dict) else {}
+        found |= {f"{key}.{name}": one for name, one in inner.items()} or {str(key): value}
+    return found
+
+
+def _word(value: Any) -> str:
+    is_text = isinstance(value, str)
+    if is_text and _PLAIN_TEXT.fullmatch(value) and value.lower() not in _OTHER_VALUES:
+        return str(value)
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)
+
+
+def _again(run: Path) -> str:
+    line = reproduce_line_of(run)
+    return f": `{line}`" if line else f" (see {shlex.quote(str(run / file_names.LAUNCH_SCRIPT))})"

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.store import edits, file_names, frozen, launch_file, reading, trust
+from hires.core.store import file_names, frozen, launch_file, reading, trust
 from hires.core.store.attempts import Attempt, environment, next_attempt
 from hires.core.store.file_names import StrPath, attempt_dir, attempt_numbers, last_number
 from hires.core.store.files import cannot_write, make_folder, write_atomically
@@ -130,7 +130,7 @@ def refreeze(path: Path, config: RunConfig) -> None:
     An EditedError: the frozen files, or those of the network, were edited since.
     """
     trust.refuse_untrusted(path)
-    edits.require_unchanged(path)
+    frozen.require_unchanged(path)
     _check_same_config(path, config)
     text, before = _config_text(config), frozen.read(path)
     files = {file_names.CONFIG: text}

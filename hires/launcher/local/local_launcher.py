@@ -12,7 +12,7 @@ from pathlib import Path
 from hires.core import units
 from hires.core.errors import ConfigError, EditedError, RunError
 from hires.core.ranks import network
-from hires.core.store import attempts, edits, file_names, frozen, provenance, records, trust
+from hires.core.store import attempts, file_names, frozen, provenance, records, trust
 from hires.core.store.attempts import Attempt
 from hires.core.store.ends import ENDS, End, State
 from hires.core.store.file_names import StrPath
@@ -82,7 +82,7 @@ def launch(
 def edited(run_dir: Path) -> str | None:
     """Returns what was edited since a run was planned, in words; None if nothing was."""
     try:
-        edits.require_unchanged(run_dir)
+        frozen.require_unchanged(run_dir)
         held = frozen.read(run_dir)
         if held is not None and held.inputs.data is not None:
             # numpy and readers of images: half the start of a supervisor that has none

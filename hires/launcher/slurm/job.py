@@ -31,8 +31,8 @@ from hires.core.errors import INTERRUPTED, PREEMPTED, EditedError, HiresError, R
 from hires.core.python_command import module_command
 from hires.core.store import (
     attempts,
-    edits,
     file_names,
+    frozen,
     provenance,
     reading,
     records,
@@ -171,7 +171,7 @@ class JobRun:
         """Runs an attempt that was not launched yet; returns the exit code of the job."""
         self._goes_on, folder = False, attempt_dir(self.path, number)
         try:
-            edits.require_unchanged(self.path)
+            frozen.require_unchanged(self.path)
             config, world = records.read_config(self.path), records.read_world(self.path)
             nodes = ", ".join(node.name for node in self.job.nodes)
             where = f"{world} ranks on {nodes}, job {self.job.name}"

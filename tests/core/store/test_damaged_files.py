@@ -23,7 +23,6 @@ from hires.core.store import (
     attempts,
     campaign,
     checkpoints,
-    edits,
     ends,
     file_names,
     files,
@@ -80,11 +79,11 @@ OTHERS: dict[str, tuple[Callable[[Path], Any], ...]] = {
     file_names.ALIVE: (lambda run: heartbeat.read_status(run / "a0", 0),),
     file_names.BEGIN_LOCK: (lambda run: files.holder_of(run / ".begin.lock"),),
     file_names.BEST: (checkpoints.read_best,),
-    file_names.CONFIG: (records.read_config, edits.require_unchanged, rundir.open_run),
+    file_names.CONFIG: (records.read_config, frozen.require_unchanged, rundir.open_run),
     file_names.ENV: (lambda run: Attempt(run, 0).damaged,),
     file_names.EVENTS: (lambda run: Attempt(run, 0).launched, lambda run: heartbeat.last_sign(run)),
     file_names.EXIT: (lambda run: Attempt(run, 0).damaged, rundir.done_attempts),
-    file_names.FROZEN: (frozen.read, edits.require_unchanged),
+    file_names.FROZEN: (frozen.read, frozen.require_unchanged),
     file_names.JOB: (lambda run: Attempt(run, 0).job_name,),
     file_names.PLAN: (records.read_plan, records.read_world),
     file_names.PLANNED: (attempts.reproduce_line_of,),
@@ -184,7 +183,7 @@ def quick(monkeypatch):
     """Large files are refused earlier, and nothing is waited for."""
     for name, most in file_names.MAX_BYTES.items():
         monkeypatch.setitem(file_names.MAX_BYTES, name, min(most, 4 * file_names.MIB))
-    monkeypatch.setattr(edits, "_SETTLE_S", 0.0)
+    monkeypatch.setattr(frozen, "_SETTLE_S", 0.0)
     monkeypatch.setattr(meeting, "_SEEN_S", 0.0)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.errors import EditedError
-from hires.core.store import edits, frozen, records, rundir
+from hires.core.store import frozen, records, rundir
 from hires.core.store.frozen import DataContent, RunInputs, SourceFile
 from tests.helpers.new_runs import ARGV, PLAN
 
@@ -23,7 +23,7 @@ def source(path: Path, text: str) -> SourceFile:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch) -> None:
-    monkeypatch.setattr(edits, "_SETTLE_S", 0.0)
+    monkeypatch.setattr(frozen, "_SETTLE_S", 0.0)
 
 
 @pytest.fixture
@@ -65,16 +65,16 @@ def test_what_was_frozen_is_read_back(config, net):
 @pytest.mark.parametrize("name", ["config.yaml", "plan.json", "net.py"])
 def test_edit_after_the_run_was_planned_is_named(config, net, name):
     run = rundir.create(config, PLAN, ARGV, RunInputs((source(net, "relu"),)))
-    edits.require_unchanged(run)
+    frozen.require_unchanged(run)
     file = net if name == "net.py" else run.path / name
     text = file.read_text()
     file.write_text(text + "\n")
     with pytest.raises(EditedError, match=rf"{name} .*`hires run parallel=sp`"):
-        edits.require_unchanged(run)
+        frozen.require_unchanged(run)
     with pytest.raises(EditedError):  # a retry would run it under the old name
         rundir.refreeze(run.path, records.read_config(run))
     file.write_text(text)
-    edits.require_unchanged(run)
+    frozen.require_unchanged(run)
 
 
 @pytest.mark.parametrize("writes", range(4))
@@ -97,7 +97,7 @@ def test_process_killed_while_it_replaces_the_files_is_mended_by_the_same_comman
         with contextlib.suppress(KeyboardInterrupt):
             rundir.create(other, {**PLAN, "more": 1}, ARGV)
     rundir.create(other, {**PLAN, "more": 1}, ARGV)
-    edits.require_unchanged(run)
+    frozen.require_unchanged(run)
     assert records.read_config(run).comm.timeout_s == 600  # a key that changes nothing
 
 
@@ -107,12 +107,12 @@ def test_file_shown_late_was_not_edited_and_one_too_large_was(config, monkeypatc
     new = plan.read_text()
     plan.write_text("old")
     with monkeypatch.context() as patch:  # a file server shows what another node has replaced
-        patch.setattr(edits.time, "sleep", lambda _: plan.write_text(new))
-        edits.require_unchanged(run)
+        patch.setattr(frozen.time, "sleep", lambda _: plan.write_text(new))
+        frozen.require_unchanged(run)
     with (run.path / "config.yaml").open("r+b") as file:
         file.truncate(1 << 40)
     with pytest.raises(EditedError):
-        edits.require_unchanged(run)
+        frozen.require_unchanged(run)
 
 
 def test_ranks_read_files_only_if_their_times_have_changed(config, net, monkeypatch):
@@ -120,12 +120,12 @@ def test_ranks_read_files_only_if_their_times_have_changed(config, net, monkeypa
     file = frozen.source_file("net.py", net)
     run = rundir.create(config, PLAN, ARGV, RunInputs((file,)))
     read, sha256_of = [], frozen.sha256_of
-    monkeypatch.setattr(edits, "sha256_of", lambda p, *n: read.append(p.name) or sha256_of(p, *n))
-    edits.require_unchanged(run, by_time=True)
+    monkeypatch.setattr(frozen, "sha256_of", lambda p, *n: read.append(p.name) or sha256_of(p, *n))
+    frozen.require_unchanged(run, by_time=True)
     assert "net.py" not in read
     os.utime(net, ns=(0, 0))
-    edits.require_unchanged(run, by_time=True)
+    frozen.require_unchanged(run, by_time=True)
     assert "net.py" in read
     net.write_text("gelu")
     with pytest.raises(EditedError, match=r"net\.py of the network has changed"):
-        edits.require_unchanged(run, by_time=True)
+        frozen.require_unchanged(run, by_time=True)
