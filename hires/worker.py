@@ -160,9 +160,9 @@ def run_attempt(
         epochs = Epochs(config, len(source), world.rank)
     if plan.validation is not None:
         validation = Validation(config, plan, engine, saver, world)
-    parts = observer, validation, epochs
     with tracked(config, run_dir, begin.step, world.rank) as tracking:
-        done = run_steps(engine, config, folder, meter, saver, *parts, tracking)
+        parts = tracking, observer, validation, epochs
+        done = run_steps(engine, config, folder, meter, saver, *parts)
         comm.barrier()
         ends = done == config.steps or (validation is not None and validation.ends)
         tracking.status = trackers.DONE if ends else trackers.PREEMPTED

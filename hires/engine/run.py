@@ -75,10 +75,10 @@ def run_steps(
     folder: Path,
     meter: PeakMeter,
     saver: Saver,
+    tracking: Tracking,
     observer: Observer | None = None,
     validation: Validation | None = None,
     epochs: Epochs | None = None,
-    tracking: Tracking | None = None,
 ) -> int:
     """Runs the attempt's steps; every step is a line in its ``folder``, beside the timeline.
 
@@ -137,16 +137,14 @@ def run_steps(
                 engine.executor.scale.require_progress()
             if not result.skipped:
                 finite.require(step, result)
-            if tracking is not None:
-                tracking.step(step, step_s, loss, scale)
+            tracking.step(step, step_s, loss, scale)
             over = None if epochs is None else epochs.add(step, loss)
             if over is not None and rank == 0:
                 note(EPOCH_LINE, **over)
             better = False
             if validation is not None and epochs is not None and validation.is_due(step, epochs):
                 facts, better = validation.evaluate(step)
-                if tracking is not None:
-                    tracking.evaluation(step, facts)
+                tracking.evaluation(step, facts)
                 if rank == 0:
                     note(VALIDATED_LINE, step=step, **facts)
             if every and (step + 1) % every == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -28,8 +29,8 @@ class MLflow(Tracker):
 
     def open(self, run: TrackedRun) -> None:
         """Goes on with the MLflow run of an earlier attempt, or begins one."""
-        for name, usual in _USUAL.items():
-            os.environ.setdefault(name, usual)
+        os.environ.update(_USUAL | os.environ)
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # it warns of each try
         from mlflow import MlflowClient, entities
 
         uri, results = os.environ.get("MLFLOW_TRACKING_URI"), run.folder.parents[1]
@@ -41,7 +42,7 @@ class MLflow(Tracker):
             group = known.experiment_id if known else self._client.create_experiment(name)
         held = self._client.search_runs([group], f"tags.`{TAG}` = '{run.id}'", max_results=1)
         runs = held or [self._client.create_run(group, tags={TAG: run.id}, run_name=run.name)]
-        self._id = runs[0].info.run_id
+        self._id, self._entities = runs[0].info.run_id, entities
         params = [entities.Param(key, str(one)[:_MOST_LETTERS]) for key, one in run.keys.items()]
         for first in range(0, len(params), _MOST):
             self._client.log_batch(self._id, params=params[first : first + _MOST])
@@ -49,10 +50,8 @@ class MLflow(Tracker):
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Sends the numbers of a step as one request."""
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        metrics = [Metric(name, number, now, step) for name, number in numbers.items()]
+        now, metric = int(time.time() * 1000), self._entities.Metric
+        metrics = [metric(name, number, now, step) for name, number in numbers.items()]
         self._client.log_batch(self._id, metrics=metrics)
 
     def close(self, status: str) -> None:
