@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hires import comm
 from hires.comm import message_log
-from hires.comm.message_log import ALL_GATHER, SEND, SUMMARY_ENTRIES, MessageLog, way
+from hires.comm.message_log import ALL_GATHER, BARRIER_CALL, SEND, SUMMARY_ENTRIES, MessageLog, way
 from hires.core.store import message_entries
 from hires.engine.build import assemble, contexts_of, named_tensors, names_of, place_tensors
 from hires.engine.footprint import _blank, _blank_feed
@@ -147,3 +147,13 @@ def test_full_log_names_kind_action_and_ranks_of_its_entries(tmp_path):
         ("stage", "F1", [3], 2), ("agree", "", [], 3)
     ]  # fmt: skip
     assert {(m.rank, m.operation, m.backend) for m in ranks.messages} == {(2, "all_gather", "mpi")}
+
+
+def test_wait_in_the_barrier_before_a_step_is_part_of_its_time():
+    log = MessageLog(At(), [Event("barrier", -1, 0, (1,), "int64", traffic="barrier")])
+    log.note((BARRIER_CALL, way("gloo", "own"), 0, 0, 0.0, 0.0), clock() - 0.5)
+    log.end_step(0, 1.0, counts=True)
+    summary = log.summary()
+    [row] = summary["rows"]
+    assert row["wait_s"] >= 0.5
+    assert summary["step_s"] == pytest.approx(1.0 + row["wait_s"])

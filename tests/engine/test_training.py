@@ -303,3 +303,12 @@ def test_running_means_begin_with_the_weights_of_a_run_that_had_none(tmp_path: P
     )
     mean = open_weights(f"{run}/ema").tensor("fc.weight")
     torch.testing.assert_close(mean, torch.lerp(before, after, 0.25), rtol=1e-6, atol=1e-7)
+
+
+def test_shorter_interval_of_a_resumed_run_doubles_the_scale_at_once():
+    longer, ours = LossScale(2000), LossScale(3)
+    for _ in range(10):
+        longer.update()
+    ours.restore(longer.state())
+    ours.update()
+    assert (ours.scale, ours.good_steps) == (2 * longer.scale, 0)

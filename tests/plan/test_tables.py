@@ -155,3 +155,11 @@ def test_seconds_between_and_beyond_points():
     assert seconds(case._replace(ranks=4), mpi) == 4e-3
     assert seconds(case, parse_route("mpi:direct")) is None
     assert seconds(case._replace(device="cuda"), mpi) is None
+
+
+def test_seconds_are_those_of_the_nearest_number_of_ranks():
+    case = Case("all_reduce", 2, True, "cpu", "float", 1024)
+    points = [[[*case._replace(ranks=ranks)], "gloo", ranks * 1e-3] for ranks in (2, 8, 64)]
+    seconds = MeasuredSeconds(TuningTable.from_dict({**EMPTY, "points": points})).seconds
+    for ranks, nearest in ((3, 2), (6, 8), (16, 8), (48, 64), (256, 64)):
+        assert seconds(case._replace(ranks=ranks), Route("gloo")) == nearest * 1e-3

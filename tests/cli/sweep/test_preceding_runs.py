@@ -83,3 +83,9 @@ def test_sweep_trains_evaluates_and_compares_with_the_most_exact(tmp_path):
     assert ("1 of 1 attempts done" in err, "2 of 2 attempts done" in err) == (True, True)
     table = out[out.rindex("Accuracy") :]
     assert {"fp32", "bf16", "difference"} <= {*table.split()}
+
+
+def test_another_choice_of_a_group_leaves_out_the_keys_of_the_points_own():
+    words = ("model=preact_resnet", "model.depth=11", "batch=4")
+    _, before, _ = pairs(*words, first=(*SAVED, "model=unet"))
+    assert [point.words for point in before.listed] == [["batch=4", *SAVED, "model=unet"]]
