@@ -46,13 +46,10 @@ class PublishedParameters:
         stage = self.by_group[event.peer]
         one, module = publications(self.plan, stage)[event.part.number], self.modules[stage]
         parts = [flat(rows_of(module.parameters[p.name], p.first, p.last)) for p in one.parts]
-        sent = parts[0] if len(parts) == 1 else torch.cat(parts)
+        sent = torch.cat(parts)
         broadcast(sent, one.owner, self.groups[event.peer], backend=event.route)
-        if len(parts) > 1 and one.owner != self.rank:
-            for part, numbers in zip(
-                parts, torch.split(sent, [len(p) for p in parts]), strict=True
-            ):
-                part.copy_(numbers)
+        for part, numbers in zip(parts, torch.split(sent, [*map(len, parts)]), strict=True):
+            part.copy_(numbers)
 
     @torch.no_grad()
     def gather(self, event: Event) -> None:

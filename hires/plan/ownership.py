@@ -27,14 +27,11 @@ import math
 from typing import NamedTuple
 
 from hires.core.units import size
-from hires.plan.event import BYTES
 from hires.plan.graph import Parameter
-from hires.plan.groups import ALONE_BYTES, gradient_group, groups, held_stages, trained, wide_dtype
+from hires.plan.groups import gradient_group, groups, held_stages, trained, wide_dtype
 from hires.plan.plan import Finding, Plan, derived
 
 UNIT = 64
-PACKED_BYTES = 2**22
-"""Most bytes of small parts that travel as one message, by way of a buffer."""
 PUBLISH, REDUCE_SCATTER, ALL_GATHER = "publish", "reduce_scatter", "all_gather"
 """Kinds of events of a divided update."""
 
@@ -109,34 +106,17 @@ def _rows_of(parameter: Parameter) -> tuple[int, int, int]:
 
 @derived
 def publications(plan: Plan, stage: int) -> list[Publication]:
-    """Returns the messages behind an update, in order: large parts alone, small ones packed.
+    """Returns the messages behind an update: one gather where gradients are scattered.
 
-    One gather brings all of them where gradients are scattered.
+    Else each owner sends its part.
     """
-    dtype, shares = wide_dtype(plan.dtype), shares_of_holders(plan, stage)
-    width = BYTES[dtype]  # training keeps its parameters in this type
-    made: list[Publication] = []
-
-    def add(owner: int, parts: list[Rows]) -> None:
-        if parts:
-            made.append(Publication(owner, (*parts,), dtype, sum(p.numbers for p in parts)))
-
-    if plan.scatters:
-        most = max((sum(p.numbers for p in rows) for rows in shares.values()), default=0)
+    dtype = wide_dtype(plan.dtype)  # training keeps its parameters in this type
+    shares = {rank: (*rows,) for rank, rows in shares_of_holders(plan, stage).items() if rows}
+    sizes = {rank: sum(part.numbers for part in rows) for rank, rows in shares.items()}
+    if plan.scatters and shares:
         every = tuple(part for rows in shares.values() for part in rows)
-        return [Publication(-1, every, dtype, most)] if every else []
-    for owner, rows in shares.items():
-        packed: list[Rows] = []
-        for part in rows:
-            if part.numbers * width >= ALONE_BYTES:
-                add(owner, [part])
-                continue
-            if sum(p.numbers for p in (*packed, part)) * width > PACKED_BYTES:
-                add(owner, packed)
-                packed = []
-            packed.append(part)
-        add(owner, packed)
-    return made
+        return [Publication(-1, every, dtype, max(sizes.values()))]
+    return [Publication(rank, rows, dtype, sizes[rank]) for rank, rows in shares.items()]
 
 
 def owned_numbers(plan: Plan, rank: int) -> int:
