@@ -9,12 +9,13 @@ single precision or better, those of gradients as ``comm.dtype`` says.
 from __future__ import annotations
 
 import bisect
+import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hires.core.units import MIB
-from hires.plan.event import OF_WORLD, Event
+from hires.plan.event import BYTES, OF_WORLD, Event
 from hires.plan.groups import groups
 from hires.plan.plan import Plan, derived
 from hires.plan.program import events
@@ -63,17 +64,21 @@ def _counted(plan: Plan) -> dict[int, Counter[PlannedCall]]:
 
 def counted_events(plan: Plan, rank: int) -> Iterator[Event]:
     """Yields the events of a rank, and counts its calls: the proof reads what is counted."""
+    counts: dict[tuple[Any, ...], int] = {}  # plain: there may be many millions of events
+    for event in events(plan, rank):
+        if event.counts and event.operation not in ("", "recv"):
+            what = event.traffic, event.part.action, event.operation, event.peer
+            key = *what, event.shape, event.dtype, event.route
+            counts[key] = counts.get(key, 0) + 1
+        yield event
     stages = [slot.stage for slot in plan.slots_of(rank)]
     sizes = [*map(len, groups(plan)), plan.world]  # the last has the index of the world
     calls: Counter[PlannedCall] = Counter()
-    for event in events(plan, rank):
-        if event.operation not in ("", "recv") and event.counts:
-            is_message, action = event.operation == "send", event.part.action
-            peer, ranks = (event.peer - rank, 1) if is_message else (event.peer, sizes[event.peer])
-            stage = stages[plan.direction_of(action)] if action else -1
-            facts = event.traffic, stage, event.operation, peer, ranks, event.num_bytes
-            calls[PlannedCall(*facts, event.route)] += 1
-        yield event
+    for (traffic, action, operation, peer, shape, dtype, route), count in counts.items():
+        stage = stages[plan.direction_of(action)] if action else -1
+        place = (peer - rank, 1) if operation == "send" else (peer, sizes[peer])
+        num_bytes = math.prod(shape) * BYTES[dtype]
+        calls[PlannedCall(traffic, stage, operation, *place, num_bytes, route)] += count
     _counted(plan)[rank] = calls
 
 

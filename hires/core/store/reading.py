@@ -34,6 +34,8 @@ Values = dict[str, Any]
 
 MAX_TEXT = 2000
 """Characters of one text that are kept; a command line with many overrides has a few hundred."""
+MAX_NODES = 10**5
+"""Values of one YAML file: aliases can name the same ones a billion times over."""
 MAX_DEPTH = 100
 """Levels of a YAML file."""
 _DAMAGED = (ValueError, RecursionError, TypeError, yaml.YAMLError)
@@ -263,9 +265,17 @@ def _parse_yaml(data: bytes) -> Any:
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
-        if isinstance(event, yaml.AliasEvent):  # a few lines of them can stand for a billion values
-            raise ValueError(f"it has an alias, *{event.anchor}; write the value out")
-    return yaml.load(data, Loader=loader)
+    value = yaml.load(data, Loader=loader)
+    # Values in all, each alias counted in full.
+    stack, left = [value], MAX_NODES
+    while stack and left > 0:
+        inner = stack.pop()
+        if isinstance(inner, (dict, list)):
+            left -= len(inner)
+            stack += inner.values() if isinstance(inner, dict) else inner
+    if left <= 0:
+        raise ValueError(f"its aliases stand for more than {MAX_NODES} values")
+    return value
 
 
 def _visible(sign: str) -> str:

@@ -191,7 +191,7 @@ def test_yaml_executes_nothing_and_does_not_grow(tmp_path):
         ("- 1", "it holds no keys"),
         ("!!python/object/apply:os.system ['true']", "could not determine a constructor"),
         ("a: &x [*x]\nb: *y", "damaged"),
-        ("\n".join(lines), "it has an alias, *a0"),
+        ("\n".join(lines), "aliases"),
         ("[" * 50_000, "levels deep"),
     ):
         (tmp_path / "config.yaml").write_text(text)
