@@ -76,9 +76,9 @@ def counted_events(plan: Plan, rank: int) -> Iterator[Event]:
     calls: Counter[PlannedCall] = Counter()
     for (traffic, action, operation, peer, shape, dtype, route), count in counts.items():
         stage = stages[plan.direction_of(action)] if action else -1
-        place = (peer - rank, 1) if operation == "send" else (peer, sizes[peer])
+        other, ranks = (peer - rank, 1) if operation == "send" else (peer, sizes[peer])
         num_bytes = math.prod(shape) * BYTES[dtype]
-        calls[PlannedCall(traffic, stage, operation, *place, num_bytes, route)] += count
+        calls[PlannedCall(traffic, stage, operation, other, ranks, num_bytes, route)] += count
     _counted(plan)[rank] = calls
 
 
