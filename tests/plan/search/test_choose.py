@@ -231,7 +231,7 @@ def test_no_layout_that_fits_is_much_faster_than_the_chosen_one(ranks, batch, gr
         if plan.ok:
             every.append((need_of(one), MACHINE.step_time(plan).step_s))
     every.sort()
-    for share in (1.0, 0.5, 0.25, 0.1, 0.03):
+    for share in (1.0, 0.5, 0.4, 0.25, 0.15, 0.1, 0.03):
         limit = every[int(share * (len(every) - 1))][0] + 1
         memory = dataclasses.replace(base.memory, limit=f"{limit}B")
         search = Chooser(dataclasses.replace(base, memory=memory), graph_of, MACHINE, rehearse)
