@@ -230,7 +230,7 @@ def test_files_that_do_not_belong_together_are_refused(hires, quantised):
     kept = {path: path.read_bytes() for path in (FILE, SCALES)}
     for name, text in (
         ("other numbers", "not the file that the scales beside it"),
-        ("a tensor less", "1 missing; "),
+        ("a tensor less", "1 missing (conv1:weight8); use"),
         ("another network", "are of another network"),
         ("other type", "other types: WEIGHT is float32 there and int8 here"),
         ("no scales named", "does not say which scales belong to it"),
