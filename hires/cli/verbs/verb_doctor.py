@@ -171,9 +171,12 @@ sys.exit(x.item() != 2)
 
 
 def ask(
-    *command: str, most_s: float = 120.0, environ: Mapping[str, str] | None = None
+    *command: str, most_s: float = 300.0, environ: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """Returns exit code and output of a program, of one that failed its errors."""
+    """Returns exit code and output of a program, of one that failed its errors.
+
+    From a busy network file system a torch may take minutes to load.
+    """
     try:
         done = programs.run(*command, most_s=most_s, environ=environ)
     except RunError as error:
