@@ -27,7 +27,7 @@ class TrackedRun:
     campaign: str
     name: str
     id: str
-    """Letters and digits. The attempts that complete a run have the same: a tracker goes on."""
+    """Letters and digits; attempts of one run share it, so that a tracker resumes that run."""
     first: int
     """Step at which this attempt begins."""
     keys: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Tracker:
         return f"{cls.package} is not installed; {cls.install}, or leave it out"
 
     def open(self, run: TrackedRun) -> None:
-        """Begins the run in the tool, or goes on with it."""
+        """Starts the run in the tool, or resumes it."""
         raise NotImplementedError
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:

@@ -49,8 +49,7 @@ from hires.core.store import checkpoints, records
 from hires.core.store.checkpoints import Checkpoint, StoredFile
 from hires.core.store.file_names import attempt_dir
 from hires.core.store.files import append_metric, cannot_write, write_atomically
-from hires.core.store.frozen import overrides
-from hires.core.store.naming import plain
+from hires.core.store.naming import overrides, plain
 from hires.core.store.network_weights import misfit
 from hires.core.units import size
 from hires.engine import tensorfile

@@ -24,7 +24,7 @@ from hires import comm
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.evaluation_metrics import LOSS, METRICS
-from hires.core.store import frozen, naming, rundir
+from hires.core.store import naming, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.trackers import FAILED, TRACKERS, TrackedRun, Tracker
 
@@ -134,7 +134,7 @@ class _Feed:
 
     def _warn(self, cause: str) -> None:
         if not self._warned:
-            text = "measure.track=%s loses numbers, and the training goes on: %s"
+            text = "measure.track=%s loses numbers while the training continues: %s"
             log.warning(text, self._name, cause)
         self._warned = True
 
@@ -143,6 +143,6 @@ def _tracked_run(config: RunConfig, run_dir: Path, first: int) -> TrackedRun:
     # Of a folder that is made anew, and of a run that is complete and repeated, it is another.
     began = Attempt(run_dir, 0).env.get("started")
     text = f"{run_dir.name} {began} {rundir.done_attempts(run_dir)}"
-    keys = frozen.leaves(naming.identity(naming.plain(config)))
+    keys = naming.leaves(naming.identity(naming.plain(config)))
     number = hashlib.sha256(text.encode()).hexdigest()[:16]
     return TrackedRun(run_dir.absolute(), config.campaign, run_dir.name, number, first, keys)

@@ -28,7 +28,7 @@ class MLflow(Tracker):
     remedy = "check MLFLOW_TRACKING_URI"
 
     def open(self, run: TrackedRun) -> None:
-        """Goes on with the MLflow run of an earlier attempt, or begins one."""
+        """Resumes the MLflow run of an earlier attempt, or starts one."""
         os.environ.update(_USUAL | os.environ)
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # it warns of each try
         from mlflow import MlflowClient, entities
@@ -55,5 +55,5 @@ class MLflow(Tracker):
         self._client.log_batch(self._id, metrics=metrics)
 
     def close(self, status: str) -> None:
-        """Ends the run, until another attempt goes on with it."""
+        """Ends the run; a later attempt reopens it."""
         self._client.set_terminated(self._id, _ENDS[status])

@@ -23,7 +23,7 @@ class WeightsAndBiases(Tracker):
     remedy = "check WANDB_API_KEY and WANDB_BASE_URL, or set WANDB_MODE=offline"
 
     def open(self, run: TrackedRun) -> None:
-        """Goes on with the run of an earlier attempt, or begins one; it never asks for a login."""
+        """Resumes the run of an earlier attempt, or starts one; it never asks for a login."""
         os.environ.setdefault(*_FLUSH)
         import wandb
 

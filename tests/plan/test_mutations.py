@@ -63,7 +63,7 @@ def tried(seed: int, backend: str) -> tuple[str, str]:
     wrong = disagreement(programs, members)
     harmed = done and problems and not before
     if not wrong and harmed and not names(problems, done):
-        wrong = f"{done} is told as {problems}"
+        wrong = f"{done} is reported as {problems}"
     how = f"{done.kind if done else 'nothing'}: {'harm' if problems else 'fine'}"
     return how, f"seed {seed}, {backend}: {wrong}" if wrong else ""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shlex
 import stat
 import sys
@@ -40,8 +39,6 @@ MOST_READ = 64 * 2**30
 _BY_VERSION = ("hires", "torch")
 """Packages whose files are a matter of their versions."""
 _SETTLE_S = 1.0
-_PLAIN_TEXT = re.compile(r"[A-Za-z_/][\w./:+@-]*")
-_OTHER_VALUES = ("null", "true", "false", "nan", "inf")
 
 
 @dataclass(frozen=True)
@@ -303,29 +300,6 @@ def edited_sources(inputs: RunInputs, by_time: bool = False) -> list[str]:
         if not may_be_same or sha256_of(Path(file.path)) != file.sha256:
             edited.append(file.path)
     return edited
-
-
-def overrides(planned: Mapping[str, Any], edited: Mapping[str, Any]) -> list[str]:
-    """Returns the words of a command line that make one config out of another."""
-    before, after = leaves(planned), leaves(edited)
-    set_now = [f"{k}={_word(v)}" for k, v in after.items() if k not in before or before[k] != v]
-    return set_now + [f"~{key}" for key in before if key not in after]
-
-
-def leaves(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values, lists among them, by their dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        inner = leaves(value) if isinstance(value, dict) else {}
-        found |= {f"{key}.{name}": one for name, one in inner.items()} or {str(key): value}
-    return found
-
-
-def _word(value: Any) -> str:
-    is_text = isinstance(value, str)
-    if is_text and _PLAIN_TEXT.fullmatch(value) and value.lower() not in _OTHER_VALUES:
-        return str(value)
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)
 
 
 def _again(run: Path) -> str:

@@ -28,6 +28,8 @@ COSMETIC = tuple(keys_without(RunConfig, "identity"))
 ``comm.table``, ``weights`` and ``quant.scales`` the contents count, wherever the files lie."""
 
 _MAX_PART = 48
+_PLAIN_TEXT = re.compile(r"[A-Za-z_/][\w./:+@-]*")
+_OTHER_VALUES = ("null", "true", "false", "nan", "inf")
 
 
 def model_label(model: ModelConfig) -> str:
@@ -94,3 +96,26 @@ def plain(config: RunConfig) -> dict[str, Any]:
             f"({error})"
         ) from None
     return values
+
+
+def overrides(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Returns the words of a command line that make one config out of another."""
+    old, new = leaves(before), leaves(after)
+    changed = [key for key in new if key not in old or old[key] != new[key]]
+    return [f"{key}={_word(new[key])}" for key in changed] + [f"~{k}" for k in old if k not in new]
+
+
+def leaves(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values, lists among them, by their dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = leaves(value) if isinstance(value, dict) else {}
+        found |= {f"{key}.{name}": one for name, one in inner.items()} or {str(key): value}
+    return found
+
+
+def _word(value: Any) -> str:
+    is_text = isinstance(value, str)
+    if is_text and _PLAIN_TEXT.fullmatch(value) and value.lower() not in _OTHER_VALUES:
+        return str(value)
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)

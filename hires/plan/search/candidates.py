@@ -259,7 +259,7 @@ def variants(
 
 
 def trials(config: RunConfig, candidate: Candidate, given: Given) -> Iterator[Candidate]:
-    """Yields a layout with other values of keys of whose cost the estimate knows little."""
+    """Yields a layout with other values of the keys whose cost is hard to estimate."""
     yield from _others(config, candidate, given, "planned")
 
 

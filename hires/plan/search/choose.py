@@ -62,7 +62,7 @@ VARIED, RECUT = 2000, 64
 other cuts."""
 PLANNED_WORK, TRIED_WORK = 240_000, 120_000
 """Node passes of the layouts that are planned, about 20 s, and of the best of these with other
-values of keys of whose cost the estimate knows little."""
+values of keys whose cost is hard to estimate."""
 TRIAL = 6000
 """Node passes that take as long as a trial without any, so that few are planned for few ranks."""
 TRIED_WITHIN = 1.3
