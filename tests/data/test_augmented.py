@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -153,6 +154,27 @@ def test_changes_differ_between_epochs_and_images_and_have_the_documented_shares
     assert all(one["contrast"]["factor"] != one["brightness"]["factor"] for one in many)
     assert 0.7 <= min(one["contrast"]["factor"] for one in many) < 0.71
     assert {one["rotate"]["turns"] for one in drawn((10, 20), 0, range(50))} == {0, 2}
+
+
+OF_A_USER = """
+import sys, hires.augmentations
+hires.augmentations.__path__.append({folder!r})
+from hires.cli.compose.choices import config_keys
+from hires.core.config.run_config import from_dict
+meaning = config_keys()["augment.invert"].meaning
+assert meaning == "Share of the images whose colours are inverted.", meaning
+configs = [from_dict({{"augment": {{"flip": "both", "invert": one}}}}) for one in (0.0, 1.0)]
+assert "numpy" not in sys.modules
+from hires.data.opening import open_data
+plain, inverted = (open_data(one).window(3, (0, 8), (0, 8)) for one in configs)
+assert plain.any() and (plain == -inverted).all()
+"""
+
+
+def test_augmentation_is_one_class_in_a_module_that_is_found_by_scanning(python):
+    folder = Path(__file__).parents[1] / "helpers" / "scanned_augmentations"
+    answer = python("-c", OF_A_USER.format(folder=str(folder)))
+    assert answer.code == 0, answer.err
 
 
 def test_only_trainings_change_their_images():
