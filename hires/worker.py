@@ -38,7 +38,7 @@ from hires.engine.region_compiler import compile_regions
 from hires.engine.resume_point import resume_point
 from hires.engine.run import hold_preemption, run_steps
 from hires.engine.seen_outputs import Observer
-from hires.engine.tracking import tracked
+from hires.engine.tracking import import_packages, tracked
 from hires.engine.validate import Validation
 from hires.engine.verify import verify_rank
 from hires.engine.weights_file import WeightsFile, agreed_weights
@@ -103,6 +103,8 @@ def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = 
         torch.set_num_threads(config.launcher.threads)
         device = open_device(plan.device, world.local_rank)
         prepare_arithmetic(config, device, world.rank)
+        if world.rank == 0:
+            import_packages(config)
         meter = PeakMeter(config, device)
         wait_s = config.comm.timeout_s + TRANSPORT_GRACE_S
         comm.init(

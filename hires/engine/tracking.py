@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import logging
 import math
 import queue
@@ -80,6 +81,13 @@ class Tracking:
             feed.put(None)
         for feed in self._feeds:
             feed.join()
+
+
+def import_packages(config: RunConfig) -> None:
+    """Imports what trackers need: their libraries are no memory of the training."""
+    for package in (TRACKERS[name].package for name in config.measure.track):
+        if package and importlib.util.find_spec(package):  # else opening the tracker says so
+            importlib.import_module(package)
 
 
 @contextlib.contextmanager

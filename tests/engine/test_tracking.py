@@ -146,6 +146,17 @@ def test_numbers_are_those_of_the_metrics_and_go_on_where_a_killed_run_resumes(n
     assert later == {key: pytest.approx(held) for key, held in wanted.items()}
 
 
+@pytest.mark.dist
+def test_libraries_of_trackers_are_no_memory_of_the_training(python, tmp_path):
+    names = ",".join(name for name in READERS if not TRACKERS[name].lacks())
+    words = ("model=preact_resnet", "model.depth=11", "image=16", "batch=2", "steps=4")
+    answer = python("-m", "hires", "run", *words, f"measure.track=[{names}]")
+    assert answer.code == 0, answer.err
+    [record] = tmp_path.glob("results/*/*/record.json")
+    [rank] = json.loads(record.read_text())["memory"]
+    assert rank["peak_bytes"] - rank["predicted_bytes"] < 40 << 20  # all three are 97 MiB
+
+
 def test_name_that_is_no_tracker_is_refused_with_the_choices():
     with pytest.raises(ConfigError, match=r"'tensorbord' is unknown; choose one of.* tensorboard"):
         from_dict({"measure": {"track": ["tensorbord"]}})
