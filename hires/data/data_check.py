@@ -31,7 +31,7 @@ from hires.data.image_format import ImageFacts, Size, open_image
 from hires.data.source import ERROR, NOTE, WARNING, DataFinding
 from hires.data.sources.arrays import CIFAR10_CLASSES, records_in
 from hires.data.sources.folder import check_classes, listing, reason_of, to_channels
-from hires.data.sources.masks import MaskSource, mask_size, stored_labels
+from hires.data.sources.masks import MaskSource, labels_of, mask_size
 from hires.data.sources.slide import SlideSource, slide_files
 from hires.data.splits import cifar10_files, own_parts, require_same_classes
 from hires.data.start_check import FAR
@@ -145,7 +145,7 @@ def _check_files(report: DataReport, config: RunConfig, guessed: bool, progress:
     label: dict[str, str] = {}
     for folder in parts.values() or [Path(report.path).expanduser()]:
         classes, others = listing(str(folder), report.data)
-        _add_error(report, check_classes, folder, report.data, classes)
+        _add_error(report, check_classes, folder, report.data, classes, others)
         report.add(NOTE, "ignored, because they are no images", map(report.within, others))
         for name, files in classes.items():
             report.classes[f"{folder.name}/{name}" if parts else name] = len(files)
@@ -204,6 +204,8 @@ def _add_image_findings(report: DataReport, config: RunConfig, sized: bool) -> N
     known = [(image, image.facts) for image in report.images if image.facts is not None]
     text = "shown rotated or mirrored elsewhere (EXIF); a run reads the rows as they are stored"
     report.add(WARNING, text, [image.path for image, facts in known if facts.is_rotated])
+    text = "with more pages of one size, which no run reads; write each to a file of its own"
+    report.add(WARNING, text, [image.path for image, facts in known if facts.unread_pages])
     text = "with 16 bits a colour, of which 8 are read; save them as TIFF to keep all"
     lossy = [
         image.path
@@ -240,7 +242,7 @@ def _check_masks(report: DataReport, config: RunConfig, progress: Progress) -> N
         try:
             if not image.reason:
                 source.check(i, _ALL)
-            labels = stored_labels(mask, mask_size(mask, data.max_pixels), data.max_pixels)
+            labels = labels_of(mask, mask_size(mask, data.max_pixels), data)
             held = {*np.unique(labels).tolist()}
             occurs.update(held)
             unlabelled += [report.within(mask)] if held <= ignored else []

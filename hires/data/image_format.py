@@ -62,6 +62,10 @@ class ImageFacts:
     """Rows that are decoded together."""
     lossy: str = ""
     """The compression, unless it keeps every pixel, as ``JPEG``."""
+    is_float: bool = False
+    """Whether its samples are floats."""
+    unread_pages: int = 0
+    """Pages that are as large as the image and no part of it, as other slices of a volume."""
 
 
 class ImageFile(Protocol):
@@ -69,7 +73,7 @@ class ImageFile(Protocol):
 
     size: Size
     colours: int
-    """Samples that are colours: 1 or 3."""
+    """Samples that are colours: 1 or 3; as many as it has where none of them is one."""
     peak: float
     """The value of white."""
 

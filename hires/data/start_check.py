@@ -13,7 +13,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
@@ -22,11 +22,11 @@ from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.units import listed
-from hires.data.image_format import Size, open_image
+from hires.data.image_format import ImageFile, Size, open_image
 from hires.data.opening import open_source
 from hires.data.order import step_images
 from hires.data.source import SOURCES, PartSource, Source
-from hires.data.sources.folder import CONTENTS, naming
+from hires.data.sources.folder import CONTENTS, naming, to_channels
 from hires.data.sources.slide import SlideSource, label_files, slide_files
 
 DECODED_BYTES = 2**27
@@ -35,8 +35,12 @@ SECONDS = 10.0
 """After so long a rank checks no other file: on a file server each may take milliseconds."""
 LOOKED_AT = 64
 """Headers from which the plan judges the sizes of all images."""
+LOOKED_PIXELS = 2**22
+"""Of the images that a plan opens it reads one of each kind, in the middle: at most so many."""
 FAR = 2.0
 """An image that is shrunk more than this many times loses what the plan should say."""
+DARK = 1 / 8
+"""Part of the range up to white in which all values lie, below which an image is nearly black."""
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +87,7 @@ def data_findings(config: RunConfig) -> list[tuple[str, str, str]]:
         facts = json.dumps([vars(config.data), marks], sort_keys=True)
         size = config.target_size or (config.height, config.width)
         return _slide_findings(facts, size, config.model.channels)
-    about = size_finding(config)
-    return [] if about is None else [about]
+    return image_findings(config)
 
 
 @lru_cache(maxsize=8)  # plans that are compared have one data set
@@ -99,16 +102,17 @@ def _slide_findings(facts: str, size: Size, channels: int) -> list[tuple[str, st
     return found
 
 
-def size_finding(config: RunConfig) -> tuple[str, str, str] | None:
-    """Returns severity, key and text of what some headers say of the images; None: nothing.
+def image_findings(config: RunConfig) -> list[tuple[str, str, str]]:
+    """Returns severity, key and text of what some images of a folder show.
 
-    It is a file that cannot be opened, an error if a step of the run reads it, or what
-    ``data.fit=resize`` does to images that are much larger.
+    It is how they are stored, and what ``data.fit=resize`` does to images that are much larger; a
+    file that cannot be read is an error if a step of the run reads it, else a warning.
     """
-    data, sizes = config.data, []
-    if data.name not in CONTENTS:
-        return None
-    faults: dict[int, str] = {}
+    data, sizes, faults = config.data, list[Size](), dict[int, str]()
+    if data.name not in (*CONTENTS, "masks"):
+        return []
+    kinds: dict[tuple[str, str, int], str] = {}
+    found: list[tuple[str, str, str]] = []
     source = open_source(data, config.image, config.model.channels, 0)
     for index in range(0, len(source), -(-len(source) // LOOKED_AT)):
         path = Path(source.path(index))
@@ -116,22 +120,76 @@ def size_finding(config: RunConfig) -> tuple[str, str, str] | None:
             with naming(path, data), closing(open_image(path, data.max_pixels)) as image:
                 image.check_complete()
                 sizes.append(image.size)
+                facts = image.facts
+                kind = facts.format, facts.colours, facts.bits
+                if kind not in kinds:
+                    values = _values_of(image, config.model.channels)
+                    kinds[kind] = _words_of(image, values)
+                    found += _unseen(data, path, image, values)
+            if len(sizes) == 1:
+                source.check(index, 4 * config.model.channels * LOOKED_PIXELS)  # its label map, too
         except RunError as error:
             faults[index] = str(error)
+    read = (i for i in _first_used(config, source, range(config.steps)) if i in faults)
     if faults:
-        read = (i for i in _first_used(config, source, range(config.steps)) if i in faults)
         first = next(read, None)
-        if first is not None:
-            return "error", "data.path", faults[first]
-        return "warning", "data.path", next(iter(faults.values()))
+        severity, index = ("warning", min(faults)) if first is None else ("error", first)
+        found.insert(0, (severity, "data.path", faults[index]))
+    found += _shrunk(config, sizes)
+    if kinds:
+        text = f"{len(sizes)} of {len(source)} images were opened: {'; '.join(kinds.values())}"
+        found.append(("note", "data.path", text))
+    return found
+
+
+def _values_of(image: ImageFile, channels: int) -> tuple[float, float] | None:
+    """Returns the least and the largest value in the middle of an image; None: it is large."""
+    (height, width), band = image.size, image.facts.band
+    num_rows = min(height, max(band, LOOKED_PIXELS // width))
+    if num_rows * width > 4 * LOOKED_PIXELS:  # which are decoded at once
+        return None
+    top = (height - num_rows) // 2
+    pixels = image.read((top, top + num_rows), (0, width))
+    pixels = to_channels(pixels, image.colours, channels)
+    return float(pixels.min()), float(pixels.max())
+
+
+def _words_of(image: ImageFile, values: tuple[float, float] | None) -> str:
+    facts = image.facts
+    text = f"{facts.format}, {facts.colours}, {facts.bits} bits{' (float)' * facts.is_float}"
+    if values is None:
+        return text
+    return f"{text}, values {values[0]:g} to {values[1]:g} of {image.peak:g}"
+
+
+def _unseen(
+    data: DataConfig, path: Path, image: ImageFile, values: tuple[float, float] | None
+) -> Iterator[tuple[str, str, str]]:
+    # What a network does not see of an image.
+    if others := image.facts.unread_pages:
+        text = (
+            f"{path.name} has {others} more pages of one size, which no run reads; write each to a "
+            f"file of its own, or name the axis of channels (OME-TIFF)"
+        )
+        yield "warning", "data.path", text
+    largest = image.peak if values is None else values[1]
+    is_dark = 0 < largest < DARK * image.peak
+    if is_dark and data.normalize == "white" and data.mean is None:
+        text = (
+            f"{path.name} has no value above {largest:g} of {image.peak:g}, so a network sees it "
+            f"nearly black; data.normalize=dataset uses the mean and deviation of the images"
+        )
+        yield "warning", "data.normalize", text
+
+
+def _shrunk(config: RunConfig, sizes: Sequence[Size]) -> Iterator[tuple[str, str, str]]:
     height, width = config.target_size or (config.height, config.width)
     shrunk = [size for size in sizes if max(size[0] / height, size[1] / width) > FAR]
-    if data.fit != "resize" or not shrunk:
-        return None
-    which = "all" if len(shrunk) == len(sizes) else f"{len(shrunk)} of the {len(sizes)}"
-    text = (
-        f"data.fit=resize shrinks {which} images that were looked at more than twice, as "
-        f"{max(shrunk)[0]} x {max(shrunk)[1]} pixels to {height} x {width}: small things vanish; a "
-        f"larger image= keeps them, data.fit=crop takes the middle instead"
-    )
-    return "note", "data.fit", text
+    if config.data.fit == "resize" and shrunk:
+        which = "all" if len(shrunk) == len(sizes) else f"{len(shrunk)} of the {len(sizes)}"
+        text = (
+            f"data.fit=resize shrinks {which} images that were looked at more than twice, as "
+            f"{max(shrunk)[0]} x {max(shrunk)[1]} pixels to {height} x {width}: small things "
+            f"vanish; a larger image= keeps them, data.fit=crop takes the middle instead"
+        )
+        yield "note", "data.fit", text

@@ -26,7 +26,7 @@ from hires.data.data_check import check_data, decoded
 from hires.data.make_data import make_data
 from hires.data.opening import open_data
 from hires.data.order import step_images
-from hires.data.start_check import require_readable, size_finding
+from hires.data.start_check import image_findings, require_readable
 from tests.helpers.image_files import png
 
 COLOUR = (40, 50, 3)
@@ -254,15 +254,48 @@ def test_start_check_is_bounded_in_seconds_and_the_first_steps_come_first(
 
 
 def test_plan_says_what_is_far_shrunk_or_cannot_be_opened(config, pixels):
-    assert size_finding(config) is None
+    read = "12 of 12 images were opened: PNG, RGB, 8 bits, values 0 to 255 of 255"
+    assert image_findings(config) == [("note", "data.path", read)]
     large = Path(str(config.data.path), "a", "large.png")
     Image.fromarray(pixels(40, 33, 3)).save(large)
-    severity, key, text = size_finding(config)
+    (severity, key, text), _ = image_findings(config)
     assert (severity, key) == ("note", "data.fit")
     assert "shrinks 1 of the 13 images" in text
     assert "40 x 33 pixels to 16 x 16" in text
     large.unlink()
     last = spoil(config, -1)
-    severity, key, text = size_finding(replace(config, batch=2))
+    (severity, key, text), _ = image_findings(replace(config, batch=2))
     assert (severity, key, str(last) in text) == ("warning", "data.path", True)
-    assert size_finding(config)[0] == "error"  # if the run reads it
+    assert image_findings(config)[0][0] == "error"  # if the run reads it
+
+
+def test_plan_reads_what_ranks_read_and_says_what_a_network_would_not_see(config, pixels):
+    def found(image, **how):
+        tifffile.imwrite(Path(str(config.data.path), "a", "00.tif"), image, **how)
+        return [f"{severity}: {text}" for severity, _, text in image_findings(config)]
+
+    dim = pixels(16, 16, 3, dtype=np.uint16) // 20
+    warning, note = found(dim, photometric="rgb")
+    assert f"warning: 00.tif has no value above {dim.max()} of 65535" in warning
+    assert f"TIFF, RGB, 16 bits, values {dim.min()} to {dim.max()} of 65535" in note
+    config.data.normalize = "dataset"
+    assert [note] == found(dim, photometric="rgb")
+    spoilt = pixels(16, 16, 3, dtype=np.float32)
+    spoilt[15, 15, 0] = np.nan
+    assert "values that are not finite (NaN" in found(spoilt, photometric="rgb")[0]
+    found(pixels(16, 24), photometric="minisblack")
+    with tifffile.TiffFile(Path(str(config.data.path), "a", "00.tif"), mode="r+b") as file:
+        for name, number in (("BitsPerSample", 12), ("ImageWidth", 16)):  # two pixels in 3 bytes
+            file.pages[0].tags[name].overwrite(number)
+    assert "imagecodecs" in image_findings(config)[0][2]
+    slices = found(pixels(5, 16, 16), photometric="minisblack")
+    assert "warning: 00.tif has 4 more pages of one size" in slices[0]
+    assert "3 channels, 8 bits" in found(pixels(3, 16, 16), ome=True, metadata={"axes": "CYX"})[0]
+
+
+def test_folder_of_other_files_is_told_which_it_has(tmp_path):
+    (tmp_path / "a").mkdir()
+    for name in ("1.heic", "2.HEIC", "3.gif", "notes"):
+        (tmp_path / "a" / name).touch()
+    with pytest.raises(ConfigError, match=r"it has files named \*\.gif, \*\.heic, but images are"):
+        open_data(RunConfig(data=DataConfig("folder", str(tmp_path))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ import tifffile
 from PIL import Image
 
 from hires.core.errors import RunError
+from hires.data.formats.tiff import TiffImage
+from hires.data.image_format import MAX_PIXELS
+from tests.helpers.image_files import png
 
 H, W = 24, 17
 RANDOM = np.random.default_rng(0)
@@ -30,6 +34,7 @@ CONTIG = {"planarconfig": "contig"}
 ALPHA = {**CONTIG, "extrasamples": ["unassalpha"]}
 PLANES = {"photometric": "rgb", "planarconfig": "separate"}
 INKS = (1 - INK[..., :3] / 255) * (1 - INK[..., 3:] / 255)
+CHANNELS = {"ome": True, "photometric": "minisblack", "metadata": {"axes": "CYX"}}
 ZIP, STRIPS = {"compression": "zlib"}, {"rowsperstrip": 5}
 BIG = {"byteorder": ">", "bigtiff": True}
 
@@ -66,7 +71,17 @@ ROWS = [
      PALETTE[:, GREY].transpose(1, 2, 0) / 65535),
     ("a.png", FEW, {}, np.asarray(FEW.convert("RGB")) / 255),
     ("a.png", FEW, {"transparency": 0}, np.asarray(FEW.convert("RGB")) / 255),
+    ("a.tif", GREY, {"photometric": "palette", "colormap": PALETTE // 256},  # of 8 bits
+     PALETTE[:, GREY].transpose(1, 2, 0) // 256 / 255),
     ("a.tif", INK, {"photometric": "separated", **CONTIG}, INKS),
+    ("a.bmp", Image.fromarray(RGB), {}, RGB / 255),
+    ("a.bmp", FEW, {}, np.asarray(FEW.convert("RGB")) / 255),
+    ("a.webp", Image.fromarray(RGB), {"lossless": True}, RGB / 255),
+    ("a.jp2", Image.fromarray(RGB), {"irreversible": False}, RGB / 255),
+    ("a.tif", RGB.transpose(2, 0, 1), CHANNELS, RGB / 255),  # each a page
+    ("a.tif", RGB.transpose(2, 0, 1), {**CHANNELS, "tile": (16, 16), **ZIP}, RGB / 255),
+    ("a.tif", np.stack([RGB, RGB // 2]).transpose(0, 3, 1, 2),
+     {"imagej": True, "metadata": {"axes": "ZCYX"}}, RGB / 255),
 ]  # fmt: skip
 for kind, peak in (("u2", 65535), ("u4", 2**32 - 1), ("f2", 1), ("f4", 1), ("f8", 1)):
     deep = stored(H, W, dtype=np.dtype(kind).type)
@@ -93,6 +108,39 @@ def test_values_are_those_of_the_file(source_of, whole, tmp_path):
     np.testing.assert_allclose(values, RGB / 255, atol=1e-6)
 
 
+def test_first_page_that_shows_another_in_small_is_not_the_image(tmp_path, pixels):
+    large = pixels(64, 48, 3)
+    path = tmp_path / "a.tif"
+    with tifffile.TiffWriter(path) as file:
+        file.write(large[::4, ::4], photometric="rgb")
+        for step in (2, 1):  # the pyramid in any order
+            file.write(large[::step, ::step], photometric="rgb", tile=(16, 16))
+    with closing(TiffImage(path, MAX_PIXELS)) as image:
+        assert image.levels == [(64, 48), (32, 24)]
+        assert np.array_equal(image.read((3, 60), (5, 48)), large[3:60, 5:48])
+    with closing(TiffImage(path, MAX_PIXELS, level=1)) as coarse:
+        assert np.array_equal(coarse.read((0, 32), (0, 24)), large[::2, ::2])
+
+
+def test_png_that_lacks_rows_or_colours_is_refused(source_of, pixels):
+    def refusal(*header, passes=0):
+        source = source_of(png(16, 16, 8, *header, passes=passes), "a.png")
+        try:
+            source.window(0, (0, 16), (0, 16))
+        except RunError as error:
+            return str(error)
+        return ""
+
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels(16, 16))
+    assert refusal(0, rows) == refusal(0, bytes(17 * 16)) == ""
+    assert "its pixels are cut off, 68 bytes short" in refusal(0, rows[: -17 * 4])
+    assert "its pixels have colour 255 of a palette of 0" in refusal(3, rows)
+    passes = ((2, 2), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16))  # an interlaced one has
+    rows = b"".join(b"\0" + row.tobytes() for size in passes for row in pixels(*size))
+    assert refusal(0, rows, passes=1) == ""
+    assert "its pixels are cut off, 51 bytes short" in refusal(0, rows[: -17 * 3], passes=1)
+
+
 @pytest.mark.parametrize("name", ["a.png", "a.tif"])
 def test_channels_of_the_network_decide_which_samples_are_taken(source_of, whole, name):
     image = Image.fromarray(RGB) if name == "a.png" else RGB
@@ -110,7 +158,8 @@ def test_channels_of_the_network_decide_which_samples_are_taken(source_of, whole
 def test_pixels_without_a_white_are_refused(source_of):
     for value in (-0.5, 255, np.nan, np.inf):
         image = np.where(np.eye(16), value, 0.5).astype(np.float32)
-        with pytest.raises(RunError, match=r"a\.tif: its floats reach from"):
+        words = "its floats reach from" if np.isfinite(value) else "it has values that are not fin"
+        with pytest.raises(RunError, match=rf"a\.tif: {words}"):
             source_of(image).window(0, (0, 16), (0, 16))
     with pytest.raises(RunError, match=r"its pixels are int16; convert them to unsigned"):
         source_of(np.zeros((16, 16), np.int16)).window(0, (0, 16), (0, 16))

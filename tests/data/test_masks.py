@@ -74,6 +74,50 @@ def test_labels_are_those_of_the_map_beside_the_image(folder):
         assert np.array_equal(source_of(folder).target(4, *WHOLE), wanted), form
 
 
+def test_values_of_a_map_are_the_classes_that_the_config_says(folder):
+    path = folder / "masks" / "00000.png"
+    wanted = (np.arange(16 * 20) % 3).reshape(SIZE)
+    values = np.array([255, 0, 100], np.uint8)
+    Image.fromarray(values[wanted]).save(path)
+    source = source_of(folder, values=[255, 0, 100])
+    assert np.array_equal(source.target(0, *WHOLE), wanted)
+    assert np.array_equal(source.target(0, (3, 9), (5, 20)), wanted[3:9, 5:20])
+    for extra in (7, 254):
+        again = np.where(wanted == 2, extra, values[wanted]).astype(np.uint8)
+        Image.fromarray(again).save(path)
+        with pytest.raises(RunError, match=rf"the value {extra}, which is not in data\.values"):
+            source.target(0, *WHOLE)
+        labels = source_of(folder, values=[255, 0, 100], ignore=extra).target(0, *WHOLE)
+        assert np.array_equal(labels, np.where(wanted == 2, extra, wanted))
+    two = np.where(wanted == 2, 255, 0).astype(np.uint8)
+    Image.fromarray(two).save(path)
+    with pytest.raises(RunError, match=r"use 'data\.values=\[0,255\]' data\.classes=2 if each"):
+        source_of(folder).target(0, *WHOLE)
+    data = DataConfig("masks", str(folder), classes=2, values=[0, 255])
+    assert np.array_equal(MaskSource(data, str(folder), SIZE, 3).target(0, *WHOLE), two // 255)
+
+
+def test_label_map_of_floats_is_refused_as_such(folder):
+    (folder / "masks" / "00000.png").unlink()
+    tifffile.imwrite(folder / "masks" / "00000.tif", stored(folder, 1).astype(np.float32))
+    with pytest.raises(RunError, match=r"a label map has whole numbers, not floats; save it as 8"):
+        source_of(folder).target(0, *WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"values": [0, 255]}, r"one value for each of data\.classes=3; use data\.classes=2"),
+        ({"values": [0, 9, 9]}, r"data\.classes=3; use data\.classes=2"),
+        ({"values": [5, 6, 7], "ignore": 6}, r"has data\.ignore=6 as class 1; take it out"),
+        ({"values": [5, 6, 7], "ignore": 0}, r"is also the number of the class 5 in data\.values"),
+    ],
+)
+def test_values_that_name_no_classes_are_refused(keys, words):
+    with pytest.raises(ConfigError, match=words):
+        config_of(data={"name": "masks", "path": "there", "classes": 3, **keys}, image=[16, 16])
+
+
 def test_maps_are_found_by_the_pattern_of_their_names(folder):
     for number in range(6):
         (folder / "masks" / f"{number:05d}.png").rename(folder / f"{number:05d}_gt.png")

@@ -232,7 +232,7 @@ def test_only_tiles_and_strips_that_overlap_the_window_are_read(source_of, pixel
     segments: list[int] = []
     real = TiffImage._segment
     monkeypatch.setattr(
-        TiffImage, "_segment", lambda self, index: segments.append(index) or real(self, index)
+        TiffImage, "_segment", lambda self, page, at: segments.append(at) or real(self, page, at)
     )
     for layout, height, rows, cols, expected in (  # tiles are 16 x 32, two in a row
         ("tiled", H, (16, 33), (0, 32), [2, 4]),

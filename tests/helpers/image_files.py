@@ -28,8 +28,13 @@ def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + check
 
 
-def png(width: int, height: int, bits: int, colour: int, rows: bytes, *chunks: bytes) -> bytes:
-    """Returns a PNG that claims a size, whose pixels are some rows with their filters."""
-    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
+def png(
+    width: int, height: int, bits: int, colour: int, rows: bytes, *chunks: bytes, passes: int = 0
+) -> bytes:
+    """Returns a PNG that claims a size, whose pixels are some rows with their filters.
+
+    ``passes``: 1 for one that is interlaced.
+    """
+    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, passes)
     parts = [chunk(b"IHDR", header), *chunks, chunk(b"IDAT", zlib.compress(rows))]
     return b"\x89PNG\r\n\x1a\n" + b"".join([*parts, chunk(b"IEND", b"")])

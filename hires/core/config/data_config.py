@@ -15,7 +15,7 @@ DATA_SETS = {
     "synthetic": "Made in memory from the seed; data.classes and data.length say how many",
     "digits": "1797 handwritten digits of 8 x 8 pixels, which ship with hires",
     "cifar10": "CIFAR-10: the binary files of its authors, in data.path=FOLDER",
-    "folder": "Images on disk, one sub-folder a class: data.path=FOLDER (PNG, JPEG, TIFF)",
+    "folder": "Images on disk, one sub-folder a class: data.path=FOLDER (PNG, JPEG, TIFF, ...)",
     "images": "Images below data.path=FOLDER without classes, to predict theirs",
     "pairs": "Images below data.path=FOLDER and their smaller copies, for super-resolution",
     "masks": "Images below data.path=FOLDER with label maps: a class for each pixel",
@@ -48,6 +48,8 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
     """Of ``masks``: names of the label maps; the star is the name of the image."""
     ignore: int | None = value(None, 0, MOST_LABEL, of=("masks",))
     """Of ``masks``: the value of pixels that have no label."""
+    values: list[int] | None = value(None, 0, 2**16 - 1, of=("masks",), plan=False)
+    """Of ``masks``: the value of each class in the label maps, as ``[0,255]``; null: its number."""
     level: int = value(0, 0, of=_SLIDE, plan=False)
     """Of ``slide``: level of the pyramid; 0 is the finest."""
     cut: str = value("patches", choices=("patches", "whole"), of=_SLIDE, plan=False)
@@ -142,6 +144,22 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
     def _problems(self) -> Iterator[str]:
         if self.region is not None and (len(self.region) != 4 or 0 in self.region[2:]):
             yield f"data.region={self.region} must be [row, column, height, width] in pixels"
+        for number, label in enumerate(self.values or ()):
+            if label == self.ignore != number:
+                yield (
+                    f"data.values={self.values} has data.ignore={label} as class {number}; take it "
+                    f"out, or write it as class {label}"
+                )
+            elif number == self.ignore != label:
+                yield (
+                    f"data.ignore={number} is also the number of the class {label} in data.values="
+                    f"{self.values}; write {number} there as class {number}"
+                )
+        if self.values is not None and len({*self.values}) != self.classes:
+            yield (
+                f"data.values={self.values} must have one value for each of data.classes="
+                f"{self.classes}; use data.classes={len({*self.values})}"
+            )
         for name, label in self.groups.items():
             if label is not None and (not isinstance(label, str) or not label):
                 yield f"data.groups has {name}: {label!r}; give the name of a class, or null"

@@ -6,7 +6,8 @@
     |    |####|####|    |
     +----+----+----+----+
 
-The first page counts. Compressions other than deflate (zlib), LZMA and PackBits need the package
+The first page counts, unless it is the thumbnail of a larger one; all channels do that are pages of
+their own (OME, ImageJ). Compressions other than deflate (zlib), LZMA and PackBits need the package
 imagecodecs. tifffile selects segments only through zarr, a large dependency in place of the twenty
 lines of ``_decoded``.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +57,10 @@ _STORED: dict[int, tuple[str, int]] = {
 JPEG = (6, 7)
 _LOSSLESS = (1, 2, 3, 4, 5, 8, 32773, 32946, 34925, 34926, 50000)
 """Compressions that keep every pixel: fax, LZW, deflate, PackBits, LZMA, Zstandard."""
-_MOST_LEVELS = 64
+_MOST_PAGES = 64
+"""Pages that are looked at."""
+_THUMBNAIL = 4
+"""A first page with so many times fewer pixels than another shows it in small."""
 _ALIKE = ("is_tiled", "samplesperpixel", "dtype", "photometric")
 """What all levels of a pyramid have in common."""
 _MIN_TILE = 256
@@ -89,17 +94,20 @@ def open_tiff(path: Path, max_pixels: int) -> ImageFile:
 
 
 class TiffImage:
-    """The first page of an open TIFF file, or a coarser level of it."""
+    """The image of an open TIFF file, or a coarser level of it."""
 
     def __init__(self, path: Path, max_pixels: int, level: int = 0) -> None:
         # These flags are of makers whose other pages tifffile would read at once.
         self._file = TiffFile(path, is_lsm=False, is_scanimage=False, is_ndpi=False)
         self._max_pixels = max_pixels
         try:
-            page = self._file.pages[0] if level == 0 else _level_pages(self._file)[level]
-            assert isinstance(page, TiffPage)
-            self._page = page
-            _check_readable(page)
+            channels = _channel_pages(self._file)
+            levels = [_levels(self._file, page)[level] for page in channels] if level else channels
+            self._pages = levels
+            page = self._page = self._pages[0]
+            if any(getattr(one, name) != getattr(page, name) for one in levels for name in _ALIKE):
+                raise ImageError("its channels are pages that differ; save them as samples of one")
+            _check_readable(page, is_alone=len(levels) == 1 and page.index == 0)
             kept = page.compression in _LOSSLESS
             self._lossy = "" if kept else str(getattr(page.compression, "name", page.compression))
             # What lies uncompressed in one piece is mapped.
@@ -111,9 +119,13 @@ class TiffImage:
             self._file.close()
             raise
         self.size: Size = (page.imagelength, page.imagewidth)
-        self.colours = COLOURS[page.photometric]
+        num_channels = len(self._pages) * page.samplesperpixel
+        self.colours = num_channels if len(self._pages) > 1 else COLOURS[page.photometric]
         self._stored_peak = 1.0 if page.sampleformat == 3 else float(2**page.bitspersample - 1)
-        self.peak = 65535.0 if page.photometric == PHOTOMETRIC.PALETTE else self._stored_peak
+        self.peak = self._stored_peak
+        if page.photometric == PHOTOMETRIC.PALETTE:  # some writers leave the upper 8 bits out
+            assert page.colormap is not None
+            self.peak = 65535.0 if page.colormap.max() > 255 else 255.0
 
     def close(self) -> None:
         """Closes the file."""
@@ -122,7 +134,8 @@ class TiffImage:
     @property
     def levels(self) -> list[Size]:
         """Height and width of each level of its pyramid, the finest first."""
-        return [(page.imagelength, page.imagewidth) for page in _level_pages(self._file)]
+        pages = _levels(self._file, _channel_pages(self._file)[0])
+        return [(page.imagelength, page.imagewidth) for page in pages]
 
     @property
     def facts(self) -> ImageFacts:
@@ -131,13 +144,23 @@ class TiffImage:
         colours, samples = _STORED[page.photometric]
         if more := page.samplesperpixel - samples:
             colours += "+alpha" if more == 1 and page.extrasamples else f"+{more}"
+        if len(self._pages) > 1:
+            colours = f"{self.colours} channels"
         tag, band = page.tags.get(ORIENTATION), self._segment_size[0]
         rotated = tag is not None and tag.value not in (0, 1)
-        return ImageFacts("TIFF", colours, page.bitspersample, rotated, band, self._lossy)
+        sizes = [(one.imagelength, one.imagewidth) for one in _pages_of(self._file)]
+        return ImageFacts(
+            "TIFF", colours, page.bitspersample, rotated, band, self._lossy,
+            page.sampleformat == 3, max(0, sizes.count(self.size) - len(self._pages)),
+        )  # fmt: skip
 
     def check_complete(self) -> None:
         """Raises a ValueError if pixels that the header lists lie beyond the end of the file."""
-        page, (tall, wide) = self._page, self._segment_size
+        for page in self._pages:
+            self._check_page(page)
+
+    def _check_page(self, page: TiffPage) -> None:
+        tall, wide = self._segment_size
         ends = [at + n for at, n in zip(page.dataoffsets, page.databytecounts, strict=False) if n]
         if self._is_mapped:
             ends = [page.dataoffsets[0] + page.nbytes]
@@ -153,12 +176,18 @@ class TiffImage:
         """Returns a part of the image, (h, w, samples), colours first, white = ``peak``."""
         page = self._page
         self._check_claim((rows[1] - rows[0], cols[1] - cols[0]), "in a window")
-        pixels = (self._mapped if self._is_mapped else self._decoded)(rows, cols)
+        stored = self._mapped if self._is_mapped else self._decoded
+        channels = [stored(one, rows, cols) for one in self._pages]
+        pixels = np.concatenate(channels, axis=2) if len(channels) > 1 else channels[0]
         if pixels.dtype == np.bool_:
             pixels = pixels.astype(np.uint8)
         if pixels.dtype.kind == "f":
-            low, high = pixels.min(), pixels.max()
-            if not (low >= 0 and high <= 1):  # also refuses not-a-number
+            if not np.isfinite(low := pixels.min()) or not np.isfinite(high := pixels.max()):
+                raise ImageError(
+                    "it has values that are not finite (NaN or infinite); write numbers from 0 "
+                    "(black) to 1 (white) in their place"
+                )
+            if low < 0 or high > 1:
                 raise ImageError(
                     f"its floats reach from {low} to {high}; scale them to 0 (black) to 1 (white)"
                 )
@@ -175,9 +204,8 @@ class TiffImage:
             made = page.colormap.T[pixels[:, :, 0]]
         return made
 
-    def _mapped(self, rows: Span, cols: Span) -> Pixels:
+    def _mapped(self, page: TiffPage, rows: Span, cols: Span) -> Pixels:
         """Returns a part of pixels that lie uncompressed in one piece."""
-        page = self._page
         short = page.dataoffsets[0] + page.nbytes - self._file.filehandle.size
         if short > 0:
             raise ValueError(f"it is cut off, {short} bytes short")
@@ -185,9 +213,8 @@ class TiffImage:
         part = stored[:, 0, slice(*rows), slice(*cols)]
         return _samples_last(part.astype(part.dtype.newbyteorder("=")))
 
-    def _decoded(self, rows: Span, cols: Span) -> Pixels:
+    def _decoded(self, page: TiffPage, rows: Span, cols: Span) -> Pixels:
         """Returns a part of pixels that lie in tiles or strips."""
-        page = self._page
         assert page.dtype is not None
         planes, _, height, width, samples = page.shaped
         tall, wide = self._segment_size
@@ -201,7 +228,7 @@ class TiffImage:
         ):
             index = (plane * down + r) * across + c
             tables = {"jpegtables": page.jpegtables, "jpegheader": page.jpegheader}
-            segment, place, _ = page.decode(self._segment(index), index, **tables)
+            segment, place, _ = page.decode(self._segment(page, index), index, **tables)
             if segment is not None:
                 is_window = segment.shape == shape and place[2:4] == (rows[0], cols[0])
                 if is_window and segment.dtype == page.dtype:  # not in the other byte order
@@ -228,11 +255,12 @@ class TiffImage:
 
     def _check_claim(self, size: Size, part: str) -> None:
         page = self._page
-        check_claim(size, page.samplesperpixel * page.bitspersample, self._max_pixels, part)
+        bits = len(self._pages) * page.samplesperpixel * page.bitspersample
+        check_claim(size, bits, self._max_pixels, part)
 
-    def _segment(self, index: int) -> bytes | None:
+    def _segment(self, page: TiffPage, index: int) -> bytes | None:
         """Returns the bytes of a tile or strip; nothing if the file leaves it out."""
-        page, handle = self._page, self._file.filehandle
+        handle = self._file.filehandle
         if index >= min(len(page.dataoffsets), len(page.databytecounts)):
             raise ValueError(f"it is cut off, its table does not list segment {index}")
         offset, num_bytes = page.dataoffsets[index], page.databytecounts[index]
@@ -245,28 +273,56 @@ class TiffImage:
         return data
 
 
-def _level_pages(file: TiffFile) -> list[TiffPage]:
-    """Returns the pages that show the first one, each smaller than that before.
+def _channel_pages(file: TiffFile) -> list[TiffPage]:
+    """Returns the pages of the image: one, or one for each channel, of the first slice and time.
+
+    ImageError: they lie in other files, too.
+    """
+    if file.is_ome or file.is_imagej:
+        series = file.series[0]
+        lengths = zip(series.axes, series.shape, strict=True)
+        counts = {axis: length for axis, length in lengths if axis not in "YXS"}
+        if counts.get("C", 1) > 1 and math.prod(counts.values()) == len(series.pages):
+            places = np.arange(len(series.pages)).reshape([*counts.values()])
+            index = tuple(slice(None) if axis == "C" else 0 for axis in counts)
+            pages = [series.pages[place] for place in places[index].tolist()]
+            if any(page is None or page.parent is not file for page in pages):
+                raise ImageError("its channels lie in several files; write them into one")
+            return [page.aspage() for page in pages]
+    first, *others = _pages_of(file)
+    largest = max(others, key=_num_pixels, default=first)
+    return [largest if _num_pixels(largest) >= _THUMBNAIL * _num_pixels(first) else first]
+
+
+def _pages_of(file: TiffFile) -> list[TiffPage]:
+    return [page.aspage() for page in itertools.islice(file.pages, _MOST_PAGES)]
+
+
+def _num_pixels(page: TiffPage) -> int:
+    return page.imagelength * page.imagewidth
+
+
+def _levels(file: TiffFile, finest: TiffPage) -> list[TiffPage]:
+    """Returns the pages that show a page, each smaller than that before; it is the first.
 
     They lie beside it, or below it as in OME-TIFF. Labels and thumbnails, which are not in tiles or
     have another shape, are left out.
     """
-    first = file.pages[0]
-    assert isinstance(first, TiffPage)
-    others = first.pages if first.subifds else itertools.islice(file.pages, 1, None)
-    found = [first]
-    for page in itertools.islice(others or (), _MOST_LEVELS):
-        if not isinstance(page, TiffPage) or not 0 < page.imagewidth < found[-1].imagewidth:
+    others, found = _pages_of(file), [finest]
+    if finest.subifds:
+        others = [page.aspage() for page in itertools.islice(finest.pages or (), _MOST_PAGES)]
+    for page in sorted(others, key=lambda page: -page.imagewidth):
+        if not 0 < page.imagewidth < found[-1].imagewidth:
             continue
-        if any(getattr(page, name) != getattr(first, name) for name in _ALIKE):
+        if any(getattr(page, name) != getattr(finest, name) for name in _ALIKE):
             continue
-        height = first.imagelength * page.imagewidth / first.imagewidth
+        height = finest.imagelength * page.imagewidth / finest.imagewidth
         if abs(height - page.imagelength) <= 2 + 0.01 * height:
             found.append(page)
     return found
 
 
-def _check_readable(page: TiffPage) -> None:
+def _check_readable(page: TiffPage, is_alone: bool) -> None:
     ycbcr = page.photometric == PHOTOMETRIC.YCBCR and page.compression not in JPEG
     if page.photometric not in COLOURS or ycbcr:
         name = getattr(page.photometric, "name", page.photometric)
@@ -287,8 +343,8 @@ def _check_readable(page: TiffPage) -> None:
         TIFF.UNPREDICTORS[page.predictor]
     except KeyError as error:
         name = getattr(page.compression, "name", page.compression)
-        deep = page.bitspersample > 8  # Pillow would drop bits of these silently
-        raise (ImageError if deep else CodecError)(
+        # Pillow would drop bits, or read the first page alone.
+        raise (CodecError if is_alone and page.bitspersample <= 8 else ImageError)(
             f"its compression is {name}, which needs `pip install imagecodecs`; or save it with "
             f"deflate (zlib) compression"
         ) from error

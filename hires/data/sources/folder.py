@@ -66,7 +66,7 @@ def scan(path: str | None, data: str = "folder") -> FolderIndex:
         ConfigError: the folder is missing, or has no classes or no images.
     """
     images, ignored = listing(path, data)
-    check_classes(Path(path or "").expanduser(), data, images)
+    check_classes(Path(path or "").expanduser(), data, images, ignored)
     paths = tuple(itertools.chain(*images.values()))
     if ignored:
         log.info("%s: %d files that are no images are ignored", path, len(ignored))
@@ -125,8 +125,10 @@ def visible_files(folder: Path) -> list[str]:
     return found
 
 
-def check_classes(root: Path, data: str, images: dict[str, list[str]]) -> None:
-    """Raises a ConfigError if there are no classes, or a class has no images."""
+def check_classes(
+    root: Path, data: str, images: dict[str, list[str]], others: Sequence[str] = ()
+) -> None:
+    """Raises a ConfigError if there are no classes, or a class has no images but ``others``."""
     patterns = ", ".join(f"*{suffix}" for suffix in FORMATS)
     if not images:
         loose = any(_is_image(entry.name) for entry in root.iterdir())
@@ -137,8 +139,10 @@ def check_classes(root: Path, data: str, images: dict[str, list[str]]) -> None:
     empty = [name for name, paths in images.items() if not paths]
     if len(empty) == len(images):
         below = "" if data == "pairs" else f" below its {len(images)} sub-folders"
+        kinds = sorted({suffix_of(Path(file).name) for file in others} - {""})
+        unread = f"it has files named *{', *'.join(kinds)}, but " if kinds else ""
         raise ConfigError(
-            f"data.path={root} holds no images{below}; images are files named {patterns}"
+            f"data.path={root} holds no images{below}; {unread}images are files named {patterns}"
         )
     if empty:
         more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
@@ -246,15 +250,15 @@ def to_channels(pixels: Pixels, colours: int, channels: int) -> Pixels:
     """Returns pixels with the samples that a network of so many input channels sees.
 
     An image with exactly ``channels`` samples is used as it is. Otherwise alpha and other samples
-    after the ``colours`` (1 or 3) are dropped, colour becomes luminance for a network of one
-    channel, and grey stays one sample, which ``normalised`` gives to every channel.
+    after the ``colours`` are dropped, three become luminance for a network of one channel, and grey
+    stays one sample, which ``normalised`` gives to every channel.
     """
     samples = pixels.shape[2]
     if samples == channels:
         return pixels
     if colours == 1:
         return pixels[:, :, :1]
-    if channels == 1:
+    if channels == 1 and colours == len(LUMINANCE):
         light = np.zeros((*pixels.shape[:2], 1), np.float32)
         for c, weight in enumerate(LUMINANCE):
             light += np.multiply(pixels[:, :, c : c + 1], np.float32(weight), dtype=np.float32)

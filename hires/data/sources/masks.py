@@ -3,8 +3,9 @@
     data.path/images/a/1.jpg     data.images=images/*      the star is a name, without its suffix
     data.path/masks/a/1.png      data.masks=masks/*        here a/1
 
-A label map is a PNG (grey, or with a palette, whose numbers count), or a TIFF of one sample a
-pixel, in a compression that keeps it. ``data.ignore`` is the value of pixels without a label.
+A label map is a PNG or BMP (grey, or with a palette, whose numbers count), or a TIFF of one sample
+a pixel, in a compression that keeps it. ``data.values`` are the values of the classes,
+``data.ignore`` is that of pixels without a label.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from hires.data.splits import part_of
 
 Labels = NDArray[np.int64]
 """(h, w): the class of each pixel, or ``data.ignore``."""
+TIFF = (".tif", ".tiff")
 _MODES = ("1", "L", "P", "I", "I;16", "I;16B")
 """Of Pillow, with one number a pixel."""
 
@@ -121,7 +123,7 @@ class MaskSource(FolderSource):
         num_bytes = super().check(i, most_bytes)
         with self._label_map(i) as (mask, size):
             if num_bytes:
-                require_labels(stored_labels(mask, size, self._data.max_pixels), self._data)
+                labels_of(mask, size, self._data)
         return num_bytes
 
     def target(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Labels:
@@ -130,7 +132,7 @@ class MaskSource(FolderSource):
         with self._label_map(i) as (mask, size):
 
             def read(rows: Span, cols: Span) -> NDArray[Any]:
-                return stored_labels(mask, size, self._data.max_pixels, rows, cols)
+                return labels_of(mask, size, self._data, rows, cols)
 
             if size == self._size:
                 labels = read(rows, cols)
@@ -138,9 +140,7 @@ class MaskSource(FolderSource):
                 labels = self._cropped(read, size, rows, cols, place)
             else:
                 labels = nearest_window(read, size, self._size, rows, cols)
-            labels = labels.astype(np.int64)
-            require_labels(labels, self._data)
-            return labels
+            return labels.astype(np.int64)
 
     @contextmanager
     def _label_map(self, i: int) -> Iterator[tuple[str, Size]]:
@@ -180,19 +180,6 @@ def require_cover(size: Size, wanted: Size, data: DataConfig) -> None:
         )
 
 
-def require_labels(labels: NDArray[Any], data: DataConfig) -> None:
-    """Refuses classes out of range; ImageError: it names the largest one, and what to do."""
-    wrong = (labels < 0) | (labels >= data.classes)
-    if data.ignore is not None:
-        wrong &= labels != data.ignore
-    if wrong.any():
-        value = int(labels[wrong].max())
-        raise ImageError(
-            f"it holds the class {value}, and data.classes={data.classes}; use data.classes="
-            f"{value + 1}, or data.ignore={value} if it means no label"
-        )
-
-
 def mask_size(path: str, max_pixels: int) -> Size:
     """Returns (height, width) of a label map; ImageError: it is none."""
     with closing(open_image(Path(path), max_pixels)) as image:
@@ -202,7 +189,7 @@ def mask_size(path: str, max_pixels: int) -> Size:
             f"a label map that was saved as {lossy}, which changes classes; write it anew from its "
             f"source, as PNG or a TIFF with deflate (what was changed stays so in a copy)"
         )
-    if suffix_of(Path(path).name) in (".tif", ".tiff"):
+    if suffix_of(Path(path).name) in TIFF:
         return size
     from hires.data.formats.pillow import (
         opened,  # Pillow, which ranks without label maps do not need
@@ -217,21 +204,58 @@ def mask_size(path: str, max_pixels: int) -> Size:
     return size
 
 
-def stored_labels(
-    path: str, size: Size, max_pixels: int, rows: Span | None = None, cols: Span | None = None
+def labels_of(
+    path: str, size: Size, data: DataConfig, rows: Span | None = None, cols: Span | None = None
 ) -> NDArray[Any]:
-    """Returns rows and columns of a label map as it is stored, (h, w); all of them by default."""
-    rows, cols = rows or (0, size[0]), cols or (0, size[1])
-    if suffix_of(Path(path).name) in (".tif", ".tiff"):
-        with closing(open_image(Path(path), max_pixels)) as image:
-            pixels = image.read(rows, cols)
-        if pixels.shape[2] != 1 or pixels.dtype.kind not in "ui":
-            raise ImageError(
-                f"a label map has one whole number a pixel, not {pixels.shape[2]} of "
-                f"{pixels.dtype}; save it as grey"
-            )
-        return pixels[:, :, 0]
-    from hires.data.formats.pillow import pixels_of
+    """Returns the classes of rows and columns of a label map; all of them by default.
 
-    pixels = pixels_of(Path(path), as_stored=True)[slice(*rows), slice(*cols), 0]
-    return pixels.astype(np.int32)
+    ImageError: it has a value that is no class, or more than one number a pixel.
+    """
+    stored = labels = _stored(path, data.max_pixels, rows or (0, size[0]), cols or (0, size[1]))
+    if data.values is not None:
+        classes = np.full(2**16 + 1, -1, np.int32)  # of each value, and of all that are larger
+        classes[data.values] = range(len(data.values))
+        labels = classes[stored if stored.dtype.itemsize < 4 else np.minimum(stored, 2**16)]
+        if data.ignore is not None:
+            labels[stored == data.ignore] = data.ignore
+    wrong = (labels < 0) | (labels >= data.classes)
+    if data.ignore is not None:
+        wrong &= labels != data.ignore
+    if wrong.any():
+        raise ImageError(_wrong_values(stored, int(stored[wrong].max()), data))
+    return labels
+
+
+def _wrong_values(stored: NDArray[Any], value: int, data: DataConfig) -> str:
+    if data.values is not None:
+        return (
+            f"it holds the value {value}, which is not in data.values={data.values}; add it there, "
+            f"or use data.ignore={value} if it means no label"
+        )
+    held = sorted({*np.unique(stored).tolist()} - {data.ignore})
+    remedy = f"data.classes={value + 1}"
+    if value + 1 > 2 * len(held) > 2:  # as 0 and 255
+        listed = ",".join(map(str, held))
+        remedy = f"'data.values=[{listed}]' data.classes={len(held)} if each of these is a class"
+    return (
+        f"it holds the class {value}, and data.classes={data.classes}; use {remedy}, or "
+        f"data.ignore={value} if it means no label"
+    )
+
+
+def _stored(path: str, max_pixels: int, rows: Span, cols: Span) -> NDArray[Any]:
+    # Rows and columns of a label map as it is stored, (h, w).
+    if suffix_of(Path(path).name) not in TIFF:
+        from hires.data.formats.pillow import pixels_of
+
+        return pixels_of(Path(path), as_stored=True)[slice(*rows), slice(*cols), 0]
+    with closing(open_image(Path(path), max_pixels)) as image:
+        if image.facts.is_float:
+            raise ImageError("a label map has whole numbers, not floats; save it as 8 or 16 bits")
+        pixels = image.read(rows, cols)
+    if pixels.shape[2] != 1:
+        raise ImageError(
+            f"a label map has one whole number a pixel, not {pixels.shape[2]} of {pixels.dtype}; "
+            f"save it as grey"
+        )
+    return pixels[:, :, 0]
