@@ -106,6 +106,11 @@ def _dispatch(words: list[str]) -> int:
     if verb == "run" and any(word in MULTIRUN for word in rest):
         verb, rest = "sweep", [word for word in rest if word not in MULTIRUN]
     if verb in VERBS:
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            text = "the current folder was removed; change to one that is there, as `cd ~`"
+            raise ConfigError(text) from None
         module = module_of(verb)
         if not rest and hasattr(module, "SUBVERBS"):
             rest = ["--help"]

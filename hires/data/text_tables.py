@@ -26,17 +26,20 @@ def read_table(path: Path, first: str, second: str, key: str) -> dict[str, str]:
             f"names {first},{second}"
         ) from None
     rows = csv.DictReader(text.lstrip("\ufeff").splitlines())
-    names = rows.fieldnames or []
+    try:
+        names, lines = rows.fieldnames or [], [(rows.line_num, row) for row in rows]
+    except csv.Error as error:
+        raise ConfigError(f"{key}={path}, line {rows.line_num + 1}: {error}") from None
     if first not in names or second not in names:
         raise ConfigError(
             f"{key}={path} has the columns {', '.join(names) or 'none'}; its first line must name "
             f"{first},{second}"
         )
     found: dict[str, str] = {}
-    for row in rows:
+    for number, row in lines:
         name, value = (row[first] or "").strip(), (row[second] or "").strip()
         if not name or not value:
-            raise ConfigError(f"{key}={path}: line {rows.line_num} lacks its {first} or {second}")
+            raise ConfigError(f"{key}={path}: line {number} lacks its {first} or {second}")
         if found.setdefault(name, value) != value:
             raise ConfigError(f"{key}={path}: {name} is {found[name]} and, later, {value}")
     return found

@@ -152,7 +152,10 @@ def write_onnx(module: nn.Module | ExportedProgram, images: Tensor, path: Path) 
             assert program is not None
             program.save(path)
     except Exception as error:  # the exporter raises nearly any type
-        raise ConfigError(f"the network cannot be written as ONNX: {error_line(error)}") from None
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # the last one names the operator
+            cause = cause.__cause__
+        raise ConfigError(f"the network cannot be written as ONNX: {error_line(cause)}") from None
 
 
 def _onnx(module: nn.Module, images: Tensor, path: Path) -> tuple[Tensor | None, str | None]:

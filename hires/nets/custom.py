@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from hires.core.registry import nearest
 from hires.core.units import listed
 from hires.nets.network_call import on_images
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+"""What turns colours of a terminal on and off."""
 _SHOWN = 8
 """Functions of a module that an error names."""
 
@@ -106,7 +109,7 @@ def called(function: Callable[..., Any], key: str, args: Mapping[str, Any], **ke
 
 def error_line(error: BaseException) -> str:
     """Returns an error of the user's code in one line, with the operator that raised it."""
-    lines = str(error).strip().splitlines()
+    lines = _COLOUR.sub("", str(error)).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return " ".join([text, *(f"({note})" for note in getattr(error, "__notes__", []))])
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hires.core.errors import ConfigError
 
@@ -73,6 +74,20 @@ def refuse_gradient_hooks(model: nn.Module) -> None:
         prefix = "_global_backward" if module is modules else "_backward"
         if any(getattr(module, f"{prefix}{kind}hooks") for kind in ("_", "_pre_")):
             raise ConfigError(_GRADIENT.format(f"a backward hook on {path or 'its whole module'}"))
+
+
+def refuse_means_of_all(model: nn.Module, training: bool | None) -> None:
+    """Raises ConfigError if a batch norm that trains weighs all batches so far alike."""
+    for path, module in model.named_modules():
+        trains = module.training if training is None else training
+        if not trains or not isinstance(module, _BatchNorm):
+            continue
+        if module.momentum is None and module.track_running_stats:
+            raise ConfigError(
+                f"the layer {path} of the network is a {type(module).__name__} with momentum=None, "
+                f"whose running mean depends on how many batches there were; give it a number, as "
+                f"momentum=0.1"
+            )
 
 
 @contextlib.contextmanager

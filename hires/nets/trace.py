@@ -21,7 +21,7 @@ from hires.nets.build_network import build_model
 from hires.nets.custom import error_line, own_line
 from hires.nets.fake_network import export_network
 from hires.nets.graph_export import COUNTER, GraphWriter
-from hires.nets.refusals import refuse_gradient_hooks
+from hires.nets.refusals import refuse_gradient_hooks, refuse_means_of_all
 from hires.plan.graph import Graph
 
 
@@ -39,6 +39,7 @@ def trace(
     ``dtype`` is that of images, parameters and buffers. ``trusted``: it may do what no graph holds
     (:mod:`hires.nets.refusals`).
     """
+    refuse_means_of_all(model, training)
     assigned: dict[str, Tensor] = {}
     watched = functools.partial(_assignments, assigned)
     try:

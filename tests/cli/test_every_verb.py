@@ -219,6 +219,17 @@ def test_mistakes_say_what_was_meant(hires):
         assert (answer.err[:7], answer.err.count("\n")) == ("hires: ", 1)
 
 
+def test_current_folder_that_was_removed_is_named(hires, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for words in (("plan", "image=32"), ("list", "runs")):
+        answer = hires(*words)
+        assert answer.code == 2
+        assert "the current folder was removed; change to one that is there" in answer.err
+
+
 def test_folder_of_choices_that_is_not_there_is_refused(hires, tmp_path, monkeypatch):
     monkeypatch.setenv("HIRES_CONF", str(tmp_path / "missing"))
     answer = hires("list", "models")

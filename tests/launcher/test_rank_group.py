@@ -71,6 +71,12 @@ def test_rank_gets_its_threads_and_nothing_of_an_outer_launcher():
     assert not outer.keys() & environ.keys()
 
 
+def test_rank_gets_the_secret_that_its_config_names(monkeypatch):
+    monkeypatch.setenv("HIRES_TOKEN", "s3cret")
+    config = RunConfig(cluster=ClusterConfig(environment={"TOKEN": "${oc.env:HIRES_TOKEN}"}))
+    assert rank_environment({}, config, interface=None)["TOKEN"] == "s3cret"
+
+
 def test_rank_on_a_gpu_gets_what_cuda_and_nccl_read():
     cluster = ClusterConfig(environment={"NCCL_RUNTIME_CONNECT": "1", "NCCL_ALGO": "Ring"})
     config = RunConfig(device="cuda", comm=CommConfig(backend="nccl"), cluster=cluster)

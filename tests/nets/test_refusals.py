@@ -99,6 +99,15 @@ def test_network_whose_graph_would_compute_something_else_is_refused(case):
         trace(net, SHAPE, training=False)
 
 
+def test_running_mean_of_all_batches_is_refused_by_the_name_of_its_layer():
+    net = Middle(lambda net, x: x, norm=nn.BatchNorm2d(8, momentum=None))
+    with pytest.raises(ConfigError, match=r"the layer norm .* is a BatchNorm2d with momentum=None"):
+        trace(net, SHAPE, training=True)
+    trace(net, SHAPE, training=False)
+    net.norm = nn.BatchNorm2d(8, momentum=None, track_running_stats=False)
+    trace(net, SHAPE, training=True)
+
+
 def test_hooks_on_gradients_are_refused():
     for part, kind, words in (
         ("conv2", "full_backward_hook", "a backward hook on conv2, which may change"),

@@ -14,6 +14,7 @@ import yaml
 from hires.cli.compose.choices import choice_keys, conf_dir, config_keys, groups, own_choices
 from hires.cli.compose.overrides import checked, is_key, parsed, require_read_keys
 from hires.core.config.fields import make_paths_absolute
+from hires.core.config.launcher_config import is_secret
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
@@ -77,6 +78,8 @@ class Composer:
                 name, value = override.key_or_group, override.value()
                 OmegaConf.update(config, name, value, force_add=override.is_force_add())
             values = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
+            site: Any = OmegaConf.to_container(config.cluster.environment)
+            values["cluster"]["environment"] |= {k: v for k, v in site.items() if is_secret(v)}
         except yaml.YAMLError as error:
             raise ConfigError(_yaml_mistake(error)) from error
         except (HydraException, OmegaConfBaseException, RecursionError, ValueError) as error:

@@ -71,6 +71,11 @@ def parsed(word: str) -> Any | None:
 
 def _checked_word(word: str, groups: Groups) -> str:
     """Returns one word as Hydra takes it."""
+    if len(word.splitlines()) > 1:
+        raise ConfigError(
+            f"{word!r} has a line break, which the line that repeats a run cannot hold; leave it "
+            f"out, or rename the file"
+        )
     if word.startswith("~"):
         _check_key(word[1:].split("=", 1)[0], groups)
         return word  # back to the default

@@ -66,6 +66,8 @@ def main(args: Namespace) -> int:
     words = [word for word in args.overrides if not word.startswith(OUT)]
     outs = [word.removeprefix(OUT) for word in args.overrides if word.startswith(OUT)]
     config = compose(_of_inference(words), args.config_dir)
+    if config.task.name == "train" and not config.data.has_labels:  # which a calibration needs not
+        config = compose(["task=infer", *words], args.config_dir)
     if args.cfg:
         return print_config(config, args.json)
     outs += [args.out] if args.out else []

@@ -7,10 +7,11 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from hires.core.config.fields import Section, value
 from hires.core.config.mpi_dialects import MPIS
+from hires.core.errors import ConfigError
 from hires.core.precisions import PRECISIONS
 from hires.core.units import parse_size
 
@@ -44,6 +45,11 @@ FORBIDDEN_OPTIONS = {
     "no-requeue": "a job that was preempted would not be started again; see launcher.requeues",
 }
 """Options with which hires could not submit, or not look after a job -> why, and what would do."""
+
+
+def is_secret(text: Any) -> bool:
+    """Whether a value of ``cluster.environment`` stands for a variable, and is stored so."""
+    return isinstance(text, str) and "${oc.env:" in text
 
 
 @dataclass
@@ -111,9 +117,24 @@ class ClusterConfig(
     interface: str | None = value(line=True, identity=False)
     """Network interface between the nodes, unless ``launcher.interface`` is set."""
     environment: dict[str, Any] = value({})
-    """Variables of every rank, as settings of its network; those that are set already stay."""
+    """Variables of every rank, as settings of its network; those that are set already stay. A
+    secret is named, as ``${oc.env:TOKEN}``, and stored so: ranks get it where they start."""
     options: dict[str, Any] = value({})
     """Further options of sbatch without their dashes, as ``{gres: "gpu:4", exclusive: true}``."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The ``environment`` with the values that it gets here; ConfigError: one is not set."""
+        if not any(map(is_secret, self.environment.values())):
+            return self.environment
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            held = OmegaConf.to_container(OmegaConf.create(self.environment), resolve=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"cluster.environment: {str(error).splitlines()[0]}") from None
+        return {str(name): str(text) for name, text in cast("dict[str, Any]", held).items()}
 
     def _problems(self) -> Iterator[str]:
         for name, rate in self.tflop_per_s.items():

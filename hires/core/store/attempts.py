@@ -15,12 +15,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hires.core.config.launcher_config import is_secret
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, launch_file, provenance, reading, trust
 from hires.core.store.ends import End, State, end_of
 from hires.core.store.file_names import StrPath, attempt_dir, last_number
-from hires.core.store.files import cannot_write, make_folder, write_atomically
+from hires.core.store.files import (
+    cannot_write,
+    make_folder,
+    remove_leftovers,
+    write_atomically,
+)
 from hires.core.store.reading import Note, Notes, Values
 
 _WRONG_VALUE = "a value is missing or of another type"
@@ -167,6 +173,7 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
             continue
         except OSError as error:
             raise cannot_write(folder, error) from error
+    remove_leftovers(path)
     try:
         make_folder(folder / file_names.LOGS)
         values = environment(argv, reproduce)
@@ -191,7 +198,7 @@ def _variables(path: Path) -> dict[str, str]:
     except (ConfigError, RunError):  # whatever starts the ranks says why
         return {}
     site = config.cluster.environment
-    held = {name: os.environ.get(name, value) for name, value in site.items()}
+    held = {k: v if is_secret(v) else os.environ.get(k, v) for k, v in site.items()}
     return held | config.library_variables
 
 

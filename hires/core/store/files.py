@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import random
@@ -41,6 +42,7 @@ OPTION = "results=FOLDER"
 PROBE_MIB = 32  # size of the file that :func:`write_rate` writes
 _LOCK_TRIES = 3
 _POLL_S = 0.05
+_LEFT_S = 600  # after which nothing writes a hidden file any more
 
 _REMEDIES = {
     errno.ENOENT: "there is no folder {folder}: choose another folder with {option}, or make it",
@@ -81,6 +83,14 @@ def write_atomically(
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise cannot_write(path, error, option) from error
+
+
+def remove_leftovers(run: Path) -> None:
+    """Removes what killed commands left half written in a run; a command takes milliseconds."""
+    for left in itertools.chain(run.glob(".*.tmp"), run.glob("*/.*.tmp")):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _LEFT_S:
+                left.unlink()
 
 
 def append_line(path: StrPath, values: Values) -> None:

@@ -374,7 +374,7 @@ def rank_environment(
     if interface is not None:
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     ours = _gpu_variables(config, interface)
-    environ = {**ours, **config.cluster.environment, **environ, **config.library_variables}
+    environ = {**ours, **config.cluster.variables, **environ, **config.library_variables}
     return environ | {name: ours[name] for name in (CONNECTIONS,) if name in ours}
 
 

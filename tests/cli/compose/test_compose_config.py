@@ -3,10 +3,12 @@ refused with the file, the line and what would work."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import hydra
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from hires.cli.compose.choices import conf_dir
@@ -14,6 +16,7 @@ from hires.cli.compose.compose_config import Composer, compose
 from hires.cli.compose.overrides import checked
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError
+from hires.core.store import rundir
 from hires.plan.route_choice import resolve
 
 
@@ -94,6 +97,28 @@ def test_cluster_of_the_users_folder_is_a_choice_and_its_keys_can_be_changed(tmp
     cluster = compose(["cluster=mine", *words], folder).cluster
     assert (cluster.options["mem"], cluster.environment) == ("4G", {"A": "INFO"})
     assert cluster.modules == ["a", "b"]
+
+
+def test_secret_of_a_cluster_is_stored_as_it_was_written(tmp_path, monkeypatch):
+    for name, value in (("HIRES_TOKEN", "s3cret"), ("TOKEN", "s3cret"), ("SCRATCH", "/scratch")):
+        monkeypatch.setenv(name, value)
+    folder = store(tmp_path, "cluster", 'environment: {TOKEN: "${oc.env:HIRES_TOKEN}", A: x}\n')
+    words = ["cluster=mine", "cluster.environment.HOME2=${oc.env:SCRATCH}/me", "data=folder"]
+    config = compose([*words, "data.path=${oc.env:SCRATCH}/images"], folder)
+    assert config.data.path == "/scratch/images"
+    variables = config.cluster.variables
+    assert variables == {"TOKEN": "s3cret", "HOME2": "/scratch/me", "A": "x"}
+    again = from_dict(yaml.safe_load(yaml.safe_dump(to_dict(config))))
+    assert again.cluster.variables == variables
+    run = rundir.create(dataclasses.replace(config, results=str(tmp_path)), {"world": 1}, ["hires"])
+    files = [path for path in run.path.rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if b"s3cret" in path.read_bytes()]
+    monkeypatch.delenv("HIRES_TOKEN")
+    with pytest.raises(ConfigError, match=r"cluster\.environment: .*HIRES_TOKEN"):
+        _ = config.cluster.variables
+    with pytest.raises(ConfigError, match="HIRES_TOKEN"):
+        compose(words, folder)
 
 
 def test_depth_of_a_residual_network_is_one_that_its_blocks_make():

@@ -35,6 +35,7 @@ MISTAKES = [
     ("steps", "write steps=VALUE"),
     ("data=/tmp", "data=folder data.path=/tmp"),
     ("data.path=${oc.env:HIRES_NOT_SET}", "HIRES_NOT_SET"),
+    ("cluster.environment.A='x\ny'", "has a line break, which the line that repeats a run cannot"),
 ]
 
 

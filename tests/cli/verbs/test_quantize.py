@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -87,6 +88,15 @@ def test_scales_and_weights_are_written_and_the_worst_values_shown(hires, ranks,
     )
     assert every["quantised"] == sum(node.kind == "conv2d" for node in traced.nodes) + 1
     assert less["quantised"] == every["quantised"] - 1
+
+
+def test_images_without_classes_calibrate(hires, ranks, tmp_path):
+    for number in range(2):
+        Image.new("RGB", (32, 32), (number, 9, 200)).save(tmp_path / f"{number}.png")
+    keys = "data=images", f"data.path={tmp_path}", "model.classes=10", "quant.images=2", "batch=2"
+    answer = hires("quantize", *SMALL, *keys, "out=net.safetensors")
+    assert answer.code == 0, answer.err
+    assert ranks[0]["data"]["name"] == "images"
 
 
 def test_earlier_calibration_is_found_whatever_its_layout(hires, ranks):

@@ -53,6 +53,18 @@ def test_incomplete_run_gets_its_next_attempt(config):
     assert rundir.create(config, PLAN, ARGV).attempt == 4
 
 
+def test_what_killed_commands_left_goes_with_the_next_attempt(config):
+    run = rundir.create(config, PLAN, ARGV)
+    left = [run.path / ".record.json.77-0a.tmp", run.attempt_dir / ".exit.json.77-0b.tmp"]
+    under_way = run.path / ".plan.json.78-0c.tmp"
+    for path in (*left, under_way):
+        path.write_text("{")
+    for path in left:
+        os.utime(path, (0, 0))
+    rundir.create(config, PLAN, ARGV)
+    assert [path.exists() for path in (*left, under_way)] == [False, False, True]
+
+
 def test_changed_plan_replaces_the_frozen_one_which_stays_with_its_attempt(config):
     run = rundir.create(config, PLAN, ARGV)
     newer = {**PLAN, "verdict": "deadlock-free, 3 messages"}
