@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from hires.core.config.fields import Section, value
 from hires.core.config.mpi_dialects import MPIS
@@ -47,9 +48,12 @@ FORBIDDEN_OPTIONS = {
 """Options with which hires could not submit, or not look after a job -> why, and what would do."""
 
 
+_SECRET = re.compile(r"\$\{oc\.env:\s*(?P<name>\w+)\s*(,\s*(?P<default>[^{}]*))?\}")
+
+
 def is_secret(text: Any) -> bool:
-    """Whether a value of ``cluster.environment`` stands for a variable, and is stored so."""
-    return isinstance(text, str) and "${oc.env:" in text
+    """Whether a value of ``cluster.environment`` reads variables; it is stored as it is written."""
+    return isinstance(text, str) and _SECRET.search(text) is not None
 
 
 @dataclass
@@ -125,16 +129,17 @@ class ClusterConfig(
     @property
     def variables(self) -> dict[str, str]:
         """The ``environment`` with the values that it gets here; ConfigError: one is not set."""
-        if not any(map(is_secret, self.environment.values())):
-            return self.environment
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
 
-        try:
-            held = OmegaConf.to_container(OmegaConf.create(self.environment), resolve=True)
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"cluster.environment: {str(error).splitlines()[0]}") from None
-        return {str(name): str(text) for name, text in cast("dict[str, Any]", held).items()}
+        def found(match: re.Match[str]) -> str:
+            text = os.environ.get(match["name"], match["default"])
+            if text is None:
+                raise ConfigError(
+                    f"cluster.environment reads {match['name']}, which is not set here; set it, or "
+                    f"give another value as ${{oc.env:{match['name']},VALUE}}"
+                )
+            return text
+
+        return {name: _SECRET.sub(found, text) for name, text in self.environment.items()}
 
     def _problems(self) -> Iterator[str]:
         for name, rate in self.tflop_per_s.items():
