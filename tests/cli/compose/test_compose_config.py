@@ -116,9 +116,7 @@ def test_secret_of_a_cluster_is_stored_as_it_was_written(tmp_path, monkeypatch):
     assert files
     assert not [path for path in files if b"s3cret" in path.read_bytes()]
     monkeypatch.delenv("HIRES_TOKEN")
-    with pytest.raises(
-        ConfigError, match=r"reads HIRES_TOKEN, which is not set"
-    ):
+    with pytest.raises(ConfigError, match=r"reads HIRES_TOKEN, which is not set"):
         _ = config.cluster.variables
     with pytest.raises(ConfigError, match="HIRES_TOKEN"):
         compose(words, folder)
