@@ -185,10 +185,11 @@ def test_sums_are_the_same_bits_on_all_ranks():
     assert sums[0][-1] == [4.5] * 15
 
 
-def many_gathers(world: World) -> tuple[int, str, str]:
+def many_gathers(world: World) -> tuple[int, str, str, set[str]]:
     """Gathers again and again, each rank late in turn; returns how many answers were wrong.
 
-    And the errors of a gather of tensors of two sizes, on ranks 1 and 2, and of a full memory.
+    And the errors of a gather of tensors of two sizes, on ranks 1 and 2, and of a full memory, and
+    the names of the files in memory.
     """
     comm.init(["shm"], world=world, timeout_s=60)
     groups = comm.make_groups([[*range(world.size)], [1, 2]])
@@ -205,22 +206,23 @@ def many_gathers(world: World) -> tuple[int, str, str]:
         mismatch = error_of(lambda: comm.all_gather_stacked(numbers, groups[1]))
     memory_files.free_bytes = lambda: 10**5
     full = error_of(lambda: comm.make_groups([[*range(world.size)]]))
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    files = {*re.findall(rf"{MEMORY}/hires-\S+", maps)}
     error_of(comm.shutdown)
-    return wrong, mismatch, full
+    return wrong, mismatch, full, files
 
 
 @pytest.mark.dist
 def test_gathers_keep_their_order_when_ranks_are_late_and_name_those_of_other_sizes():
-    before = {*MEMORY.glob("hires-*")}
     answers = run_ranks(many_gathers, 3)
-    for rank, (wrong, mismatch, full) in enumerate(answers):
+    for rank, (wrong, mismatch, full, files) in enumerate(answers):
         assert wrong == 0
+        assert files
+        assert not [file for file in files if Path(file).exists()]
         assert ("an all-gather among ranks [1, 2] over shm failed: rank" in mismatch) == (rank > 0)
         assert full == answers[0][2]
         assert "the memory for collectives of ranks 0 to 2 needs" in full
         assert full.endswith("comm.shared_memory=false, and a backend other than shm")
-    # Other tests have files there for a moment, at the same time.
-    until(lambda: {*MEMORY.glob("hires-*")} <= before, "no file of these ranks")
 
 
 Parts = list[list[Tensor]]
