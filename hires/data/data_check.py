@@ -190,7 +190,8 @@ def decoded(file: str, config: RunConfig) -> CheckedImage:
             pixels_seen.update(repr(image.size).encode())
             for top in range(0, height, step):
                 stored = image.read((top, min(top + step, height)), (0, width))
-                pixels = to_channels(stored, image.colours, config.model.channels)
+                channels, bands = config.model.channels, config.data.bands
+                pixels = to_channels(stored, image.colours, channels, bands)
                 pixels_seen.update(np.ascontiguousarray(pixels).data)
             return CheckedImage(file, image.size, facts, pixels_seen.digest())
     except Exception as error:  # decoders raise nearly anything

@@ -73,7 +73,7 @@ class ImageFile(Protocol):
 
     size: Size
     colours: int
-    """Samples that are colours: 1 or 3; as many as it has where none of them is one."""
+    """Samples but alpha, which come first: 1 of grey, 3 of colour, more of bands and channels."""
     peak: float
     """The value of white."""
 

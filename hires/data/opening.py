@@ -77,6 +77,11 @@ def open_source(data: DataConfig, image: Sequence[int], channels: int, seed: int
     Raises:
         ConfigError: ``data.name`` is unknown, or ``data.path`` does not hold what it needs.
     """
+    if data.bands is not None and len(data.bands) != channels:
+        raise ConfigError(
+            f"data.bands={data.bands} are {len(data.bands)} where model.channels={channels}; name "
+            f"as many, or set model.channels={len(data.bands)}"
+        )
     whole = SOURCES[data.name].open(data, (image[0], image[1]), channels, seed)
     _name_classes(whole, data)
     numbers = chosen(data, whole.units)

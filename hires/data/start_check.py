@@ -123,7 +123,7 @@ def image_findings(config: RunConfig) -> list[tuple[str, str, str]]:
                 facts = image.facts
                 kind = facts.format, facts.colours, facts.bits
                 if kind not in kinds:
-                    values = _values_of(image, config.model.channels)
+                    values = _values_of(image, config)
                     kinds[kind] = _words_of(image, values)
                     found += _unseen(data, path, image, values)
             if len(sizes) == 1:
@@ -142,7 +142,7 @@ def image_findings(config: RunConfig) -> list[tuple[str, str, str]]:
     return found
 
 
-def _values_of(image: ImageFile, channels: int) -> tuple[float, float] | None:
+def _values_of(image: ImageFile, config: RunConfig) -> tuple[float, float] | None:
     """Returns the least and the largest value in the middle of an image; None: it is large."""
     (height, width), band = image.size, image.facts.band
     num_rows = min(height, max(band, LOOKED_PIXELS // width))
@@ -150,7 +150,7 @@ def _values_of(image: ImageFile, channels: int) -> tuple[float, float] | None:
         return None
     top = (height - num_rows) // 2
     pixels = image.read((top, top + num_rows), (0, width))
-    pixels = to_channels(pixels, image.colours, channels)
+    pixels = to_channels(pixels, image.colours, config.model.channels, config.data.bands)
     return float(pixels.min()), float(pixels.max())
 
 

@@ -36,7 +36,7 @@ def source_of(tmp_path: Path) -> Callable[..., Source]:
 
     def make(
         image: Any, name: str = "a.tif", *, size: tuple[int, int] = (16, 16), channels: int = 3,
-        fit: str = "error", max_pixels: int = MAX_PIXELS, **how: Any,
+        fit: str = "error", max_pixels: int = MAX_PIXELS, bands: Any = None, **how: Any,
     ) -> Source:  # fmt: skip
         path = tmp_path / "data" / "only" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def source_of(tmp_path: Path) -> Callable[..., Source]:
         else:
             tifffile.imwrite(path, image, **how)
         folder = str(path.parents[1])
-        data = DataConfig(name="folder", path=folder, fit=fit, max_pixels=max_pixels)
+        data = DataConfig("folder", folder, fit=fit, max_pixels=max_pixels, bands=bands)
         return open_source(data, size, channels, seed=0)
 
     return make

@@ -10,7 +10,7 @@ import pytest
 import tifffile
 from PIL import Image
 
-from hires.core.errors import RunError
+from hires.core.errors import ConfigError, RunError
 from hires.data.formats.tiff import TiffImage
 from hires.data.image_format import MAX_PIXELS
 from tests.helpers.image_files import png
@@ -151,6 +151,20 @@ def test_channels_of_the_network_decide_which_samples_are_taken(source_of, whole
         how = {"photometric": "minisblack", **CONTIG}
         values = whole(source_of(five, size=(H, W), channels=5, **how), H, W)
         np.testing.assert_allclose(values, five / 255, atol=1e-6)
+        with pytest.raises(RunError, match=r"it has 5 samples .* as data\.bands=\[1, 2, 3\]"):
+            source_of(five, size=(H, W), **how).window(0, (0, H), (0, W))
+        values = whole(source_of(five, size=(H, W), bands=[5, 1, 2], **how), H, W)
+        np.testing.assert_allclose(values, five[..., [4, 0, 1]] / 255, atol=1e-6)
+        with pytest.raises(RunError, match=r"5 samples .* data\.bands=\[1, 6, 2\] names number 6"):
+            source_of(five, size=(H, W), bands=[1, 6, 2], **how).window(0, (0, H), (0, W))
+        with pytest.raises(
+            ConfigError, match=r"data\.bands=\[1, 2\] are 2 where model\.channels=3"
+        ):
+            source_of(five, size=(H, W), bands=[1, 2], **how)
+        near = stored(H, W, 4)  # red, green, blue and infrared, of which none is alpha
+        how = {"photometric": "rgb", "extrasamples": ["unspecified"], **CONTIG}
+        with pytest.raises(RunError, match=r"it has 4 samples per pixel"):
+            source_of(near, size=(H, W), **how).window(0, (0, H), (0, W))
         with pytest.raises(RunError, match=r"a\.tif: it has 3 samples .* model\.channels=4; .*=3"):
             source_of(RGB, size=(H, W), channels=4).window(0, (0, H), (0, W))
 

@@ -96,6 +96,9 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
     """For images of another size than ``image``: ``resize`` (bilinear, which changes the aspect
     ratio), ``crop`` (or set in grey) about the centre, ``random_crop`` (in a training at a random
     place, another one in each epoch; else about the centre), or ``error``."""
+    bands: list[int] | None = value(None, 1, 2**16, of=_FILES, plan=False)
+    """Numbers of the samples of a pixel that a network sees, as ``[4,3,2]``: as many as
+    ``model.channels``; null: the colours."""
     max_pixels: int = value(2**28, 1, 2**40, identity=False)
     """Most pixels of a file that are decoded at once: a PNG or JPEG as a whole, of a TIFF a strip,
     tile or window. One of more than 4 bytes counts as several, so this bounds bytes, too: 1 GiB.

@@ -119,8 +119,11 @@ class TiffImage:
             self._file.close()
             raise
         self.size: Size = (page.imagelength, page.imagewidth)
-        num_channels = len(self._pages) * page.samplesperpixel
-        self.colours = num_channels if len(self._pages) > 1 else COLOURS[page.photometric]
+        self.colours = COLOURS[page.photometric]
+        if page.photometric in (PHOTOMETRIC.MINISWHITE, PHOTOMETRIC.MINISBLACK, PHOTOMETRIC.RGB):
+            # Other samples than alpha are bands, as of a satellite, or channels.
+            alphas = sum(kind in (1, 2) for kind in page.extrasamples)
+            self.colours = len(self._pages) * page.samplesperpixel - alphas
         self._stored_peak = 1.0 if page.sampleformat == 3 else float(2**page.bitspersample - 1)
         self.peak = self._stored_peak
         if page.photometric == PHOTOMETRIC.PALETTE:  # some writers leave the upper 8 bits out
@@ -143,7 +146,9 @@ class TiffImage:
         page = self._page
         colours, samples = _STORED[page.photometric]
         if more := page.samplesperpixel - samples:
-            colours += "+alpha" if more == 1 and page.extrasamples else f"+{more}"
+            colours += (
+                "+alpha" if more == 1 and page.extrasamples[-1:] in ((1,), (2,)) else f"+{more}"
+            )
         if len(self._pages) > 1:
             colours = f"{self.colours} channels"
         tag, band = page.tags.get(ORIENTATION), self._segment_size[0]

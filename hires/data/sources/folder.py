@@ -212,7 +212,7 @@ class FolderSource(Source):
             if num_bytes > most_bytes:
                 return 0
             pixels = image.read((0, height), (0, width))
-            to_channels(pixels, image.colours, self._channels)
+            to_channels(pixels, image.colours, self._channels, self._data.bands)
             return num_bytes
 
     def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
@@ -230,7 +230,8 @@ class FolderSource(Source):
         """Returns a window of the image at the size of the config, (h, w, samples)."""
 
         def read(rows: Span, cols: Span) -> Pixels:
-            return to_channels(image.read(rows, cols), image.colours, self._channels)
+            pixels = image.read(rows, cols)
+            return to_channels(pixels, image.colours, self._channels, self._data.bands)
 
         self._check_size(image)
         fill = image.peak / 2
@@ -246,14 +247,24 @@ class FolderSource(Source):
             )
 
 
-def to_channels(pixels: Pixels, colours: int, channels: int) -> Pixels:
+def to_channels(
+    pixels: Pixels, colours: int, channels: int, bands: Sequence[int] | None = None
+) -> Pixels:
     """Returns pixels with the samples that a network of so many input channels sees.
 
-    An image with exactly ``channels`` samples is used as it is. Otherwise alpha and other samples
+    They are the ``bands``, numbers from 1, where a config names them. An image with exactly
+    ``channels`` samples is used as it is. Otherwise alpha and other samples
     after the ``colours`` are dropped, three become luminance for a network of one channel, and grey
     stays one sample, which ``normalised`` gives to every channel.
     """
     samples = pixels.shape[2]
+    if bands is not None:
+        if max(bands) > samples:
+            raise ImageError(
+                f"it has {samples} samples per pixel, and data.bands={[*bands]} names number "
+                f"{max(bands)}; name those that it has"
+            )
+        return pixels[:, :, [band - 1 for band in bands]]
     if samples == channels:
         return pixels
     if colours == 1:
@@ -266,8 +277,8 @@ def to_channels(pixels: Pixels, colours: int, channels: int) -> Pixels:
     if colours == channels:
         return pixels[:, :, :channels]
     raise ImageError(
-        f"it has {samples} samples per pixel where model.channels={channels}; convert it, or set "
-        f"model.channels={samples}"
+        f"it has {colours} samples per pixel where model.channels={channels}; name those to take, "
+        f"as data.bands={[*range(1, min(channels, colours) + 1)]}, or set model.channels={colours}"
     )
 
 

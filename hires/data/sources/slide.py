@@ -328,7 +328,7 @@ class SlideSource(Source):
                 (start + span[0], start + span[1])
                 for start, span in zip((patch.row, patch.col), (rows, cols), strict=True)
             ]
-            return to_channels(image.read(*spans), image.colours, self._channels)
+            return to_channels(image.read(*spans), image.colours, self._channels, self._data.bands)
 
     def classes(self) -> Counter[str]:
         """Returns how many images there are of each class."""
