@@ -185,7 +185,7 @@ def _with_order(config: RunConfig, seen: dict[str, DataSize]) -> RunConfig:
     if training is None or order is None:
         return config
     if config.data.name == "masks" and config.data.names is None:
-        return _with_data(config, names=order if len(order) == config.data.classes else None)
+        return _with_data(config, names=order if len(order) == config.data.num_classes else None)
     if not _names_classes(config):
         return config
     size = size_of(config, seen)
@@ -273,7 +273,7 @@ def _reads_same_images(config: RunConfig, trained: RunConfig) -> bool:
 def _source(config: RunConfig) -> list[object]:
     data = config.data
     if data.name in _OF_SEED:
-        return [data.name, data.classes, data.length, config.seed]
+        return [data.name, data.num_classes, data.length, config.seed]
     path = None if data.path is None else Path(data.path).expanduser().resolve()
     return [path, *(getattr(data, name) for name in _SOURCE)]
 

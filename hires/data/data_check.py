@@ -33,7 +33,7 @@ from hires.data.sources.arrays import CIFAR10_CLASSES, records_in
 from hires.data.sources.folder import check_classes, listing, reason_of, to_channels
 from hires.data.sources.masks import MaskSource, labels_of, mask_size
 from hires.data.sources.slide import SlideSource, slide_files
-from hires.data.splits import cifar10_files, own_parts, require_same_classes
+from hires.data.splits import cifar10_files, own_parts, part_of, require_same_classes
 from hires.data.start_check import FAR
 
 THREADS = 2
@@ -232,13 +232,17 @@ def _check_masks(report: DataReport, config: RunConfig, progress: Progress) -> N
     data, faults, unlabelled = config.data, list[str](), list[str]()
     if data.fit == "error":  # sizes are judged with those of other images
         data = replace(data, fit="resize")
-    source = MaskSource(data, report.path, (config.height, config.width), config.model.channels)
+    parts = own_parts(report.path) if data.split == "all" else {}  # of which a run reads one
+    folders = [*map(str, parts.values())] or [part_of(data) or ""]
+    size = config.height, config.width
+    sources = [MaskSource(data, folder, size, config.model.channels) for folder in folders]
+    pairs = [(source, i) for source in sources for i in range(len(source))]
     occurs: collections.Counter[int] = collections.Counter()
     ignored = {data.ignore, *config.objective.ignored}
-    files = [source.path(i) for i in range(len(source))]
-    for i, image in enumerate(_decoded(files, config)):
+    files = [source.path(i) for source, i in pairs]
+    for (source, i), image in zip(pairs, _decoded(files, config), strict=True):
         report.images.append(replace(image, path=report.within(image.path)))
-        progress(len(report.images), len(source))
+        progress(len(report.images), len(pairs))
         mask = source.mask(i)
         try:
             if not image.reason:
@@ -249,7 +253,7 @@ def _check_masks(report: DataReport, config: RunConfig, progress: Progress) -> N
             unlabelled += [report.within(mask)] if held <= ignored else []
         except Exception as error:  # decoders raise nearly anything
             faults.append(f"{report.within(mask)}: {_short(error)}")
-    report.classes = {str(label): occurs[label] for label in range(data.classes)}
+    report.classes = {str(label): occurs[label] for label in range(data.num_classes)}
     text = "label maps that would end a run; correct them, data.classes or data.ignore"
     report.add(ERROR, text, faults)
     text = "label maps without a label that counts (data.ignore, loss.ignore_index and weights): a "

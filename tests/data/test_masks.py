@@ -91,10 +91,31 @@ def test_values_of_a_map_are_the_classes_that_the_config_says(folder):
         assert np.array_equal(labels, np.where(wanted == 2, extra, wanted))
     two = np.where(wanted == 2, 255, 0).astype(np.uint8)
     Image.fromarray(two).save(path)
-    with pytest.raises(RunError, match=r"use 'data\.values=\[0,255\]' data\.classes=2 if each"):
+    with pytest.raises(RunError, match=r"use 'data\.values=\[0,255\]' if each of these is a class"):
         source_of(folder).target(0, *WHOLE)
-    data = DataConfig("masks", str(folder), classes=2, values=[0, 255])
+    data = DataConfig("masks", str(folder), values=[0, 255])
     assert np.array_equal(MaskSource(data, str(folder), SIZE, 3).target(0, *WHOLE), two // 255)
+
+
+def test_check_reads_the_parts_of_a_folder_and_classes_are_asked_for(folder, tmp_path):
+    parts = tmp_path / "parts"
+    for part in ("train", "val"):
+        shutil.copytree(folder, parts / part)
+    data = DataConfig("masks", str(parts), classes=3)
+    report = check_data(str(parts), config_of(data=vars(data), image=[*SIZE]), "masks")
+    assert (report.ok, len(report.images)) == (True, 12)
+    Image.fromarray(np.full(SIZE, 9, np.uint8)).save(parts / "val/masks/00003.png")
+    for split, count, ok in (("all", 12, False), ("train", 6, True), ("validation", 6, False)):
+        config = config_of(data={**vars(data), "split": split}, image=[*SIZE])
+        report = check_data(str(parts), config, "masks")
+        assert (report.ok, len(report.images)) == (ok, count)
+    for top, keys in ((2, r"data\.classes=3"), (255, r"'data\.values=\[0,1,255\]' if each")):
+        labels = np.array([0, 1, top], np.uint8)[np.arange(16 * 20).reshape(SIZE) % 3]
+        Image.fromarray(labels).save(folder / "masks" / "00000.png")
+        with pytest.raises(
+            ConfigError, match=rf"needs data\.classes=NUMBER; by .*00000\.png.* {keys}"
+        ):
+            MaskSource(DataConfig("masks", str(folder)), str(folder), SIZE, 3)
 
 
 def test_label_map_of_floats_is_refused_as_such(folder):

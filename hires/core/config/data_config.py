@@ -38,8 +38,9 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
     super-resolution), ``slide`` (patches of slides, or slides whole)."""
     path: str | None = value(path=(), of=("cifar10", *_FILES), plan=False)
     """Folder of the images or files; its sub-folders are the classes of a ``folder``."""
-    classes: int = value(10, 1, of=(*_MADE, "masks"), plan=False)
-    """Of images that are made, and of ``masks``: number of classes."""
+    classes: int | None = value(None, 1, of=(*_MADE, "masks"), plan=False)
+    """Of images that are made: number of classes; null: 10. Of ``masks``: it, or ``data.values``,
+    must be set."""
     length: int = value(1024, 1, MOST_STEPS, of=_MADE, plan=False)
     """Of images that are made: number of images."""
     images: str = value("images/*", line=True, of=("masks",), plan=False)
@@ -128,6 +129,11 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
     """Microbatches that are read ahead."""
 
     @property
+    def num_classes(self) -> int:
+        """Of images that are made, and of ``masks``."""
+        return self.classes or len(self.values or ()) or 10
+
+    @property
     def class_names(self) -> list[str] | None:
         """Names of the classes that outputs stand for; None: they have none but numbers."""
         names = self.order or self.names
@@ -158,10 +164,10 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
                     f"data.ignore={number} is also the number of the class {label} in data.values="
                     f"{self.values}; write {number} there as class {number}"
                 )
-        if self.values is not None and len({*self.values}) != self.classes:
+        if self.values is not None and len({*self.values}) != self.num_classes:
             yield (
                 f"data.values={self.values} must have one value for each of data.classes="
-                f"{self.classes}; use data.classes={len({*self.values})}"
+                f"{self.num_classes}; use data.classes={len({*self.values})}"
             )
         for name, label in self.groups.items():
             if label is not None and (not isinstance(label, str) or not label):

@@ -99,8 +99,10 @@ class MaskSource(FolderSource):
     def __init__(self, data: DataConfig, path: str | None, size: Size, channels: int) -> None:
         index, self._masks = mask_pairs(data, path)
         super().__init__(index, data, size, channels)
-        self.num_classes = data.classes
-        self.class_names = tuple(map(str, range(data.classes)))
+        if data.classes is None and data.values is None:
+            raise ConfigError(_classes_missing(self._masks[0], data))
+        self.num_classes = data.num_classes
+        self.class_names = tuple(map(str, range(data.num_classes)))
         self.ignore = data.ignore
 
     @classmethod
@@ -218,7 +220,7 @@ def labels_of(
         labels = classes[stored if stored.dtype.itemsize < 4 else np.minimum(stored, 2**16)]
         if data.ignore is not None:
             labels[stored == data.ignore] = data.ignore
-    wrong = (labels < 0) | (labels >= data.classes)
+    wrong = (labels < 0) | (labels >= data.num_classes)
     if data.ignore is not None:
         wrong &= labels != data.ignore
     if wrong.any():
@@ -232,15 +234,26 @@ def _wrong_values(stored: NDArray[Any], value: int, data: DataConfig) -> str:
             f"it holds the value {value}, which is not in data.values={data.values}; add it there, "
             f"or use data.ignore={value} if it means no label"
         )
-    held = sorted({*np.unique(stored).tolist()} - {data.ignore})
-    remedy = f"data.classes={value + 1}"
-    if value + 1 > 2 * len(held) > 2:  # as 0 and 255
-        listed = ",".join(map(str, held))
-        remedy = f"'data.values=[{listed}]' data.classes={len(held)} if each of these is a class"
     return (
-        f"it holds the class {value}, and data.classes={data.classes}; use {remedy}, or "
-        f"data.ignore={value} if it means no label"
+        f"it holds the class {value}, and data.classes={data.classes}; use "
+        f"{_classes_of(stored, data)}, or data.ignore={value} if it means no label"
     )
+
+
+def _classes_of(stored: NDArray[Any], data: DataConfig) -> str:
+    # The keys that fit a label map.
+    held = sorted({*np.unique(stored).tolist()} - {data.ignore}) or [0]
+    if held[-1] + 1 > 2 * len(held) > 2:  # as 0 and 255
+        return f"'data.values=[{','.join(map(str, held))}]' if each of these is a class"
+    return f"data.classes={held[-1] + 1}"
+
+
+def _classes_missing(mask: str, data: DataConfig) -> str:
+    with naming(Path(mask), data):
+        size = mask_size(mask, data.max_pixels)
+        stored = _stored(mask, data.max_pixels, (0, size[0]), (0, size[1]))
+        keys = _classes_of(stored, data)
+    return f"data=masks needs data.classes=NUMBER; by the values of {mask} alone, {keys}"
 
 
 def _stored(path: str, max_pixels: int, rows: Span, cols: Span) -> NDArray[Any]:

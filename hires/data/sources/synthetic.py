@@ -35,7 +35,7 @@ class SyntheticSource(Source):
     @classmethod
     def open(cls, data: DataConfig, size: Size, channels: int, seed: int) -> Source:
         """Returns ``data.length`` images of ``data.classes`` classes."""
-        return cls(data.classes, data.length, size, channels, seed)
+        return cls(data.num_classes, data.length, size, channels, seed)
 
     def __len__(self) -> int:
         return self._length

@@ -85,6 +85,7 @@ NOT_PLANNED = """
 steps weights campaign results data.path data.classes data.length data.images data.masks data.level
 data.cut data.region data.stride data.tissue data.labels data.groups data.detections data.outside
 data.names data.normalize data.mean data.std data.fit data.split data.split_file data.validation
+data.values data.bands
 data.test data.split_seed data.shuffle data.balance augment comm.visible comm.timeout_s optimizer.lr
 optimizer.scale_lr optimizer.weight_decay lr_schedule predict launcher.port measure checkpoint
 """
@@ -106,7 +107,7 @@ def test_other_defaults_have_another_schema():
 
     A key that is new changes the digest alone.
     """
-    assert (naming.SCHEMA, digest(naming.plain(RunConfig()))) == (2, "e13ec386e5eba5c5")
+    assert (naming.SCHEMA, digest(naming.plain(RunConfig()))) == (3, "b156e4398d9bd89d")
 
 
 def test_key_with_its_default_is_no_part_of_the_name(config):
