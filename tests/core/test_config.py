@@ -121,7 +121,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"optimizer.args": {"lr": 1.0}}, "write optimizer.lr"),
     ({"epochs": 2, "steps": 30}, "epochs=2 and steps=30 both set the length; leave one out"),
     ({"epochs": 1, "task.name": "predict"}, "epochs=1: task=predict takes each image"),
-    ({"steps": 2, "measure.warmup": 2}, "use steps=3 or more"),
+    ({"steps": 3, "measure.warmup": 3}, "use steps=4 or more"),
+    ({"steps": 2, "measure.steps": 3}, "use steps=3 or more"),
     ({"data.name": "pairs", "loss.name": "cross_entropy"}, "loss=cross_entropy needs classes"),
     (TENSORRT, "engine.compile=tensorrt is for inference"),
     ({**TENSORRT, "task.name": "infer", "precision.name": "fp64"}, "use precision=fp32 or lower"),
@@ -210,6 +211,13 @@ def whole_numbers(cls: Any, prefix: str = "") -> Iterator[str]:
             yield from whole_numbers(hint, f"{key}.")
         elif int in (hint, *typing.get_args(hint)):
             yield key
+
+
+def test_short_run_warms_up_as_long_as_its_steps_allow():
+    for steps, warmup in ((1, 0), (2, 1), (3, 2), (12, 2)):
+        assert config(steps=steps).measure.warmup == warmup
+    assert config(steps=4, measure__steps=3).measure.warmup == 1
+    assert config(steps=4, measure__warmup=0).measure.warmup == 0
 
 
 def test_every_count_has_an_upper_limit():

@@ -16,7 +16,7 @@ from typing import Any, cast
 from hires.cli.compose.choices import ALIASES, EXPERIMENTS, Groups, config_keys, shipped_groups
 from hires.core.config.fields import Checks, Section, changed_keys
 from hires.core.config.run_config import RunConfig
-from hires.core.config.training_config import ONE_PASS
+from hires.core.config.training_config import ONE_PASS, MeasureConfig
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
 from hires.plan.plan import Finding
@@ -182,7 +182,11 @@ def idle_keys(config: RunConfig, words: Iterable[str]) -> Iterator[Finding]:
 
     ``config`` has the steps of its one pass (``with_classes``).
     """
-    typed = {*map(key_in, words)}
+    typed, warmup = {*map(key_in, words)}, config.measure.warmup
+    left = config.steps - (config.measure.steps or 1)
+    if "steps" in typed and warmup == left < MeasureConfig.warmup:
+        text = f"measure.warmup={warmup}, as steps={config.steps} leaves no more to measure"
+        yield Finding("note", "measure.warmup", text)
     if config.task.name == "calibrate" and "steps" in typed:
         text = (
             f"steps does nothing: task=calibrate takes as many as quant.images="

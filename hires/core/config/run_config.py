@@ -137,8 +137,12 @@ class RunConfig(Section):
         self.image = list(self.image)
 
     def _wrong_length(self) -> Iterator[str]:
+        least = self.measure.steps or 1
+        if self.measure.warmup == MeasureConfig.warmup:  # of a few steps fewer warm up
+            warmup = min(self.measure.warmup, max(0, self.steps - least))
+            self.measure = dataclasses.replace(self.measure, warmup=warmup)
         warmup, schedule, task = self.measure.warmup, self.lr_schedule, self.task.name
-        counted = warmup + (self.measure.steps or 1)
+        counted = warmup + least
         if self.epochs is not None and self.steps != type(self).steps:
             yield (
                 f"epochs={self.epochs:g} and steps={self.steps} both set the length; leave one out"
@@ -148,7 +152,7 @@ class RunConfig(Section):
         if self.epochs is None and 0 < self.steps < counted:
             yield (
                 f"steps={self.steps} leaves too little after measure.warmup={warmup} for "
-                f"{self.measure.steps or 1} measured steps; use steps={counted} or more"
+                f"{least} measured steps; use steps={counted} or more"
             )
         # The planner checks a number of steps that follows from epochs.
         length = schedule.steps or (self.steps if self.epochs is None else None)
