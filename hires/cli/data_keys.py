@@ -20,6 +20,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hires.cli.compose.overrides import key_in
 from hires.cli.screens.screen import print_activity
 from hires.core.config.data_config import DataConfig
 from hires.core.config.fields import keys_with
@@ -28,7 +29,7 @@ from hires.core.config.training_config import INFERENCE, ONE_PASS
 from hires.core.errors import ConfigError, HiresError
 from hires.core.evaluation_summary import one_pass
 from hires.core.losses import CLASSES
-from hires.core.store import file_names, records, run_names
+from hires.core.store import file_names, naming, records, run_names
 from hires.core.store.cache import cached, keep
 from hires.core.store.file_names import StrPath
 from hires.core.store.network_weights import BEST, EMA, PICKLES, SAFETENSORS
@@ -44,6 +45,8 @@ _OF_SEED = ("synthetic", "textures", "hard")
 """``data.name`` of images that are made from the seed of the run."""
 _SOURCE = ("name", "images", "masks", "level", "cut", "region", "stride", "tissue", "outside")
 """Keys that say where the images come from, beside ``data.path``."""
+_OF_TRAINING = ("split", "shuffle", "balance", "prefetch", "mean", "std", "order")
+"""Keys of a training's data that are not those of its evaluation, or that follow from it."""
 _NAMED = 12
 """Classes that an error names."""
 _OF_PIXELS = ("normalize", "mean", "std", "prefetch")
@@ -305,6 +308,30 @@ def run_of_weights(weights: str) -> Path | None:
     path = Path(weights)
     folders = [path, *list(path.parents)[:3]]  # of RUN/checkpoints/step000012/ema and the like
     return next((one for one in folders if run_names.is_run(one)), None)
+
+
+def words_of_training(words: Sequence[str]) -> list[str]:
+    """Returns the words that an inference with the weights of a run has of it, before its own.
+
+    They are those of its network and image, unless ``model`` is among ``words``; and of an
+    evaluation those of its data, unless these are: the part that the run did not learn from.
+    """
+    typed = {key_in(word): word.partition("=")[2] for word in words}
+    task, run = typed.get("task", typed.get("task.name")), run_of_weights(typed.get("weights", "."))
+    if task not in INFERENCE or "weights" not in typed or run is None:
+        return []
+    try:
+        trained = read_config(run)
+    except HiresError:
+        return []
+    held, taken = naming.identity(naming.plain(trained)), dict[str, Any]()
+    if not typed.keys() & {"model", "model.name", "model.target"}:
+        taken |= {name: held[name] for name in ("model", "image") if name in held}
+    if task == "evaluate" and not typed.keys() & {"data", "data.name", "data.path"}:
+        data = {key: one for key, one in held.get("data", {}).items() if key not in _OF_TRAINING}
+        learns = trained.validates or trained.data.split == "train"
+        taken["data"] = {**data, "split": "validation" if learns else trained.data.split}
+    return naming.overrides({}, taken)
 
 
 def training_of(config: RunConfig) -> tuple[str, RunConfig] | None:

@@ -66,6 +66,10 @@ class Composer:
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
+        if any(word.startswith("weights=") for word in overrides):
+            from hires.cli.data_keys import words_of_training
+
+            overrides = [*words_of_training(overrides), *overrides]
         words = checked(overrides, self.groups)
         keys = [word for word in words if is_key(word)]
         try:

@@ -122,6 +122,24 @@ def test_secret_of_a_cluster_is_stored_as_it_was_written(tmp_path, monkeypatch):
         compose(words, folder)
 
 
+def test_inference_has_the_network_and_an_evaluation_the_data_of_the_run_of_its_weights(tmp_path):
+    keys = ["data=digits", "image=[16,20]", "model=preact_resnet", "model.depth=11", "epochs=1"]
+    keys += ["model.channels=1", "validate.every=epoch", "data.validation=0.2", "data.balance=true"]
+    trained = dataclasses.replace(compose(keys), results=str(tmp_path))
+    run = rundir.create(trained, {"world": 1}, ["hires"])
+    weights = f"weights={run.path}"
+    config = compose(["task=evaluate", weights])
+    assert (config.model, config.image) == (trained.model, [16, 20])
+    data = dataclasses.replace(trained.data, split="validation", balance=False)
+    assert config.data == data
+    assert compose(["task=evaluate", weights, "data.split=train", "image=8"]).data.split == "train"
+    others = compose(["task=predict", weights, "data=images", f"data.path={tmp_path}", "batch=2"])
+    assert (others.model, others.data.name, others.batch) == (trained.model, "images", 2)
+    for task, model in (("evaluate", "model=resnet18"), ("train", "steps=9")):
+        config = compose([f"task={task}", weights, model])
+        assert (config.model.name, config.image) == ("resnet", [224, 224])
+
+
 def test_depth_of_a_residual_network_is_one_that_its_blocks_make():
     for family, depth in (("resnet50", 50), ("preact_resnet", 110)):
         assert compose([f"model={family}"]).model.num_layers == depth
