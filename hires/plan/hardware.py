@@ -80,8 +80,9 @@ def requested_gpus(config: RunConfig) -> int | None:
         entries = (_GPU.fullmatch(entry.strip()) for entry in str(options.get(key, "")).split(","))
         named = [int(match[1] or 1) for match in entries if match]
         counts += [sum(named)] if named else []
-    for key, share in (("gpus-per-node", 1.0), ("gpus-per-task", ranks), ("gpus-per-socket", 1.0)):
-        counts += [round(_total(options[key]) * share)] if key in options else []
+    sockets = _total(options.get("sockets-per-node", 1))
+    times = {"gpus-per-node": 1, "gpus-per-task": ranks, "gpus-per-socket": sockets}
+    counts += [_total(options[key]) * each for key, each in times.items() if key in options]
     if "gpus" in options:
         counts.append(_total(options["gpus"]) // config.num_nodes)
     return max(counts, default=None)

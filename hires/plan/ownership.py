@@ -121,13 +121,10 @@ def publications(plan: Plan, stage: int) -> list[Publication]:
 
 def owned_numbers(plan: Plan, rank: int) -> int:
     """Returns how many numbers of the parameters a rank moves."""
-    total = 0
-    for stage in held_stages(plan, rank):
-        shares = shares_of_holders(plan, stage)
-        names = trained(plan, stage)
-        whole = sum(plan.graph.params[name].num_elements for name in names)
-        total += sum(part.numbers for part in shares[rank]) if shares else whole
-    return total
+    shares = {stage: shares_of_holders(plan, stage) for stage in held_stages(plan, rank)}
+    moved = sum(part.numbers for own in shares.values() if own for part in own[rank])
+    whole = (name for stage, own in shares.items() if not own for name in trained(plan, stage))
+    return moved + sum(plan.graph.params[name].num_elements for name in whole)
 
 
 def division_notes(plan: Plan, sent_bytes: int) -> list[Finding]:
@@ -144,7 +141,7 @@ def division_notes(plan: Plan, sent_bytes: int) -> list[Finding]:
         )
         return [Finding("warning", "optimizer.shard", text)]
     most = max(owned_numbers(plan, rank) for rank in range(plan.world))
-    held = (held_stages(plan, rank) for rank in range(plan.world))
+    held = (held_stages(plan, rank) for rank in range(plan.ranks_per_replica))
     whole = max(sum(plan.stages[stage].params for stage in stages) for stages in held)
     way = "reduce-scatters and all-gathers" if plan.scatters else "all-reduces and broadcasts"
     text = (

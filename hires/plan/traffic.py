@@ -115,12 +115,20 @@ def totals(plan: Plan) -> dict[str, Any]:
     }
 
 
-@derived
 def backends_of_plan(plan: Plan) -> list[str]:
-    """Returns the backends of all routes but those of agreements; that of the plan comes first."""
+    """Returns the backends of all routes but those of agreements; that of the plan comes first.
+
+    Evaluations may send what no step does: theirs are among them.
+    """
+    plans = (plan,) if plan.validation is None else (plan, plan.validation)
+    return [*dict.fromkeys(name for one in plans for name in _backends_of_step(one))]
+
+
+@derived
+def _backends_of_step(plan: Plan) -> list[str]:
     rows = (plan.totals or totals(plan))["by_route"]
-    backends = (row["route"].split(":")[0] for row in rows if row["kind"] not in OF_WORLD)
-    return [*dict.fromkeys([plan.backend, *backends])]
+    others = [row["route"].split(":")[0] for row in rows if row["kind"] not in OF_WORLD]
+    return [plan.backend, *others]
 
 
 def planned_rows(events: Sequence[Event]) -> list[dict[str, Any]]:

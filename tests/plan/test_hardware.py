@@ -38,6 +38,7 @@ def test_gpus_that_options_of_sbatch_request():
         ({"gpus": 8}, 4),
         ({"gpus-per-task": 1}, 2),
         ({"gres": "gpu:4", "gpus-per-node": 4}, 4),
+        ({"gpus-per-socket": 2, "sockets-per-node": 2}, 4),
     ):
         job = config(4, cluster={"options": options}, launcher={**JOB, "nodes": 2})
         assert requested_gpus(job) == count, options

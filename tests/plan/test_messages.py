@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch import Tensor
+from torch.nn import functional
 
 from hires.core.errors import ConfigError, PlanError
 from hires.nets.trace import trace
@@ -18,8 +20,18 @@ from hires.plan.planner import make_plan
 from hires.plan.program import events
 from hires.plan.proof.prove import judged
 from hires.plan.traffic import backends_of_plan
+from hires.plan.validation import with_validation
 from tests.helpers.custom_nets import Scaled
-from tests.helpers.small_plans import BATCH, LAYOUTS, by_kind, config_of, forked, plan_of
+from tests.helpers.small_plans import (
+    BATCH,
+    IMAGE,
+    LAYOUTS,
+    Forked,
+    by_kind,
+    config_of,
+    forked,
+    plan_of,
+)
 
 
 def lines(plan: Plan, rank: int) -> list[str]:
@@ -190,6 +202,29 @@ def test_default_table_uses_common_memory_where_there_is_some():
     ways = {str(event.route) for _, event in routed(plan)}
     assert ways == {"gloo:message", "gloo:direct", "gloo:flat", "gloo"}
     assert plan.gradients != TOGETHER
+
+
+class Larger(Forked):
+    """Sees images at twice their size when it is evaluated."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As of the network."""
+        return super().forward(x if self.training else functional.interpolate(x, scale_factor=2.0))
+
+
+def test_backends_of_evaluations_are_joined_at_the_start(table):
+    # Ranks joined those of a step alone: the first evaluation met a route without a backend.
+    sends = [e.num_bytes for _, e in routed(routed_plan(tiles=[2, 1])) if e.kind == "send"]
+    rules = [{"operations": ["send"], "min_bytes": max(sends) + 1, "route": "mpi"}]
+    config = config_of("train", BATCH, tiles=[2, 1])
+    config.comm.table, config.comm.backends = table(rules, "gloo"), ["mpi"]
+    config.launcher.name, config.validate.every = "mpirun", 2
+    plan = make_plan(config, forked(BATCH, True))
+    assert backends_of_plan(plan) == ["gloo"]
+    plan = with_validation(config, plan, lambda _: trace(Larger(), [BATCH, 3, *IMAGE], False))
+    assert plan.validation is not None
+    assert plan.ok, plan.findings
+    assert backends_of_plan(plan) == ["gloo", "mpi"]
 
 
 def test_limits_of_a_table_are_findings(table):
