@@ -11,11 +11,12 @@ from torch import Tensor
 
 from hires.comm import Group
 from hires.parallel.cursor import Cursor
+from hires.plan.factors import map_shape
 from hires.plan.graph import Rect
 from hires.plan.groups import tile_group
-from hires.plan.halos import map_shape
 from hires.plan.layout import held_by
 from hires.plan.plan import Box, Plan, Stage, derived
+from hires.plan.rules import dims_of
 from hires.plan.tiling import own_rect, split
 
 
@@ -91,7 +92,7 @@ class Context:
 
     def own_of(self, value: str) -> Rect:
         """Returns the rectangle that this slot's tile owns of the map of a value in tiles."""
-        return self.own([*map_shape(self.plan.graph, self.stage, value)[2:]])
+        return self.own(map_shape(dims_of(self.plan.graph, self.stage, value))[2:])
 
     def held(self, value: str, edge: int = -1) -> Box:
         """Returns the part of a value that this slot holds; of its map, as it crosses an edge."""

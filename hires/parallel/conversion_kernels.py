@@ -21,8 +21,9 @@ from hires.parallel.context import Context
 from hires.parallel.halo import Piece, new_map, new_part, part, paste
 from hires.parallel.image_kernels import Operator, Values
 from hires.parallel.map_views import from_map, tile_of, to_map
+from hires.plan.factors import map_shape
 from hires.plan.graph import Node, Rect
-from hires.plan.halos import map_grid, map_shape
+from hires.plan.halos import map_grid
 from hires.plan.rules import TILED, dims_of
 from hires.plan.tiling import own_rect
 
@@ -39,7 +40,7 @@ class _Conversion:
         graph, stage = context.plan.graph, context.stage
         self.node, self.cursor, self.tiles = node.name, context.cursor, context.tiles
         self.dims = dims_of(graph, stage, divided)
-        _, _, rows, cols = map_shape(graph, stage, divided)
+        _, _, rows, cols = map_shape(self.dims)
         self.whole: Rect = (0, rows, 0, cols)
         self.own = own_rect([rows, cols], map_grid(stage), context.tile)
         is_map = stage.layout[divided] == TILED and divided not in stage.factors

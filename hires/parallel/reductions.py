@@ -29,9 +29,8 @@ from hires.parallel.image_kernels import (
     tiles_of_ranks,
     wide,
 )
-from hires.plan.factors import COLUMNS, ROWS, Factor, local_size, shape_of
+from hires.plan.factors import COLUMNS, ROWS, Factor, local_size, map_shape, shape_of
 from hires.plan.graph import Node, Rect
-from hires.plan.halos import map_shape
 from hires.plan.rules import dims_of, kept_dim, most_of, reduced_dims
 from hires.plan.tiling import area, own_rects, split_all
 
@@ -83,7 +82,7 @@ def reduction(node: Node, context: Context, bind: Bind) -> Operator:
     how, [source] = REDUCTIONS[node.kind], node.inputs
     graph, stage = context.plan.graph, context.stage
     shape, factors = graph.shape(source), dims_of(graph, stage, source)
-    *_, rows, cols = map_shape(graph, stage, source)
+    *_, rows, cols = map_shape(factors)
     held, own = context.extent(source), context.own([rows, cols])
     dims = sorted(reduced_dims(node, shape))
     order = tiles_of_ranks(context)

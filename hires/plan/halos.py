@@ -24,7 +24,7 @@ import bisect
 import dataclasses
 import itertools
 
-from hires.plan import factors
+from hires.plan.factors import map_shape
 from hires.plan.graph import Graph, Node, Rect
 from hires.plan.operators.operator_facts import gradient_inputs
 from hires.plan.plan import Box, CommOp, Stage, Transfer
@@ -34,12 +34,12 @@ from hires.plan.tiling import (
     cover,
     cover_parts,
     inside,
-    loans_of_parts,
-    need_of,
     own_rects,
     parts_of,
+    pieces_between,
+    rect_around,
     rects_of,
-    window_loans,
+    window_pieces,
 )
 
 BORDER_SHARE = 1 / 32
@@ -72,8 +72,8 @@ def halos_of(
             needs[key] = [cover_parts(a, b) for a, b in zip(before, wanted, strict=True)]
     ops: dict[str, list[CommOp]] = {}
     for (value, back), names in readers.items():
-        samples, _, *size = map_shape(graph, stage, value)
-        pieces = loans_of_parts(size, stage.tiles, needs[value, back])
+        samples, _, *size = map_shape(dims_of(graph, stage, value))
+        pieces = pieces_between(size, stage.tiles, needs[value, back])
         messages = [Transfer(s, t, Box(0, samples, rect)) for s, t, rect in pieces]
         op = CommOp(names[0], "halo", value, messages, back=back, readers=names)
         ops.setdefault(op.node, []).append(op)
@@ -101,18 +101,6 @@ def companions(graph: Graph, stage: Stage) -> dict[str, CommOp]:
     return found
 
 
-def map_shape(graph: Graph, stage: Stage, value: str) -> tuple[int, int, int, int]:
-    """Returns (n, C, H, W) of a value as the ranks of a stage divide it, by rows and columns.
-
-    :func:`map_grid` divides it.
-    """
-    if value in stage.factors or stage.shards > 1:
-        n, channels, rows, cols = factors.map_shape(dims_of(graph, stage, value))
-    else:
-        n, channels, rows, cols = graph.shape(value)
-    return n, channels, rows, cols
-
-
 def map_grid(stage: Stage) -> list[int]:
     """Returns into how many rows and columns of ranks a stage divides the maps of its values."""
     return [stage.shards, 1] if stage.shards > 1 else stage.tiles
@@ -127,29 +115,24 @@ def extents_of(graph: Graph, stage: Stage, value: str) -> list[Rect]:
     """Returns the rectangle of a tiled value that each tile holds; at least what it owns."""
     if value in stage.extents:
         return [(r[0], r[1], r[2], r[3]) for r in stage.extents[value]]
-    return own_rects(map_shape(graph, stage, value)[2:], stage.tiles)
+    return _owned(graph, stage, value)
 
 
-def wanted_rects(graph: Graph, stage: Stage, node: Node, value: str, rule: Rule) -> list[Rect]:
-    """Returns the rectangle of a value that each tile must see to compute what it holds of a node.
-
-    What is reduced over the whole image, or is no map of the same size, is made of own pixels.
-    """
-    own = own_rects(map_shape(graph, stage, value)[2:], stage.tiles)
-    axes = window_of(node, value, rule)
-    if rule.result != TILED or not (axes or on_one_map(graph, stage, node.name, value)):
-        return own
-    made = extents_of(graph, stage, node.name)
-    return made if axes is None else [need_of(axes, rect) for rect in made]
+def _owned(graph: Graph, stage: Stage, value: str) -> list[Rect]:
+    return own_rects(map_shape(dims_of(graph, stage, value))[2:], stage.tiles)
 
 
 def wanted_parts(graph: Graph, stage: Stage, node: Node, value: str, rule: Rule) -> list[Parts]:
-    """Returns :func:`wanted_rects` without what lies between the parts of a rectangle."""
+    """Returns the parts of a value that each tile must see to compute what it holds of a node.
+
+    What is reduced over the whole image, or is no map of the same size, is made of own pixels.
+    """
     axes = window_of(node, value, rule)
-    if axes is None:
-        rects = wanted_rects(graph, stage, node, value, rule)
-        return [((rect[:2],), (rect[2:],)) for rect in rects]
-    return [parts_of(axes, rect) for rect in extents_of(graph, stage, node.name)]
+    if axes is not None:
+        return [parts_of(axes, rect) for rect in extents_of(graph, stage, node.name)]
+    alike = rule.result == TILED and on_one_map(graph, stage, node.name, value)
+    rects = extents_of(graph, stage, node.name) if alike else _owned(graph, stage, value)
+    return [((rect[:2],), (rect[2:],)) for rect in rects]
 
 
 def on_one_map(graph: Graph, stage: Stage, *values: str) -> bool:
@@ -195,8 +178,8 @@ def widened(graph: Graph, stage: Stage, rules: dict[str, Rule], fuse: int) -> St
         for index in graph.consumers.get(node.name, []):
             reader = graph.nodes[index]
             if not graph.is_list(reader.name):
-                wanted = wanted_rects(graph, stage, reader, node.name, rules[reader.name])
-                held = [cover(a, b) for a, b in zip(held, wanted, strict=True)]
+                wanted = wanted_parts(graph, stage, reader, node.name, rules[reader.name])
+                held = [cover(a, rect_around(b)) for a, b in zip(held, wanted, strict=True)]
         if held != own:
             stage.extents[node.name] = [list(rect) for rect in held]
     return stage
@@ -208,13 +191,8 @@ def _can_be_wider(graph: Graph, stage: Stage, node: Node, rule: Rule) -> bool:
     They may not of a value that another stage reads, of lists, of one that they crop, of a softmax
     over pixels, or where a tile owns no pixel.
     """
-    shared = rule.kind == "norm" and rule.fit is not None
-    if (
-        rule.result != TILED
-        or rule.kind == "crop"
-        or shared
-        or graph.is_list(node.name, *node.inputs)
-    ):
+    of_pixels = rule.kind == "crop" or (rule.kind == "norm" and rule.fit is not None)
+    if rule.result != TILED or of_pixels or graph.is_list(node.name, *node.inputs):
         return False
     tiled = [value for value in node.inputs if stage.layout[value] == TILED]
     if rule.axes is None and not on_one_map(graph, stage, node.name, *tiled):
@@ -256,7 +234,7 @@ def _exchanged(
         node = nodes[index]
         reached = max((depth.get(name, 0) for name in node.inputs), default=0)
         rule = rules[node.name]
-        if rule.axes is not None and window_loans(rule.axes, stage.tiles):
+        if rule.axes is not None and window_pieces(rule.axes, stage.tiles):
             reached += 1
         if reached > fuse:
             before = [i for i in alone if restart < i < index and nodes[i].name in wider]

@@ -16,18 +16,16 @@ from typing import Any
 from hires.plan.factors import map_shape, unpack
 from hires.plan.graph import INPUT, Graph, Node, reads_of
 from hires.plan.halos import extents_of, halos_of, map_grid, ran_back, widened
-from hires.plan.halos import map_shape as stage_map_shape
 from hires.plan.norm_levels import joined
 from hires.plan.operators.operator_facts import gradient_inputs
 from hires.plan.plan import Box, CommOp, Edge, Plan, Stage, Transfer, derived
-from hires.plan.rules import TILED, WHOLE, Rule, rule_in
+from hires.plan.rules import TILED, WHOLE, Rule, dims_of, rule_in
 from hires.plan.tiling import (
-    Piece,
     area,
     intersect,
     is_empty,
-    loans,
     own_rects,
+    pieces_between,
     pieces_of_map,
     split_all,
 )
@@ -104,7 +102,7 @@ def shares_of(plan: Plan, stage: Stage, value: str) -> list[float]:
     if not shape or not math.prod(shape):
         return [1.0] * stage.num_ranks
     if stage.layout[value] == TILED:
-        pixels = math.prod(stage_map_shape(plan.graph, stage, value)[2:])
+        pixels = math.prod(map_shape(dims_of(plan.graph, stage, value))[2:])
         rects = extents_of(plan.graph, stage, value)  # more than they own where halos are fused
         return [area(rect) / pixels for rect in rects]
     return [(box.n1 - box.n0) / shape[0] for box in held_by(plan.graph, stage, value)]
@@ -156,16 +154,17 @@ def _conversion(graph: Graph, stage: Stage, node: Node, rule: Rule, back: bool) 
     """
     if not node.inputs:  # a parameter's gradients are summed at the end of the step
         return []
-    value = node.name if rule.kind == "crop" else node.inputs[0]  # what the ranks divide
-    (samples, _, *size), shards = stage_map_shape(graph, stage, value), stage.shards > 1
-    rows = loans(size, map_grid(stage), [(0, size[0], 0, size[1])] * stage.num_ranks)
-    needs_grad = graph.needs_grad(node.inputs[0])
-    way_back = back and needs_grad and shards == (rule.kind == "gather")
-    if rule.kind == "crop":
-        rows = [Piece(target, source, rect) for source, target, rect in rows]
-        if not way_back:
-            return []
-    messages = [Transfer(source, target, Box(0, samples, rect)) for source, target, rect in rows]
+    crops, needs_grad = rule.kind == "crop", graph.needs_grad(node.inputs[0])
+    way_back = back and needs_grad and (stage.shards > 1) != crops
+    if crops and not way_back:
+        return []
+    value = node.name if crops else node.inputs[0]  # what the ranks divide
+    samples, _, *size = map_shape(dims_of(graph, stage, value))
+    every = [(((0, size[0]),), ((0, size[1]),))] * stage.num_ranks
+    messages = [
+        Transfer(*(there, here) if crops else (here, there), Box(0, samples, rect))
+        for here, there, rect in pieces_between(size, map_grid(stage), every)
+    ]
     return [CommOp(node.name, rule.kind, value, messages, back=way_back, readers=[node.name])]
 
 

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from hires.plan.channels import channel_of
 from hires.plan.event import BARRIER, NOWHERE, WORLD, Event, Part
+from hires.plan.factors import map_shape
 from hires.plan.gradient_sums import sums_of
 from hires.plan.graph import INPUT, Node
 from hires.plan.groups import (
@@ -38,10 +39,11 @@ from hires.plan.groups import (
     tile_group,
     wide_dtype,
 )
-from hires.plan.halos import companions, map_shape, name_of
+from hires.plan.halos import companions, name_of
 from hires.plan.message_routes import group_route, send_route
 from hires.plan.ownership import PUBLISH, publications
 from hires.plan.plan import Box, CommOp, Edge, Plan, Stage, derived
+from hires.plan.rules import dims_of
 
 
 class Peer(NamedTuple):
@@ -345,7 +347,7 @@ def op_index(plan: Plan, stage: int, op: CommOp) -> int:
 @derived
 def halo_rows(plan: Plan, stage: Stage, op: CommOp) -> dict[int, list[Peer]]:
     """Returns by tile the messages of an exchange that concern it; all microbatches share them."""
-    whole, by_tile = map_shape(plan.graph, stage, op.value), dict[int, list[Peer]]()
+    whole, by_tile = map_shape(dims_of(plan.graph, stage, op.value)), dict[int, list[Peer]]()
     for source, target, box in op.messages:
         shape = box.shape(whole)
         by_tile.setdefault(source, []).append(Peer(target, box, shape))

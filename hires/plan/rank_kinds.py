@@ -18,14 +18,14 @@ from collections.abc import Hashable
 from typing import Any
 
 from hires.plan.event import BYTES
+from hires.plan.factors import map_shape
 from hires.plan.groups import wide_dtype
-from hires.plan.halos import map_shape
 from hires.plan.layout import held_by, shares_of
 from hires.plan.message_routes import first_ranks
 from hires.plan.ownership import owned_numbers
 from hires.plan.plan import Plan, Stage, derived
 from hires.plan.program import edge_messages, halo_rows, links
-from hires.plan.rules import WHOLE
+from hires.plan.rules import WHOLE, dims_of
 from hires.plan.tensor_bytes import kept_bytes, most_in_flight, value_bytes
 
 KINDS_PER_STAGE = 4
@@ -219,7 +219,7 @@ def _lengths(plan: Plan, stage: Stage) -> list[tuple[Hashable, ...]]:
     sizes: dict[Hashable, str] = {}  # values of one size are cut alike
     for value, layout in stage.layout.items():
         if layout != WHOLE and not plan.graph.is_list(value):
-            samples, _, *pixels = map_shape(plan.graph, stage, value)
+            samples, _, *pixels = map_shape(dims_of(plan.graph, stage, value))
             sizes.setdefault((samples, *pixels), value)
     lengths = (
         [box.shape([0, 0]) for box in boxes]

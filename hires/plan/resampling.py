@@ -30,32 +30,12 @@ def _nearest(out: int, size_in: int, size_out: int, scale: float) -> Taps:
     return [(min(int(_single(out * _single(scale))), size_in - 1), 1.0)]
 
 
-def _nearest_exact(out: int, size_in: int, size_out: int, scale: float) -> Taps:
-    return [(min(int(_single((out + 0.5) * _single(scale))), size_in - 1), 1.0)]
-
-
-def _linear(out: int, size_in: int, size_out: int, scale: float) -> Taps:
-    return _between(max((out + 0.5) * scale - 0.5, 0.0), out, size_in, size_out)
-
-
-def _linear_corners(out: int, size_in: int, size_out: int, scale: float) -> Taps:
-    return _between(out * scale, out, size_in, size_out)
-
-
 def _between(centre: float, out: int, size_in: int, size_out: int) -> Taps:
     if size_out == size_in:
         return [(out, 1.0)]
     low = min(int(centre), size_in - 1)
     weight = min(max(centre - low, 0.0), 1.0)
     return [(low, 1.0 - weight), (min(low + 1, size_in - 1), weight)]
-
-
-def _cubic(out: int, size_in: int, size_out: int, scale: float) -> Taps:
-    return _four((out + 0.5) * scale - 0.5, size_in)
-
-
-def _cubic_corners(out: int, size_in: int, size_out: int, scale: float) -> Taps:
-    return _four(out * scale, size_in)
 
 
 def _four(centre: float, size_in: int) -> Taps:
@@ -74,32 +54,20 @@ def _keys(x: float, a: float) -> float:
     return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a if x < 2 else 0.0
 
 
-def _linear_smooth(out: int, size_in: int, size_out: int, scale: float) -> Taps:
-    return _smooth(out, size_in, size_out, scale, 1.0, lambda x: max(0.0, 1.0 - abs(x)))
-
-
-def _cubic_smooth(out: int, size_in: int, size_out: int, scale: float) -> Taps:
-    return _smooth(out, size_in, size_out, scale, 2.0, lambda x: _keys(x, -0.5))
-
-
-def _smooth(
-    out: int,
-    size_in: int,
-    size_out: int,
-    scale: float,
-    support: float,
-    weigh: Callable[[float], float],
-) -> Taps:
+def _smooth(support: float, weigh: Callable[[float], float]) -> Resampling:
     # With antialiasing the kernel is as wide as the output row, and its weights add up to 1.
-    if size_out == size_in:
-        return [(out, 1.0)]
-    wider = max(scale, 1.0)
-    centre = scale * (out + 0.5)
-    low = max(int(centre - support * wider + 0.5), 0)
-    high = min(int(centre + support * wider + 0.5), size_in)
-    weights = [weigh((row - centre + 0.5) / wider) for row in range(low, high)]
-    total = sum(weights)
-    return [(low + k, weight / total) for k, weight in enumerate(weights)]
+    def taps(out: int, size_in: int, size_out: int, scale: float) -> Taps:
+        if size_out == size_in:
+            return [(out, 1.0)]
+        wider = max(scale, 1.0)
+        centre = scale * (out + 0.5)
+        low = max(int(centre - support * wider + 0.5), 0)
+        high = min(int(centre + support * wider + 0.5), size_in)
+        weights = [weigh((row - centre + 0.5) / wider) for row in range(low, high)]
+        total = sum(weights)
+        return [(low + k, weight / total) for k, weight in enumerate(weights)]
+
+    return taps
 
 
 def _bin(out: int, size_in: int, size_out: int, scale: float) -> Taps:
@@ -112,35 +80,27 @@ def _reflect(out: int, size_in: int, size_out: int, before: float) -> Taps:
     return [(2 * (size_in - 1) - row if row >= size_in else row, 1.0)]
 
 
-def _replicate(out: int, size_in: int, size_out: int, before: float) -> Taps:
-    return [(min(max(out - int(before), 0), size_in - 1), 1.0)]
-
-
-def _copies(out: int, size_in: int, size_out: int, scale: float) -> Taps:
-    return [(out * size_in // size_out, 1.0)]
+def _single(number: float) -> float:
+    rounded: float = struct.unpack("f", struct.pack("f", number))[0]
+    return rounded
 
 
 RESAMPLINGS: dict[str, Resampling] = {
     "nearest": _nearest,
-    "nearest_exact": _nearest_exact,
-    "linear": _linear,
-    "linear_corners": _linear_corners,
-    "cubic": _cubic,
-    "cubic_corners": _cubic_corners,
-    "linear_smooth": _linear_smooth,
-    "cubic_smooth": _cubic_smooth,
+    "nearest_exact": lambda o, n, _, s: [(min(int(_single((o + 0.5) * _single(s))), n - 1), 1.0)],
+    "linear": lambda o, n, to, s: _between(max((o + 0.5) * s - 0.5, 0.0), o, n, to),
+    "linear_corners": lambda o, n, to, s: _between(o * s, o, n, to),
+    "cubic": lambda o, n, _, s: _four((o + 0.5) * s - 0.5, n),
+    "cubic_corners": lambda o, n, _, s: _four(o * s, n),
+    "linear_smooth": _smooth(1.0, lambda x: max(0.0, 1.0 - abs(x))),
+    "cubic_smooth": _smooth(2.0, lambda x: _keys(x, -0.5)),
     "bins": _bin,
     "reflect": _reflect,
-    "replicate": _replicate,
-    "copies": _copies,
+    "replicate": lambda o, n, _, before: [(min(max(o - int(before), 0), n - 1), 1.0)],
+    "copies": lambda o, n, to, _: [(o * n // to, 1.0)],
 }
 """Kind of an axis -> the taps of its output rows."""
 PADS = ("reflect", "replicate")
 """Kinds that count the rows before the first input row instead of a scale."""
 TURNING = "reflect"
 """Kind whose taps do not follow the order of the output rows."""
-
-
-def _single(number: float) -> float:
-    rounded: float = struct.unpack("f", struct.pack("f", number))[0]
-    return rounded

@@ -140,7 +140,7 @@ class Axis:
         if out[1] <= out[0]:
             return 0, 0
         if self.kind == CIRCULAR:
-            return hull(self.needs(out))
+            return _hull(self.needs(out))
         low, high = self.reach(out)
         low = min(max(low, 0), self.size_in)
         return low, max(low, min(high, self.size_in))
@@ -169,21 +169,21 @@ Axes = tuple[Axis, Axis]
 
 def need_of(axes: Axes, out: Rect) -> Rect:
     """Returns the input rectangle inside the image that an output rectangle depends on."""
-    if is_empty(out):
-        return 0, 0, 0, 0
-    rect = axes[0].need(out[:2]) + axes[1].need(out[2:])
-    return (0, 0, 0, 0) if is_empty(rect) else rect
+    return rect_around(parts_of(axes, out))
 
 
 def parts_of(axes: Axes, out: Rect) -> Parts:
     """Returns the parts of :func:`need_of`, which are several where rows or columns turn round."""
-    if is_empty(need_of(axes, out)):
-        return ((0, 0),), ((0, 0),)
-    return axes[0].needs(out[:2]), axes[1].needs(out[2:])
+    parts = axes[0].needs(out[:2]), axes[1].needs(out[2:])
+    return (((0, 0),), ((0, 0),)) if _are_empty(parts) else parts
 
 
-def hull(parts: Intervals) -> Interval:
-    """Returns the interval from the first index to the last one."""
+def rect_around(parts: Parts) -> Rect:
+    """Returns the smallest rectangle that holds all parts."""
+    return _hull(parts[0]) + _hull(parts[1])
+
+
+def _hull(parts: Intervals) -> Interval:
     return parts[0][0], parts[-1][1]
 
 
@@ -223,19 +223,14 @@ class Piece(NamedTuple):
     rect: Rect
 
 
-def window_loans(axes: Axes, grid: Sequence[int]) -> list[Piece]:
-    """Returns the messages between tiles before one operation, as :func:`loans`."""
+def window_pieces(axes: Axes, grid: Sequence[int]) -> list[Piece]:
+    """Returns what tiles send each other before one operation."""
     needs = [parts_of(axes, rect) for rect in own_rects([axis.size_out for axis in axes], grid)]
-    return loans_of_parts([axis.size_in for axis in axes], grid, needs)
+    return pieces_between([axis.size_in for axis in axes], grid, needs)
 
 
-def loans(size: Sequence[int], grid: Sequence[int], needs: Sequence[Rect]) -> list[Piece]:
-    """Returns the messages that give every tile the rectangle that it needs of a map."""
-    return [piece for piece in pieces_of_map(size, grid, needs) if piece.source != piece.target]
-
-
-def loans_of_parts(size: Sequence[int], grid: Sequence[int], needs: Sequence[Parts]) -> list[Piece]:
-    """Returns :func:`loans` of tiles that need several rectangles each."""
+def pieces_between(size: Sequence[int], grid: Sequence[int], needs: Sequence[Parts]) -> list[Piece]:
+    """Returns what gives every tile the parts that it needs of a map, and does not own."""
     rects = [(tile, rect) for tile, parts in enumerate(needs) for rect in rects_of(parts)]
     pieces = pieces_of_map(size, grid, [rect for _, rect in rects])
     found = (Piece(source, rects[index][0], rect) for source, index, rect in pieces)

@@ -19,12 +19,12 @@ from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
 from hires.plan.conversions import convert
 from hires.plan.graph import INPUT, Graph
-from hires.plan.halos import wanted_rects
+from hires.plan.halos import wanted_parts
 from hires.plan.layout import connected
 from hires.plan.norm_levels import with_norms_together
 from hires.plan.plan import Plan, Stage
 from hires.plan.rules import TILED, rule_in
-from hires.plan.tiling import cover, own_rects
+from hires.plan.tiling import cover, own_rects, rect_around
 from tests.helpers.thread_ranks import run_threads
 
 FUSED = 1000
@@ -62,8 +62,8 @@ def laid_out(
     for index in graph.consumers[INPUT]:
         node = graph.nodes[index]
         rule = rule_in(stage, node, graph)
-        wanted = wanted_rects(graph, stage, node, INPUT, rule)
-        held = [cover(a, b) for a, b in zip(held, wanted, strict=True)]
+        wanted = wanted_parts(graph, stage, node, INPUT, rule)
+        held = [cover(a, rect_around(b)) for a, b in zip(held, wanted, strict=True)]
     stage.extents[INPUT] = [list(rect) for rect in held]
     return graph, replace(stage, comm=[op for op in stage.comm if op.kind != "halo"])
 

@@ -16,7 +16,7 @@ from hires.plan.tiling import (
     own_rects,
     pieces_of_map,
     split,
-    window_loans,
+    window_pieces,
 )
 
 SIZES = st.integers(1, 14)
@@ -131,7 +131,7 @@ def test_interpolation_reads_the_rows_in_order_and_inside_the_image(axis):
 @given(axes=st.tuples(any_axis, any_axis), grid=GRIDS)
 def test_halo_messages_bring_what_is_needed_and_not_owned_from_its_owner(axes: Axes, grid):
     size = [axis.size_in for axis in axes]
-    messages = window_loans(axes, grid)
+    messages = window_pieces(axes, grid)
     assert messages == sorted(messages, key=lambda message: (message[1], message[0]))
     for tile in range(grid[0] * grid[1]):
         own = pixels(own_rect(size, grid, tile))

@@ -56,10 +56,6 @@ class CalibratedDevice:
             known_s = self._known[work] = self._seconds(work)
         return known_s
 
-    def exchange_s(self, num_halos: int, back: bool) -> float:
-        """Returns 0: samples of nodes with halos have it."""
-        return 0.0
-
     def update_s(self, num_bytes: float) -> float:
         """Returns the seconds in which the optimiser reads and writes some bytes."""
         return self._slower_memory * num_bytes / self.calibration.overheads.update_bytes_per_s

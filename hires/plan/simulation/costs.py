@@ -10,14 +10,14 @@ from typing import NamedTuple, Protocol
 
 from hires.core.ranks import timeline
 from hires.plan.event import ALONE, BARRIER, BYTES, MEETING, PASS, UPDATE, Event
-from hires.plan.graph import Node, update_nodes
+from hires.plan.graph import update_nodes
 from hires.plan.groups import held_stages
 from hires.plan.halos import BORDER_SHARE, extents_of
 from hires.plan.layout import shares_of
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.ownership import owned_numbers
 from hires.plan.plan import CommOp, Plan, Slot, Stage, derived
-from hires.plan.program import Step, events, steps_of
+from hires.plan.program import events, steps_of
 from hires.plan.simulation.node_work import NodeWork, node_work
 from hires.plan.tiling import area
 
@@ -36,9 +36,6 @@ class DeviceSpeed(Protocol):
 
     def seconds(self, work: NodeWork) -> float:
         """Returns the seconds of a pass over a node."""
-
-    def exchange_s(self, num_halos: int, back: bool) -> float:
-        """Returns the seconds that exchanges of halos at a node take besides their messages."""
 
     def update_s(self, num_bytes: float) -> float:
         """Returns the seconds in which the optimiser reads and writes some bytes."""
@@ -64,26 +61,17 @@ class Device:
     bytes_per_s: float
     launch_s: float
     """Least time of any operation."""
-    halo_s: float = 0.0
-    """Time of a forward exchange of halos besides its messages, as of a device that is stopped
-    before every post."""
 
     def seconds(self, work: NodeWork) -> float:
         """Returns the seconds of a pass over a node."""
         busy_s = max(work.flops / self.flops_per_s, work.num_bytes / self.bytes_per_s)
         return (BACK if work.back else 1) * max(busy_s, self.launch_s)
 
-    def exchange_s(self, num_halos: int, back: bool) -> float:
-        """Returns the seconds of a stop before each post."""
-        return 0.0 if back else self.halo_s * num_halos
-
     def update_s(self, num_bytes: float) -> float:
         """Returns the seconds in which the memory is read and written."""
         return num_bytes / self.bytes_per_s
 
-    def memory_s(self, num_bytes: float) -> float:
-        """Returns the seconds in which a pass reads and writes some bytes."""
-        return num_bytes / self.bytes_per_s
+    memory_s = update_s
 
     def besides_s(self, num_passes: int) -> float:
         """Returns 0: all of a step belongs to nodes and the update."""
@@ -130,34 +118,27 @@ def works_of(plan: Plan, stage: Stage, tile: int, back: bool) -> list[NodeWork |
     def share(value: str) -> float:
         return shares_of(plan, stage, value)[tile]
 
-    facts = functools.partial(node_work, dtype=plan.dtype, training=plan.training)
+    work_of = functools.partial(node_work, dtype=plan.dtype, training=plan.training)
+    joint = "halo", "norm"
     return [
-        facts(plan.graph, step.node, share, back=step.back, shared=_is_shared(step))
-        for step in steps_of(plan, stage, back)
+        work_of(plan.graph, node, share, back=again, shared=any(op.kind in joint for op in comm))
+        for node, again, comm in steps_of(plan, stage, back)
     ]
-
-
-def _is_shared(step: Step) -> bool:
-    return any(op.kind in ("halo", "norm") for op in step.comm)
 
 
 @derived
 def _modelled(plan: Plan, device: DeviceSpeed, stage: Stage, tile: int, back: bool) -> list[float]:
+    # Gradients are added up in the mean over microbatches.
+    touches = ADD_TOUCHES * BYTES["float32"]
+    others = 1 - 1 / (plan.num_microbatches * plan.num_pairs)
     seconds = []
     works = works_of(plan, stage, tile, back)
     for step, work in zip(steps_of(plan, stage, back), works, strict=True):
-        halos = sum(op.kind == "halo" for op in step.comm)
-        node_s = device.seconds(work) + device.exchange_s(halos, step.back) if work else 0.0
-        seconds.append(node_s + (device.memory_s(_added_bytes(plan, step.node)) if back else 0.0))
+        params = (plan.graph.params[name] for name in step.node.params)
+        learned = sum(param.num_elements for param in params if param.trainable)
+        added_s = device.memory_s(touches * learned * others) if back else 0.0
+        seconds.append((device.seconds(work) if work else 0.0) + added_s)
     return seconds
-
-
-def _added_bytes(plan: Plan, node: Node) -> float:
-    """Returns the bytes that adding up a node's gradients moves, in the mean over microbatches."""
-    params = (plan.graph.params[name] for name in node.params)
-    numbers = sum(param.num_elements for param in params if param.trainable)
-    microbatches = plan.num_microbatches * plan.num_pairs
-    return ADD_TOUCHES * BYTES["float32"] * numbers * (1 - 1 / microbatches)
 
 
 @derived
