@@ -15,7 +15,7 @@ that nodes stay about where they were, and values live about as long.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from hires.plan.graph import Graph, Node
 from hires.plan.halos import ran_back
@@ -37,8 +37,6 @@ def with_norms_together(graph: Graph, stages: Sequence[Stage]) -> Graph:
     for stage in stages:
         part = graph.nodes[stage.first : stage.last]
         nodes += _ordered(graph, stage, part) if stage.num_ranks > 1 else part
-    if all(node is other for node, other in zip(nodes, graph.nodes, strict=True)):
-        return graph
     return dataclasses.replace(graph, nodes=nodes)
 
 
@@ -51,7 +49,7 @@ def joined(graph: Graph, stage: Stage, ops: list[CommOp]) -> list[CommOp]:
     for op in ops:
         at.setdefault(op.node, []).append(op)
     backward = ran_back(graph, stage)
-    runs: dict[str, list[CommOp]] = {}  # those of the norms that share one, by the first
+    runs: list[list[CommOp]] = []  # those of the norms that share one
     run: list[CommOp] = []
     for node in graph.nodes[stage.first : stage.last]:
         own = at.get(node.name, [])
@@ -63,19 +61,15 @@ def joined(graph: Graph, stage: Stage, ops: list[CommOp]) -> list[CommOp]:
         apart = {one.node for one in run}.isdisjoint(node.inputs)
         alike = {(one.back, one.node in backward) for one in (*run, op)}
         if not (run and fits and apart and len(alike) == 1):
-            run = runs[node.name] = []
+            run = []
+            runs.append(run)
         run.append(op)
-    led = {run[0]: _one_for(run) for run in runs.values()}
-    gone = {op for run in runs.values() for op in run[1:]}
-    return [led.get(op, op) for op in ops if op not in gone]
-
-
-def _one_for(run: list[CommOp]) -> CommOp:
-    """Returns the operation that serves several norms."""
-    if len(run) == 1:
-        return run[0]
-    elements, readers = sum(op.elements for op in run), [op.node for op in run]
-    return dataclasses.replace(run[0], elements=elements, readers=readers)
+    joint: dict[CommOp, CommOp] = {}
+    for run in (run for run in runs if run[1:]):
+        elements, readers = sum(op.elements for op in run), [op.node for op in run]
+        joint[run[0]] = dataclasses.replace(run[0], elements=elements, readers=readers)
+    gone = {op for run in runs for op in run[1:]}
+    return [joint.get(op, op) for op in ops if op not in gone]
 
 
 def _can_join(graph: Graph, stage: Stage, node: Node) -> bool:
@@ -89,72 +83,54 @@ def _can_join(graph: Graph, stage: Stage, node: Node) -> bool:
 def _ordered(graph: Graph, stage: Stage, nodes: Sequence[Node]) -> list[Node]:
     # What draws random numbers, or reads a buffer that the network writes, keeps its place.
     written, backward = graph.updates.keys(), ran_back(graph, stage)
-
-    def way_back(node: Node) -> tuple[bool, bool]:
-        return node.name in backward, graph.needs_grad(node.inputs[0])
-
     ordered: list[Node] = []
     run: list[Node] = []
     for node in nodes:
         if is_random(node) or not written.isdisjoint(node.params):
-            ordered += [*_by_level(graph, stage, run, way_back), node]
+            ordered += [*_by_level(graph, stage, run, backward), node]
             run = []
         else:
             run.append(node)
-    return ordered + _by_level(graph, stage, run, way_back)
+    return ordered + _by_level(graph, stage, run, backward)
 
 
-def _by_level(
-    graph: Graph,
-    stage: Stage,
-    nodes: list[Node],
-    way_back: Callable[[Node], tuple[bool, bool]],
-) -> list[Node]:
+def _by_level(graph: Graph, stage: Stage, nodes: list[Node], backward: set[str]) -> list[Node]:
     norms = {node.name for node in nodes if _can_join(graph, stage, node)}
     needs, position = _needs(nodes), {node.name: index for index, node in enumerate(nodes)}
     levels = _levels(nodes, norms, needs, position)
     if len(levels) == len(norms):
         return nodes
-    ordered: list[Node] = []
-    done: set[str] = set()
 
-    def emit(some: Iterable[Node]) -> None:
-        for node in some:
-            if node.name not in done:
-                done.add(node.name)
-                ordered.append(node)
+    def way_back(node: Node) -> tuple[bool, bool]:
+        return node.name in backward, graph.needs_grad(node.inputs[0])
 
-    start = 0
+    ordered: dict[str, Node] = {}
     for level in levels:
         first, last = position[level[0]], position[level[-1]]
         wanted, ahead = set[str](), [name for norm in level for name in needs[norm]]
         while ahead:
-            if (name := ahead.pop()) not in wanted and name not in done:
+            if (name := ahead.pop()) not in wanted and name not in ordered:
                 wanted.add(name)
                 ahead += needs[name]
-        for node in nodes[start:last]:
-            free = position[node.name] < first and node.name not in norms
-            if node.name in wanted or (free and done.issuperset(needs[node.name])):
-                emit([node])
-        emit(sorted((nodes[position[name]] for name in level), key=way_back))
-        while start < len(nodes) and nodes[start].name in done:
-            start += 1
-    emit(nodes)
-    return ordered
+        for node in nodes[:last]:
+            is_free = position[node.name] < first and node.name not in norms
+            if node.name in wanted or (is_free and ordered.keys() >= {*needs[node.name]}):
+                ordered.setdefault(node.name, node)
+        together = sorted((nodes[position[name]] for name in level), key=way_back)
+        ordered |= {node.name: node for node in together}
+    return [*(ordered | {node.name: node for node in nodes}).values()]
 
 
 def _needs(nodes: list[Node]) -> dict[str, list[str]]:
     # The nodes that come before each. Two uses of one norm keep their order: both move its
     # running statistics.
-    made: set[str] = set()
     last_use: dict[str, str] = {}
     needs: dict[str, list[str]] = {}
     for node in nodes:
-        needs[node.name] = [name for name in node.inputs if name in made]
+        needs[node.name] = [name for name in node.inputs if name in needs]
         if updates_statistics(node):
             needs[node.name] += [last_use[name] for name in node.params if name in last_use]
             last_use |= dict.fromkeys(node.params, node.name)
-        made.add(node.name)
     return needs
 
 
