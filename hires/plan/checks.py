@@ -39,12 +39,12 @@ WEIGHTS = "weights"
 """Key of the finding that an evaluation or prediction has none."""
 
 
-def check_numbers(config: RunConfig) -> list[Finding]:
-    """Returns what is wrong with a layout whatever the network."""
-    parallel, findings = config.parallel, []
+def check_numbers(config: RunConfig) -> Iterator[Finding]:
+    """Yields what is wrong with a layout whatever the network."""
+    parallel = config.parallel
     samples = config.batch // parallel.pieces
     if why := indivisible(config):
-        findings.append(Finding("error", "batch", why))
+        yield Finding("error", "batch", why)
     elif samples % parallel.local_dp:
         fitting = max(d for d in range(1, parallel.local_dp) if samples % d == 0)
         batch = parallel.pieces * -(-samples // parallel.local_dp) * parallel.local_dp
@@ -52,8 +52,9 @@ def check_numbers(config: RunConfig) -> list[Finding]:
             f"parallel.local_dp={parallel.local_dp} does not divide a microbatch of {samples} "
             f"image{'s' if samples > 1 else ''}; use parallel.local_dp={fitting} or batch={batch}"
         )
-        findings.append(Finding("error", "parallel.local_dp", text))
-    return [*findings, *check_tiles(config), *check_together(config)]
+        yield Finding("error", "parallel.local_dp", text)
+    yield from check_tiles(config)
+    yield from check_together(config)
 
 
 def check_tiles(config: RunConfig) -> Iterator[Finding]:
@@ -140,15 +141,15 @@ def indivisible(config: RunConfig) -> str | None:
     )
 
 
-def check_directions(plan: Plan) -> list[Finding]:
-    """Returns a note on ranks that hold tiles of both directions."""
+def check_directions(plan: Plan) -> Iterator[Finding]:
+    """Yields a note on ranks that hold tiles of both directions."""
     doubly = [
         str(rank)
-        for rank in (range(plan.ranks_per_replica) if plan.num_directions > 1 else ())
+        for rank in range(plan.ranks_per_replica)
         if all(plan.stages[slot.stage].num_tiles > 1 for slot in plan.slots_of(rank))
     ]
-    if not doubly:
-        return []
+    if plan.num_directions == 1 or not doubly:
+        return
     behind = sum(stage.num_ranks for stage in plan.stages if stage.num_tiles == 1)
     more = -(-(plan.ranks_per_replica - 2 * behind) // plan.stages[-1].shards)
     subject = "ranks {} hold" if len(doubly) > 1 else "rank {} holds"
@@ -157,27 +158,25 @@ def check_directions(plan: Plan) -> list[Finding]:
         f"turn and exchange halos in one order; parallel.stages={len(plan.stages) + more} would "
         f"keep them apart"
     )
-    return [Finding("note", "parallel.stages", text)]
+    yield Finding("note", "parallel.stages", text)
 
 
-def check_cuts(parallel: ParallelConfig, graph: Graph) -> list[Finding]:
-    """Returns errors if the network cannot be cut into the stages that are asked for."""
+def check_cuts(parallel: ParallelConfig, graph: Graph) -> Iterator[Finding]:
+    """Yields errors if the network cannot be cut into the stages that are asked for."""
     layers = len(layer_starts(graph))
-    findings = []
     if parallel.stages > layers:
         text = (
             f"parallel.stages={parallel.stages} is more than the {layers} layers of the network; "
             f"use parallel.stages={layers} or fewer"
         )
-        findings.append(Finding("error", "parallel.stages", text))
+        yield Finding("error", "parallel.stages", text)
     if parallel.balance is not None and sum(parallel.balance) != layers:
         fitting = str(scaled(parallel.balance, layers)).replace(" ", "")
         text = (
             f"parallel.balance={parallel.balance} sums to {sum(parallel.balance)}, but the network "
             f"has {layers} layers; use parallel.balance={fitting}, or leave it out"
         )
-        findings.append(Finding("error", "parallel.balance", text))
-    return findings
+        yield Finding("error", "parallel.balance", text)
 
 
 def check_types(config: RunConfig, graph: Graph) -> Iterator[Finding]:
@@ -218,10 +217,10 @@ def has_weights(config: RunConfig) -> bool:
     return config.weights is not None or config.checkpoint.source is not None
 
 
-def check_weights(config: RunConfig) -> list[Finding]:
-    """Returns a warning if an evaluation or prediction has no weights that were trained."""
+def check_weights(config: RunConfig) -> Iterator[Finding]:
+    """Yields a warning if an evaluation or prediction has no weights that were trained."""
     if config.task.name not in ONE_PASS or has_weights(config):
-        return []
+        return
     evaluates = config.task.name == "evaluate"
     means = "accuracy is that of guessing" if evaluates else "predictions are guesses"
     has = f"first weights from the seed, so its {means}"
@@ -230,103 +229,94 @@ def check_weights(config: RunConfig) -> list[Finding]:
     text = (
         f"no weights=PATH: the network that {'is evaluated' if evaluates else 'predicts'} has {has}"
     )
-    return [Finding("warning", WEIGHTS, text)]
+    yield Finding("warning", WEIGHTS, text)
 
 
-def check_colours(config: RunConfig) -> list[Finding]:
-    """Returns a note if a training changes colours, and its images have none."""
+def check_colours(config: RunConfig) -> Iterator[Finding]:
+    """Yields a note if a training changes colours, and its images have none."""
     channels, amounts = config.model.channels, changed_keys(config.augment)
     changed = {key: item for key, item in amounts if AUGMENTATIONS[key].of_three}
     if channels == 3 or not changed or not config.augments:
-        return []
+        return
     words = " and ".join(f"augment.{key}={value:g}" for key, value in changed.items())
     text = (
         f"no effect of {words} with model.channels={channels}: only images of three channels have "
         f"colours; augment.brightness and augment.contrast change any"
     )
-    return [Finding("note", f"augment.{next(iter(changed))}", text)]
+    yield Finding("note", f"augment.{next(iter(changed))}", text)
 
 
-def check_prediction(config: RunConfig, graph: Graph) -> list[Finding]:
-    """Returns an error if a prediction names a form of maps, and its network makes none."""
+def check_prediction(config: RunConfig, graph: Graph) -> Iterator[Finding]:
+    """Yields an error if a prediction names a form of maps, and its network makes none."""
     form = config.predict.format
     shape = graph.shape(graph.output)
-    if config.task.name != "predict" or form == OME_TIFF or len(shape) != 2:
-        return []
-    text = (
-        f"predict.format={form} is the form of maps, and the network returns {shape}, classes of "
-        f"images, which are in the table (predict.table); leave it out"
-    )
-    return [Finding("error", "predict.format", text)]
+    if config.task.name == "predict" and form != OME_TIFF and len(shape) == 2:
+        text = (
+            f"predict.format={form} is the form of maps, and the network returns {shape}, classes "
+            f"of images, which are in the table (predict.table); leave it out"
+        )
+        yield Finding("error", "predict.format", text)
 
 
-def check_kept(graph: Graph) -> list[Finding]:
-    """Returns a note on what a quantised network computes in float."""
+def check_kept(graph: Graph) -> Iterator[Finding]:
+    """Yields notes on what a quantised network computes in float."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in graph.kept.items():
         by_reason.setdefault(reason, []).append(name)
-    found = []
     for reason, names in by_reason.items():
         text = f"computed in fp32, not with 8-bit integers: {listed(names, SHOWN)} ({reason})"
-        found.append(Finding("note", "precision", text))
-    return found
+        yield Finding("note", "precision", text)
 
 
-def check_output(config: RunConfig, graph: Graph) -> list[Finding]:
-    """Returns an error if no loss can be computed from the network's output."""
+def check_output(config: RunConfig, graph: Graph) -> Iterator[Finding]:
+    """Yields an error if no loss can be computed from the network's output."""
     made, shape = graph.by_name[graph.output], graph.shape(graph.output)
+    trains, classes = config.task.name == "train", config.model.classes
+    wanted = [*shape[:1], config.model.channels, *(config.target_size or ())]
+    key, text, problem = "model", "", ""
     if config.task.name == "infer":
-        return []
-    trains = config.task.name == "train"
-    if config.target_size is not None:
-        wanted = [shape[0], config.model.channels, *config.target_size]
-        if shape != wanted:
-            text = (
-                f"the network returns {shape} where loss={config.objective.name} compares images "
-                f"of {wanted} (n, channels, rows, columns), model.scale={config.model.scale} times "
-                f"the size of the input; {_image_remedy(config, shape)}"
-            )
-            return [Finding("error", "model.scale", text)]
-    if config.data.name == "masks" and shape[2:] != [config.height, config.width]:
+        return
+    if config.target_size is not None and shape != wanted:
+        key = "model.scale"
+        text = (
+            f"the network returns {shape} where loss={config.objective.name} compares images of "
+            f"{wanted} (n, channels, rows, columns), model.scale={config.model.scale} times the "
+            f"size of the input; {_image_remedy(config, shape)}"
+        )
+    elif config.data.name == "masks" and shape[2:] != [config.height, config.width]:
         what = f"maps of {shape[2]}x{shape[3]}" if len(shape) == 4 else f"{shape}"
+        key = "data"
         text = (
             f"the network returns {what} for images of {config.height}x{config.width}, and "
             f"data=masks has a class for each of their pixels; end it with an upsampling to their "
             f"size, or use model=unet"
         )
-        return [Finding("error", "data", text)]
-    if len(shape) not in (2, 4) or shape[0] != graph.input_shape[0]:
+    elif len(shape) not in (2, 4) or shape[0] != graph.input_shape[0]:
         problem = f"the network returns {shape} for {graph.input_shape[0]} images"
     elif "float" not in (made.dtype or ""):
         problem = f"the network returns {describe(made)}"
     elif trains and not made.needs_grad:
         problem = f"no gradient flows from the network's output, {describe(made)}, to a parameter"
-    elif config.objective.compares == CLASSES and num_classes(shape) < (config.model.classes or 0):
-        classes, remedy = config.model.classes, _fewer_classes(config, shape[1])
-        problem = f"the network returns {shape[1]} classes, the data has {classes}{remedy}"
+    elif config.objective.compares == CLASSES and num_classes(shape) < (classes or 0):
+        keys = f", or set data.classes={shape[1]} and model.classes={shape[1]}"
+        problem = (
+            f"the network returns {shape[1]} classes, the data has {classes}; make it return "
+            f"{classes}{keys if config.data.path is None else ''}"
+        )
     elif trains and (weights := config.loss.weights) and len(weights) != num_classes(shape):
+        key = "loss.weights"
         text = (
             f"loss.weights={weights} are {len(weights)} factors, and the network returns "
             f"{num_classes(shape)} classes; give one for each"
         )
-        return [Finding("error", "loss.weights", text)]
-    else:
-        return []
-    text = (
-        f"{problem}; task={config.task.name} needs floating-point numbers of shape (n, classes), "
-        f"or (n, classes, rows, columns) with the image's class for every pixel, or images "
-        f"(loss=l1)"
-    )
-    return [Finding("error", "model", text)]
-
-
-def _fewer_classes(config: RunConfig, classes: int) -> str:
-    if config.data.path is not None:
-        return f"; make it return {config.model.classes}"
-    return (
-        f"; make it return {config.model.classes}, or set data.classes={classes} and "
-        f"model.classes={classes}"
-    )
+    if problem:
+        text = (
+            f"{problem}; task={config.task.name} needs floating-point numbers of shape (n, "
+            f"classes), or (n, classes, rows, columns) with the image's class for every pixel, or "
+            f"images (loss=l1)"
+        )
+    if text:
+        yield Finding("error", key, text)
 
 
 def _image_remedy(config: RunConfig, shape: list[int]) -> str:
@@ -340,8 +330,8 @@ def _image_remedy(config: RunConfig, shape: list[int]) -> str:
     return "use a network that makes images, as model=edsr, or loss=cross_entropy"
 
 
-def check_ties(graph: Graph, stages: list[Stage], training: bool) -> list[Finding]:
-    """Returns an error for every two stages apart in which training would change a parameter."""
+def check_ties(graph: Graph, stages: list[Stage], training: bool) -> Iterator[Finding]:
+    """Yields an error for every two stages apart in which training would change a parameter."""
     stage_of = {n.name: s.index for s in stages for n in graph.nodes[s.first : s.last]}
     tied: dict[tuple[int, int], list[str]] = {}
     users = tied_uses(graph, graph.nodes)
@@ -350,7 +340,7 @@ def check_ties(graph: Graph, stages: list[Stage], training: bool) -> list[Findin
         first, last = (stage_of[node.name] for node in (uses[0], uses[-1]))
         if first != last:
             tied.setdefault((first, last), []).append(name)
-    findings, most = [], len(starts_between_ties(graph))
+    most = len(starts_between_ties(graph))
     for (first, last), names in tied.items():
         one, other = (describe(users[names[0]][index]) for index in (0, -1))
         more = len(names) - SHOWN
@@ -360,5 +350,4 @@ def check_ties(graph: Graph, stages: list[Stage], training: bool) -> list[Findin
             f"{subject} used by stages {first} ({one}) and {last} ({other}); use "
             f"parallel.stages={most}{' or fewer' if most > 1 else ''}, without parallel.balance"
         )
-        findings.append(Finding("error", "parallel.balance", text))
-    return findings
+        yield Finding("error", "parallel.balance", text)

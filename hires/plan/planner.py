@@ -38,7 +38,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     parallel, graph = config.parallel, rewritten(config, graph)
     plan, findings = uncut_plan(config, graph), [*_of_keys(config, graph)]
     possible = _are_ok((*findings, *known))
-    uncut = checks.check_cuts(parallel, graph)
+    uncut = [*checks.check_cuts(parallel, graph)]
     findings += uncut
     if not uncut:
         stages = _stages(config, graph)

@@ -6,10 +6,10 @@ otherwise. A finding names the layer before which the tiles of a layout would ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
-from hires.core.units import size
+from hires.core.units import listed, size
 from hires.plan.conversions import Converted
 from hires.plan.event import BYTES
 from hires.plan.graph import Graph, Node, describe
@@ -42,17 +42,13 @@ def nodes_in_words(nodes: Sequence[tuple[Stage, Node]], reasons: Mapping[str, st
     words = []
     for (index, reason), [first, *others] in alike.items():
         kinds = [*dict.fromkeys(node.kind for node in others)]
-        like = "of its kind" if kinds == [first.kind] else f"for the same reason ({_list(kinds)})"
+        others_are = f"for the same reason ({listed(kinds, SHOWN)})"
+        like = "of its kind" if kinds == [first.kind] else others_are
         more = f" and {len(others)} more {like}" if others else ""
         where = f" in stage {index}" if len({index for index, _ in alike}) > 1 else ""
         words.append(f"{first.name} ({first.kind}: {reason}){more}{where}")
     left = len(words) - SHOWN
     return ", ".join(words[:SHOWN]) + (f" and {left} other reasons" if left > 0 else "")
-
-
-def _list(kinds: list[str]) -> str:
-    left = len(kinds) - SHOWN
-    return ", ".join(kinds[:SHOWN]) + (f" and {left} others" if left > 0 else "")
 
 
 def _end_before(graph: Graph, stage: Stage, node: Node) -> str:
@@ -72,9 +68,8 @@ def _end_before(graph: Graph, stage: Stage, node: Node) -> str:
     return "fewer parallel.tiles: it is in the first layer"
 
 
-def vanishing(graph: Graph, stages: list[Stage]) -> list[Finding]:
-    """Returns a warning for each stage's first value of which some tile holds nothing."""
-    findings = []
+def vanishing(graph: Graph, stages: list[Stage]) -> Iterator[Finding]:
+    """Yields a warning for each stage's first value of which some tile holds nothing."""
     for stage in stages:
         (rows, cols) = stage.tiles
         for node in graph.nodes[stage.first : stage.last]:
@@ -90,14 +85,12 @@ def vanishing(graph: Graph, stages: list[Stage]) -> list[Finding]:
                 f"{rows}x{cols} tiles of stage {stage.index} hold nothing from there on and wait; "
                 f"the result is exact; use a larger image, or {_end_before(graph, stage, node)}"
             )
-            findings.append(Finding("warning", "parallel.tiles", text))
+            yield Finding("warning", "parallel.tiles", text)
             break
-    return findings
 
 
-def far_halos(stages: list[Stage]) -> list[Finding]:
-    """Returns a warning for each stage's first halo that reaches beyond the nearest tile."""
-    findings = []
+def far_halos(stages: list[Stage]) -> Iterator[Finding]:
+    """Yields a warning for each stage's first halo that reaches beyond the nearest tile."""
     for stage in stages:
         cols = stage.tiles[1]
         far = (
@@ -108,26 +101,25 @@ def far_halos(stages: list[Stage]) -> list[Finding]:
             for source, target, _ in op.messages
             if abs(source // cols - target // cols) > 1 or abs(source % cols - target % cols) > 1
         )
-        findings += [Finding("warning", "parallel.tiles", text) for text in islice(far, 1)]
-    return findings
+        yield from (Finding("warning", "parallel.tiles", text) for text in islice(far, 1))
 
 
-def gather_prices(plan: Plan, reasons: Mapping[str, str]) -> list[Finding]:
-    """Returns a note for each stage that gathers values: for which operators, and the price."""
+def gather_prices(plan: Plan, reasons: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields a note for each stage that gathers values: for which operators, and the price."""
     sent = dict.fromkeys(range(len(plan.stages)), 0)
     for call, number in calls(plan).items():
         if call.traffic in ("gather", "crop"):
             sent[call.stage] += call.sent_bytes(number)
-    prices = (_price(plan, stage, sent[stage.index], reasons) for stage in plan.stages)
-    return [note for note in prices if note is not None]
+    for stage in plan.stages:
+        yield from _price(plan, stage, sent[stage.index], reasons)
 
 
-def _price(plan: Plan, stage: Stage, sent: int, reasons: Mapping[str, str]) -> Finding | None:
+def _price(plan: Plan, stage: Stage, sent: int, reasons: Mapping[str, str]) -> Iterator[Finding]:
     nodes = plan.nodes(stage.index)
     gathered = {node.name for node in nodes if node.kind == GATHER}
     causes = [(stage, node) for node in nodes if not gathered.isdisjoint(node.inputs)]
     if not causes:
-        return None
+        return
     replicated: list[Node] = []
     behind = set[str]()
     for node in nodes:
@@ -150,4 +142,4 @@ def _price(plan: Plan, stage: Stage, sent: int, reasons: Mapping[str, str]) -> F
         f"whole values of {size(held)}, and {share:.0%} of the stage's operations run on every "
         f"rank; to avoid it, {_end_before(plan.graph, stage, causes[0][1])}"
     )
-    return Finding("note", "parallel.gather", text)
+    yield Finding("note", "parallel.gather", text)

@@ -80,7 +80,7 @@ def test_every_order_of_every_shape_is_sensible_and_has_the_ranks(ranks):
             seen.add(one)
             changed = one.applied(base)
             assert changed.parallel.num_ranks == ranks
-            assert check_numbers(changed) == []
+            assert not [*check_numbers(changed)]
     assert {one.checkpoint for one in seen} == {"none", "block", "stage"}
     assert {one.shards_optimizer for one in seen} == {False, ranks > 1}
     tiles = Candidate(LayoutShape(1, 1, 1, (2, 1), 1, 1))
