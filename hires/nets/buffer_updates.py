@@ -13,8 +13,7 @@ What depends on the images is refused: another layout would see other parts of t
 from __future__ import annotations
 
 from hires.core.errors import ConfigError
-from hires.plan.conversions import renamed
-from hires.plan.graph import INPUT, Graph, Node, Parameter, ancestors
+from hires.plan.graph import INPUT, Graph, Node, Parameter, ancestors, renamed
 
 READ = "clone.default"
 """Operator of the node that reads a buffer: what it returns is not the buffer's memory."""
@@ -45,7 +44,7 @@ def with_reads(nodes: list[Node], updates: dict[str, str], facts: dict[str, Para
         taken = {node.name for node in nodes}
         own = next(n for i in range(len(taken) + 1) if (n := f"{name}.read{'_' * i}") not in taken)
         for index in readers:
-            nodes[index] = renamed(nodes[index], {v: v for v in nodes[index].inputs}, {name: own})
+            nodes[index] = renamed(nodes[index], {}, {name: own})
         fact = facts[name]
         read = Node(own, READ, args, fact.shape, fact.dtype, name.rpartition(".")[0])
         nodes.insert(min([maker, *readers]), read)

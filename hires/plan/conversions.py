@@ -40,7 +40,7 @@ from hires.plan.factors import (
     shape_of,
     unpack,
 )
-from hires.plan.graph import INPUT, Graph, Node, reads_of
+from hires.plan.graph import INPUT, Graph, Node, reads_of, renamed
 from hires.plan.map_labels import is_plain, labels_of
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.products import Ref
@@ -354,21 +354,3 @@ def _expanded(shape: list[int], made: Dims) -> list[int]:
     own = [1] * (rank - len(shape)) + shape
     pairs = zip(own, made[len(made) - rank :], strict=True)
     return [math.prod(f.size for f in dim) if is_cut(dim) else size for size, dim in pairs]
-
-
-def renamed(node: Node, values: dict[str, str], params: dict[str, str] | None = None) -> Node:
-    """Returns a node that reads its values under other names, and some parameters as values."""
-    params = params or {}
-    if not params and all(value == name for value, name in values.items()):
-        return node
-
-    def rename(arg: Any) -> Any:
-        if isinstance(arg, list):
-            return [rename(item) for item in arg]
-        if isinstance(arg, dict) and list(arg) == ["value"]:
-            return {"value": values[arg["value"]]}
-        if isinstance(arg, dict) and arg.get("param") in params:
-            return {"value": params[arg["param"]]}
-        return arg
-
-    return dataclasses.replace(node, args={key: rename(arg) for key, arg in node.args.items()})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -219,6 +219,24 @@ def _references(item: Any, key: str) -> Iterator[str]:
     elif isinstance(item, (dict, list)):
         for part in item.values() if isinstance(item, dict) else item:
             yield from _references(part, key)
+
+
+def renamed(node: Node, values: Mapping[str, str], params: Mapping[str, str] | None = None) -> Node:
+    """Returns a node that reads values under other names, and some parameters as values."""
+    refs = {("value", value): {"value": name} for value, name in values.items() if value != name}
+    refs |= {("param", param): {"value": name} for param, name in (params or {}).items()}
+    return rewired(node, refs) if refs else node
+
+
+def rewired(node: Node, refs: Mapping[tuple[str, str], dict[str, str]]) -> Node:
+    """Returns a node whose arguments that refer to some (kind, name) refer to others."""
+
+    def other(arg: Any) -> Any:
+        if isinstance(arg, list):
+            return [other(item) for item in arg]
+        return refs.get(next(iter(arg.items())), arg) if arg and isinstance(arg, dict) else arg
+
+    return dataclasses.replace(node, args={key: other(arg) for key, arg in node.args.items()})
 
 
 def reads_of(nodes: list[Node]) -> list[str]:

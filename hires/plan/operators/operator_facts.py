@@ -189,6 +189,12 @@ def facts_of(kind: str) -> OperatorFacts:
     return OPERATORS.get(kind) or UNKNOWN
 
 
+def activation_of(node: Node) -> list[Any] | None:
+    """Returns the activation that a node is, as ``fused_conv2d`` has it; None: it is none."""
+    describe = facts_of(node.kind).activation
+    return None if describe is None else describe(node)
+
+
 def num_draws(node: Node) -> int:
     """Returns how many times a node draws random numbers, each time for a whole tensor."""
     draws = facts_of(node.kind).random

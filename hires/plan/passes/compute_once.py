@@ -19,12 +19,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
-from typing import Any
 
-from hires.plan.conversions import renamed
 from hires.plan.event import BYTES
-from hires.plan.graph import INPUT, Graph, Node, Parameter, ancestors, plain
+from hires.plan.graph import INPUT, Graph, Node, Parameter, ancestors, plain, renamed, rewired
 from hires.plan.operators.operator_facts import facts_of, is_random
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.passes.fuse import edited
@@ -53,8 +50,9 @@ def fold_constants(graph: Graph, dtype: str) -> Graph:
         if node.name not in kept:
             nodes[node.name] = None
         elif not folded.isdisjoint(node.inputs):
-            args = {key: _replaced(arg, folded.__contains__) for key, arg in node.args.items()}
-            nodes[node.name] = dataclasses.replace(node, args=args)
+            inner = (value for value in node.inputs if value in folded)
+            refs = {("value", value): {"param": f"{value}:value"} for value in inner}
+            nodes[node.name] = rewired(node, refs)
     return edited(graph, nodes, params)
 
 
@@ -92,14 +90,6 @@ def _parameter(node: Node, graph: Graph, dtype: str) -> Parameter:
     recipe["nodes"] = plain(nodes)
     assert node.shape is not None
     return Parameter(node.shape, node.dtype or dtype, False, recipe=recipe)
-
-
-def _replaced(arg: Any, is_folded: Callable[[str], bool]) -> Any:
-    if isinstance(arg, list):
-        return [_replaced(item, is_folded) for item in arg]
-    if isinstance(arg, dict) and list(arg) == ["value"] and is_folded(arg["value"]):
-        return {"param": f"{arg['value']}:value"}
-    return arg
 
 
 def share_equal_values(graph: Graph) -> Graph:

@@ -29,9 +29,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from hires.plan.conversions import renamed
-from hires.plan.graph import INPUT, Graph, Node, Parameter
-from hires.plan.operators.operator_facts import facts_of, num_draws
+from hires.plan.graph import INPUT, Graph, Node, Parameter, renamed
+from hires.plan.operators.operator_facts import activation_of, facts_of, num_draws
 from hires.plan.operators.operator_table import has_stored_statistics
 from hires.plan.operators.windows import pair
 
@@ -67,19 +66,28 @@ def folded_params(
 
     ``tensors`` are those of both by their roles in the recipes.
     """
-    weight = graph.params[tensors["weight"]]
+    weight, channels = graph.params[tensors["weight"]], (norm.shape or [])[1:2]
     groups = source.args["groups"] if facts_of(source.kind).weight_channels else 0
-    common = {"roles": [*tensors], "params": [*tensors.values()], "eps": norm.args["eps"]}
-    recipes = (
-        {"make": "folded_weight", **common, "transposed_groups": groups},
-        {"make": "folded_bias", **common},
-    )
-    channels = norm.shape or []
-    shapes = weight.shape, channels[1:2]
-    return {
-        f"{norm.name}:{part}": Parameter(shape, weight.dtype, weight.trainable, recipe=recipe)
-        for part, shape, recipe in zip(("weight", "bias"), shapes, recipes, strict=True)
+    recipe = {**norm_recipe("folded_weight", norm, tensors), "transposed_groups": groups}
+    folded = {
+        "weight": dataclasses.replace(weight, data=None, recipe=recipe),
+        "bias": dataclasses.replace(
+            weight, shape=channels, data=None, recipe=norm_recipe("folded_bias", norm, tensors)
+        ),
     }
+    return {f"{norm.name}:{part}": param for part, param in folded.items()}
+
+
+def norm_recipe(make: str, norm: Node, tensors: Mapping[str, str]) -> dict[str, Any]:
+    """Returns how ranks make a tensor of a norm's, and of those of a layer before it by roles."""
+    roles = {"roles": [*tensors], "params": [*tensors.values()]}
+    return {"make": make, **roles, "eps": norm.args["eps"]}
+
+
+def norm_tensors(norm: Node, graph: Graph) -> dict[str, str] | None:
+    """Returns the tensors of a norm by their roles; None: not of stored statistics, or written."""
+    own = constant_params(norm, graph, *NORM_ROLES) if has_stored_statistics(norm) else None
+    return None if own is None else {NORM_ROLES[name]: param for name, param in own.items()}
 
 
 def _tensors(source: Node, norm: Node, graph: Graph) -> dict[str, str] | None:
@@ -88,15 +96,14 @@ def _tensors(source: Node, norm: Node, graph: Graph) -> dict[str, str] | None:
         return None
     if next(iter(norm.args.values())) != {"value": source.name} or source.dtype != norm.dtype:
         return None
-    own = constant_params(source, graph, "weight", "bias")
-    kept = constant_params(norm, graph, *NORM_ROLES)
+    own, kept = constant_params(source, graph, "weight", "bias"), norm_tensors(norm, graph)
     if own is None or kept is None or "weight" not in own:
         return None
     # Without a batch the norm would take other dims for the channels.
     dims = len(graph.params[own["weight"]].shape)
     if facts_of(source.kind).weight_channels is None or len(source.shape or []) != dims:
         return None
-    return own | {NORM_ROLES[name]: param for name, param in kept.items()}
+    return own | kept
 
 
 def fuse_norms(graph: Graph) -> Graph:
@@ -104,32 +111,27 @@ def fuse_norms(graph: Graph) -> Graph:
     nodes: dict[str, Node | None] = {}
     params: dict[str, Parameter] = {}
     for norm in graph.nodes:
-        kept = constant_params(norm, graph, *NORM_ROLES) if has_stored_statistics(norm) else None
+        kept = norm_tensors(norm, graph)
         if kept is None or len(norm.shape or []) != 4 or len(norm.inputs) != 1:
             continue
         behind, activation = sole_reader(graph, norm.name), None
         if behind is not None and is_alone(behind, norm):
-            describe = facts_of(behind.kind).activation
-            activation = None if describe is None else describe(behind)
+            activation = activation_of(behind)
         last = norm if activation is None or behind is None else behind
-        names = f"{last.name}:scale", f"{last.name}:shift"
-        params |= zip(names, _scale_and_shift(norm, kept, graph), strict=True)
         args = {"input": {"value": norm.inputs[0]}, "activation": activation}
-        args |= {"weight": {"param": names[0]}, "bias": {"param": names[1]}}
+        channels, dtype = norm.shape[1:2], graph.params[kept["mean"]].dtype
+        for role, part, make in (
+            ("weight", "scale", "norm_scale"),
+            ("bias", "shift", "folded_bias"),
+        ):
+            recipe, name = norm_recipe(make, norm, kept), f"{last.name}:{part}"
+            params[name] = Parameter(channels, dtype, True, recipe=recipe)
+            args[role] = {"param": name}
         nodes |= {norm.name: None}
         nodes[last.name] = Node(
             last.name, "fused_norm.default", args, norm.shape, norm.dtype, norm.layer, norm.flops
         )
     return edited(graph, nodes, params) if nodes else graph
-
-
-def _scale_and_shift(norm: Node, kept: dict[str, str], graph: Graph) -> list[Parameter]:
-    roles = {NORM_ROLES[name]: param for name, param in kept.items()}
-    common = {"roles": [*roles], "params": [*roles.values()], "eps": norm.args["eps"]}
-    held, channels = graph.params[roles["mean"]], (norm.shape or [])[1:2]
-    makes = "norm_scale", "folded_bias"
-    recipes = ({"make": make, **common} for make in makes)
-    return [Parameter(channels, held.dtype, True, recipe=recipe) for recipe in recipes]
 
 
 def fuse_convolutions(graph: Graph) -> Graph:
@@ -168,8 +170,7 @@ def _behind(
         parts, args["other"] = [behind], {"value": other}
         behind = sole_reader(graph, behind.name)
     if behind is not None and behind.name not in replaced and is_alone(behind, node):
-        activation = facts_of(behind.kind).activation
-        args["activation"] = None if activation is None else activation(behind)
+        args["activation"] = activation_of(behind)
         parts += [behind] if args["activation"] is not None else []
     return parts, args
 

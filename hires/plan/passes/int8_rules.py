@@ -13,10 +13,9 @@ from typing import Any, NoReturn
 from hires.core.config.precision_config import DYNAMIC
 from hires.plan.graph import Node
 from hires.plan.operators.activations import Activation, unfused
-from hires.plan.operators.operator_facts import facts_of
-from hires.plan.operators.operator_table import has_stored_statistics
+from hires.plan.operators.operator_facts import activation_of
 from hires.plan.operators.windows import pair
-from hires.plan.passes.fuse import NORM_ROLES, constant_params
+from hires.plan.passes.fuse import norm_recipe, norm_tensors
 from hires.plan.passes.int8_arithmetic import (
     ALL,
     beside,
@@ -151,38 +150,29 @@ def transposed(q: Quantiser, node: Node) -> None:
 
 def norm(q: Quantiser, node: Node) -> None:
     """A norm with stored statistics multiplies every channel, as a convolution of each does."""
-    own = constant_params(node, q.graph, *NORM_ROLES)
-    if not has_stored_statistics(node) or own is None:
+    tensors = norm_tensors(node, q.graph)
+    if tensors is None:
         _refuse("it has the statistics of its input")
-    roles = {NORM_ROLES[name]: param for name, param in own.items()}
-    common = {"roles": [*roles], "params": [*roles.values()], "eps": node.args["eps"]}
-    channels = q.graph.shape(node.inputs[0])[1:2]
-    bias = q.param(f"{node.name}:bias", channels, "float32", {"make": "folded_bias", **common})
+    channels, recipe = q.graph.shape(node.inputs[0])[1:2], norm_recipe("folded_bias", node, tensors)
+    bias = q.param(f"{node.name}:bias", channels, "float32", recipe)
     as_fused = dataclasses.replace(node, args={**node.args, "bias": bias})
-    _by_channel(q, as_fused, {"make": "norm_weight", **common}, channels)
+    _by_channel(q, as_fused, recipe, channels)
 
 
 def fused_norm(q: Quantiser, node: Node) -> None:
     """The same with an activation behind it."""
     scale = q.graph.params[node.args["weight"]["param"]]
-    _by_channel(q, node, {**(scale.recipe or {}), "make": "norm_weight"}, scale.shape)
+    _by_channel(q, node, scale.recipe or {}, scale.shape)
 
 
 def _by_channel(q: Quantiser, node: Node, recipe: Args, channels: list[int]) -> None:
-    """Adds a norm as a convolution of each channel alone."""
-    q.only_input(node)
-    if len(node.shape or []) != 4:
-        _refuse(FOLLOWS)
-    as_layer = {
-        "input": node.args["input"],
-        "weight": q.param(f"{node.name}:weight", [*channels, 1, 1, 1], "float32", recipe),
-        "bias": node.args["bias"],
-        "stride": [1, 1],
-        "padding": [0, 0],
-        "dilation": [1, 1],
-        "groups": channels[0],
-        "activation": node.args.get("activation"),
-    }
+    """Adds a norm as a convolution of each channel alone; ``recipe`` names its tensors."""
+    _only_map(q, node)
+    made = {**recipe, "make": "norm_weight"}
+    weight = q.param(f"{node.name}:weight", [*channels, 1, 1, 1], "float32", made)
+    as_layer = {name: node.args.get(name) for name in ("input", "bias", "activation")}
+    as_layer |= {"weight": weight, "stride": [1, 1], "padding": [0, 0], "dilation": [1, 1]}
+    as_layer["groups"] = channels[0]
     convolution(q, dataclasses.replace(node, op="conv2d.default", args=as_layer))
 
 
@@ -211,11 +201,15 @@ def linear(q: Quantiser, node: Node) -> None:
     _layer(q, node, "q_linear", args_of, affine)
 
 
+def _only_map(q: Quantiser, node: Node) -> QuantisedValue:
+    # The only input of a node that makes a map.
+    x = q.only_input(node)
+    return x if len(node.shape or []) == 4 else _refuse(FOLLOWS)
+
+
 def avg_pool(q: Quantiser, node: Node) -> None:
     """Computes an average pool."""
-    x, args = q.only_input(node), node.args
-    if len(node.shape or []) != 4:
-        _refuse(FOLLOWS)
+    x, args = _only_map(q, node), node.args
     affine = q.values.get(node.name, x.affine)
     names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
     made = {"input": x.ref, **{name: args[name] for name in (*names, "divisor_override")}}
@@ -254,9 +248,7 @@ def _mean_of(q: Quantiser, node: Node, dims: list[int], keepdim: bool) -> None:
 
 def mixed(q: Quantiser, node: Node) -> None:
     """Computes an interpolation."""
-    x, args = q.only_input(node), node.args
-    if len(node.shape or []) != 4:
-        _refuse(FOLLOWS)
+    x, args = _only_map(q, node), node.args
     affine = q.values.get(node.name, x.affine)
     given = args.get("scale_factors") or [args.get(f"scales_{dim}") for dim in "hw"]
     made = {"input": x.ref, "mode": node.kind, "align_corners": bool(args.get("align_corners"))}
@@ -278,7 +270,7 @@ def moved(q: Quantiser, node: Node) -> None:
 
 def clamp(q: Quantiser, node: Node) -> None:
     """Computes a clamp, or a ReLU, by other bounds."""
-    x, activation = q.only_input(node), _activation_of(node)
+    x, activation = q.only_input(node), activation_of(node)
     ends = clamp_of(activation) if activation else None
     if ends is None:
         _refuse("its bounds are no range of numbers")
@@ -287,14 +279,9 @@ def clamp(q: Quantiser, node: Node) -> None:
     q.emit(node, "q_requantize", made, affine)
 
 
-def _activation_of(node: Node) -> Activation | None:
-    describe = facts_of(node.kind).activation
-    return None if describe is None else describe(node)
-
-
 def activation(q: Quantiser, node: Node) -> None:
     """Computes an activation by a table."""
-    x, affine, activation = q.only_input(node), q.values.get(node.name), _activation_of(node)
+    x, affine, activation = q.only_input(node), q.values.get(node.name), activation_of(node)
     if affine is None or activation is None:
         _refuse("its value has no scale")
     _by_table(q, node, activation, x, affine)

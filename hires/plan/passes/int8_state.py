@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from hires.core.config.precision_config import DYNAMIC, STATIC
 from hires.core.errors import ConfigError
 from hires.core.registry import imported
-from hires.plan.conversions import renamed
-from hires.plan.graph import INPUT, Graph, Node, Parameter
+from hires.plan.graph import INPUT, Graph, Node, Parameter, renamed
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.passes.fuse import edited
 from hires.quant.affine import FACTOR_LIMIT, Affine
@@ -134,12 +133,10 @@ class Quantiser:
 
     def only_input(self, node: Node) -> QuantisedValue:
         """Returns the only input of a node; StaysFloat: it is not quantised."""
-        first = next(iter(node.args.values()))
-        if len(node.inputs) != 1 or first != {"value": node.inputs[0]}:
+        first, inputs = next(iter(node.args.values())), node.inputs
+        if len(inputs) != 1 or first != {"value": inputs[0]} or inputs[0] not in self.numbers:
             raise StaysFloat(FOLLOWS)
-        if node.inputs[0] not in self.numbers:
-            raise StaysFloat(FOLLOWS)
-        return self.numbers[node.inputs[0]]
+        return self.numbers[inputs[0]]
 
     def real(self, value: str) -> str:
         """Returns the name of a value as real numbers."""
@@ -153,7 +150,8 @@ class Quantiser:
     def has_int8_reader(self, value: str) -> bool:
         """Whether some reader of a value may compute with integers."""
         readers = (self.graph.nodes[index] for index in self.graph.consumers.get(value, []))
-        return any(not (self._why_float(node) or self._reads_real(node)) for node in readers)
+        reals = self.linear == DYNAMIC
+        return any(not (self._why_float(node) or (reals and is_linear(node))) for node in readers)
 
     def only_moves(self, node: Node) -> bool:
         """Whether a node computes nothing from the images, so that its place is its input's."""
@@ -202,9 +200,6 @@ class Quantiser:
             return "it is no map of the image"
         return "" if "float" in (node.dtype or "") else "it is no map of real numbers"
 
-    def _reads_real(self, node: Node) -> bool:
-        return self.linear == DYNAMIC and is_linear(node)
-
     def _unfit(self, name: str, args: dict[str, Any]) -> str:
         # Scales of a file may each be fine, and their quotient may leave fp32.
         held = {one.name: (value, one.affine) for value, one in self.numbers.items()}
@@ -230,13 +225,9 @@ class Quantiser:
         if output in self._reals:
             return
         numbers, inner = self.numbers[output], f"{output}.quantized"
-        self.nodes = [
-            dataclasses.replace(
-                renamed(node, {v: inner if v == output else v for v in node.inputs}),
-                name=inner if node.name == output else node.name,
-            )
-            for node in self.nodes
-        ]
+        for index, node in enumerate(self.nodes):
+            name = inner if node.name == output else node.name
+            self.nodes[index] = dataclasses.replace(renamed(node, {output: inner}), name=name)
         self._layer = self.graph.by_name[output].layer
         args = {"input": {"value": inner}, **_scale_args(numbers.affine)}
         self.add(output, "dequantize", args, self.graph.shape(output), "float32")
