@@ -117,6 +117,11 @@ class Graph:
         """Nodes by the name of their value."""
         return {node.name: node for node in self.nodes}
 
+    @property
+    def results(self) -> set[str]:
+        """Values that the network returns, or leaves in its buffers."""
+        return {self.output, *self.updates.values()}
+
     def append(self, node: Node) -> None:
         """Adds a node behind the others, while the network is made."""
         self.nodes.append(node)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 
 from hires.plan.event import BYTES
 from hires.plan.graph import INPUT, Graph, Node, Parameter, ancestors, plain, renamed, rewired
@@ -34,13 +33,12 @@ def fold_constants(graph: Graph, dtype: str) -> Graph:
     """Returns the network without such values; ``dtype`` is that of the run's parameters."""
     folded = _folded(graph, dtype)
     views = {n.name for n in graph.nodes if n.name not in graph.of_images and facts_of(n.kind).view}
-    fixed = {graph.output, *graph.updates.values()}
     kept, read, params = set[str](), set[str](), dict[str, Parameter]()
     for node in reversed(graph.nodes):
         if node.name in folded:
             if node.name in read:
                 params[f"{node.name}:value"] = _parameter(node, graph, dtype)
-        elif node.name not in views or node.name in read | fixed:
+        elif node.name not in views or node.name in read | graph.results:
             kept.add(node.name)
             read |= {*node.inputs}
     if not params:
@@ -60,10 +58,9 @@ def _folded(graph: Graph, dtype: str) -> set[str]:
     """Returns the values that ranks compute at their start."""
     folded, views = set[str](), set[str]()
     for node in graph.nodes:
-        fixed = node.name == graph.output or node.name in graph.updates.values()
-        written = not graph.updates.keys().isdisjoint(node.params)
+        writes = node.name in graph.results or not graph.updates.keys().isdisjoint(node.params)
         inner = folded | views >= {*node.inputs} and node.name not in graph.of_images
-        if fixed or written or not inner or node.shape is None or is_random(node):
+        if writes or not inner or node.shape is None or is_random(node):
             continue
         if facts_of(node.kind).view:
             views.add(node.name)
@@ -78,8 +75,7 @@ def _pays(node: Node, graph: Graph) -> bool:
         return False
     behind = ancestors(graph.by_name, node.name)
     names = {name for value in behind for name in graph.by_name[value].params}
-    numbers = sum(math.prod(graph.params[name].shape) for name in names)
-    return node.num_elements <= max(numbers, SMALL)
+    return node.num_elements <= max(sum(graph.params[n].num_elements for n in names), SMALL)
 
 
 def _parameter(node: Node, graph: Graph, dtype: str) -> Parameter:
@@ -104,31 +100,26 @@ def _equal_nodes(graph: Graph) -> list[list[str]]:
     """Returns the names of nodes that compute one value, first to last, for each such value."""
     groups: dict[str, list[str]] = {}
     first: dict[str, str] = {}  # value -> the first one that equals it
-    fixed = _fixed(graph)
     for node in graph.nodes:
-        if is_random(node) or updates_statistics(node) or not fixed[1].isdisjoint(node.params):
+        written = not graph.updates.keys().isdisjoint(node.params)
+        if is_random(node) or updates_statistics(node) or written:
             continue
         read = renamed(node, {name: first.get(name, name) for name in node.inputs}).args
         facts = node.op, read, node.shape, node.dtype, node.needs_grad
         key = json.dumps(facts, sort_keys=True)
-        if key not in groups or node.name not in fixed[0]:  # what the network returns stays
+        if key not in groups or node.name not in graph.results:  # what the network returns stays
             group = groups.setdefault(key, [])
             group.append(node.name)
             first[node.name] = group[0]
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _fixed(graph: Graph) -> tuple[set[str], set[str]]:
-    """Returns the values that the network returns or keeps, and the buffers that it writes."""
-    return {graph.output, *graph.updates.values()}, {*graph.updates}
-
-
 def _replaces_inputs(graph: Graph, names: list[str]) -> bool:
     """Whether nothing else reads what equal nodes read, and their value is no larger."""
-    node, fixed = graph.by_name[names[0]], _fixed(graph)[0]
+    node = graph.by_name[names[0]]
     for value in node.inputs:
         readers = {graph.nodes[index].name for index in graph.consumers[value]}
-        if value == INPUT or value in fixed or not readers <= {*names}:
+        if value in {INPUT, *graph.results} or not readers <= {*names}:
             return False
     return 0 < _num_bytes(node) <= sum(_num_bytes(graph.by_name[one]) for one in node.inputs)
 
@@ -142,14 +133,11 @@ def _with_one(graph: Graph, names: list[str]) -> Graph:
     nodes: dict[str, Node | None] = dict.fromkeys(gone)
     for index in sorted({at for other in others for at in graph.consumers.get(other.name, [])}):
         node = graph.nodes[index]
-        values = {one: kept.name if one in gone else one for one in node.inputs}
-        nodes[node.name] = renamed(node, values)
+        nodes[node.name] = renamed(node, dict.fromkeys(gone, kept.name))
     left = {name: why for name, why in graph.kept.items() if name not in gone}
     made = edited(graph, nodes, {})
     return dataclasses.replace(made, kept=left, shared=graph.shared + len(others))
 
 
 def _num_bytes(node: Node) -> int:
-    if node.shape is None:
-        return 0
-    return math.prod(node.shape) * BYTES.get(node.dtype or "", 4)
+    return node.num_elements * BYTES.get(node.dtype or "", 4)

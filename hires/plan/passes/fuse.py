@@ -199,7 +199,7 @@ def drop_identities(graph: Graph) -> Graph:
     nodes: dict[str, Node | None] = {}
     for node in graph.nodes:
         read = {name: names.get(name, name) for name in node.inputs}
-        if _does_nothing(node) and node.name not in (graph.output, *graph.updates.values()):
+        if _does_nothing(node) and node.name not in graph.results:
             names[node.name], nodes[node.name] = read[node.inputs[0]], None
         elif any(name != own for own, name in read.items()):
             nodes[node.name] = renamed(node, read)
@@ -234,9 +234,8 @@ def edited(
 def sole_reader(graph: Graph, value: str) -> Node | None:
     """Returns the node that reads a value if it is the only one and the network keeps it inside."""
     readers = graph.consumers.get(value, [])
-    if len(readers) != 1 or value == graph.output or value in graph.updates.values():
-        return None
-    return graph.nodes[readers[0]]
+    is_inner = len(readers) == 1 and value not in graph.results
+    return graph.nodes[readers[0]] if is_inner else None
 
 
 def is_alone(behind: Node, node: Node) -> bool:
