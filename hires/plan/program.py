@@ -109,16 +109,8 @@ def events(plan: Plan, rank: int) -> Iterator[Event]:
 
 
 def _wait_for(post: Event) -> Event:
-    return Event(
-        f"wait_{post.kind}",
-        post.peer,
-        post.tag,
-        what=post.what,
-        lane=post.lane,
-        part=post.part,
-        channel=post.channel,
-        route=post.route,
-    )
+    _, peer, tag, _, _, what, lane, _, part, _, channel, route, *_ = post
+    return Event(f"wait_{post.kind}", peer, tag, (), "", what, lane, 0, part, None, channel, route)
 
 
 @derived
@@ -198,7 +190,7 @@ def _inside(
             if not op.moves_pixels:
                 again = " again" if back_pass and not step.back else ""
                 what = f"{op.kind} of {op.node}{again} in {action}"
-                part = Part(action, op.node, op.value, step.back, op_index(plan, stage.index, op))
+                part = Part(action, op.node, op.value, step.back, _numbers(plan, stage)[op])
                 group = tile_group(plan, rank, direction)
                 facts = (op.operation, op.kind), group, (op.elements, wide)
                 yield _joint(plan, "collective", *facts, what, 0, part)
@@ -316,7 +308,8 @@ def halo_messages(
     ``node``: where they are posted, if not at the op's own.
     """
     replica, _, stage, tile = plan.slot_of(rank, direction)
-    index, before = op_index(plan, stage, op), sum(len(one.comm) for one in plan.stages[:stage])
+    index = _numbers(plan, plan.stages[stage])[op]
+    before = sum(len(one.comm) for one in plan.stages[:stage])
     # Behind the tags of the edges each exchange has four: two directions, two ways. Microbatches
     # share them; messages of one tag between two ranks keep order.
     tag = 2 * len(plan.edges) * plan.total_microbatches
@@ -339,9 +332,8 @@ def halo_messages(
 
 
 @derived
-def op_index(plan: Plan, stage: int, op: CommOp) -> int:
-    """Returns the position of an operation in the ``comm`` of its stage, by its identity."""
-    return next(index for index, other in enumerate(plan.stages[stage].comm) if other is op)
+def _numbers(plan: Plan, stage: Stage) -> dict[CommOp, int]:
+    return {op: index for index, op in enumerate(stage.comm)}
 
 
 @derived

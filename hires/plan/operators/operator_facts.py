@@ -12,40 +12,6 @@ from hires.plan.graph import Graph, Node
 from hires.plan.operators.products import Product
 from hires.plan.tiling import Axes
 
-Tiling = Literal[
-    "pointwise",
-    "channels",
-    "last dims",
-    "joined",
-    "indexed",
-    "compared",
-    "regrouped",
-    "permuted",
-    "expanded",
-    "repeated",
-    "strided",
-    "product",
-    "window",
-    "statistics",
-    "reduction",
-    "softmax",
-    "constant",
-    "element",
-]
-"""How tiles compute an operator; ``hires.plan.rules`` has the condition of each.
-
-``pointwise``: every number alone. ``channels``: along ``argument``, if tiles do not cut that dim.
-``last dims``: along the last ones. ``joined``: several, along such a dim or a new one.
-``indexed``: other places of such dims, or rows of a table for each pixel of a map of indices.
-``compared``: two operands along such a dim.
-``regrouped``, ``permuted``, ``expanded``, ``repeated``, ``strided``: a reshape, another order of
-dims, copies, every k-th row; pixels stay in their tile. ``product``: along the dims of ``product``.
-``window``: from the tile's pixels and a halo. ``statistics``: with sums over all tiles first.
-``reduction``: a sum, maximum ... of the image, after which every tile holds the whole value.
-``softmax``: along rows, columns or pixels, from such a sum.
-``constant``: of the type of its input, whatever that holds. ``element``: one tensor of a list.
-"""
-
 
 @dataclass(frozen=True)
 class WindowFacts:
@@ -71,8 +37,21 @@ class WindowFacts:
 class OperatorFacts:
     """The entry of one operator; what is left out does not hold."""
 
-    tiling: tuple[Tiling, ...] = ()
-    """How tiles compute it; of several the first whose condition the node meets."""
+    tiling: tuple[str, ...] = ()
+    """How tiles compute it (:mod:`hires.plan.rules`); of several ways the first whose condition the
+    node meets.
+
+    ``pointwise``: every number alone. ``channels``: along ``argument``, if tiles do not cut that
+    dim. ``last dims``: along the last ones. ``joined``: several, along such a dim or a new one.
+    ``indexed``: other places of such dims, or rows of a table for each pixel of a map of indices.
+    ``compared``: two operands along such a dim. ``regrouped``, ``permuted``, ``expanded``,
+    ``repeated``, ``strided``: a reshape, another order of dims, copies, every k-th row; pixels stay
+    in their tile. ``product``: along the dims of ``product``. ``window``: from the tile's pixels
+    and a halo. ``statistics``: with sums over all tiles first. ``reduction``: a sum, maximum ... of
+    the image, after which every tile holds the whole value. ``softmax``: along rows, columns or
+    pixels, from such a sum. ``constant``: of the type of its input, whatever that holds.
+    ``element``: one tensor of a list.
+    """
     argument: str = "dim"
     """The argument that holds the dims or sizes of ``channels``."""
     window: WindowFacts | None = None
