@@ -81,10 +81,15 @@ class Reading:
         """Returns the shape of a value or parameter."""
         return self.graph.params[ref[1]].shape if ref[0] == "param" else self.graph.shape(ref[1])
 
-    def whole(self) -> Iterator[Ref]:
-        """Yields the operands of which every tile holds all."""
-        yield from (("value", name) for name in self.node.inputs if name not in self.tiled)
-        yield from (("param", name) for name in self.node.params)
+    def whole(self) -> list[Ref]:
+        """Returns the operands of which every tile holds all."""
+        values: list[Ref] = [("value", n) for n in self.node.inputs if n not in self.tiled]
+        return values + [("param", name) for name in self.node.params]
+
+    @property
+    def shapes(self) -> list[list[int]]:
+        """Shapes of all operands, those in tiles first."""
+        return [*map(shape_of, self.tiled.values()), *map(self.shape, self.whole())]
 
 
 @dataclass(frozen=True)
@@ -170,12 +175,6 @@ def _along(r: Reading) -> Fit:
     return Fit(left if node.shape is None else _sized(left, node.shape))
 
 
-def _element(r: Reading) -> Fit:
-    """One tensor of a list, whose dims are those of the others but for sizes."""
-    [dims] = r.tiled.values()
-    return Fit(_result(r, dims))
-
-
 def _last_dims(r: Reading) -> Fit:
     """Layer norm: along the last dims, of the shape of its weight."""
     source = r.first
@@ -200,30 +199,23 @@ def _joined(r: Reading) -> Fit:
     if not new and any(is_cut(dims[place]) for dims in r.tiled.values()):
         refuse(works_along(r.node))
     indexed = not {"index", "indices"}.isdisjoint(r.node.args)
-    if indexed and not _equal_but_for(r, place):
+    if indexed and len({(*s[:place], *s[place + 1 :]) for s in r.shapes}) > 1:
         refuse("its operands differ in size")
     both = aligned([apart(dims) for dims in r.tiled.values()], len(shape))
     made = _result(r, required(both, _apart(r)))
     rest = made[:place] + made[place + 1 :] if new else made
-    return dataclasses.replace(_cropping(r, rest, [*r.whole()]), dims=made)
+    return dataclasses.replace(_cropping(r, rest, r.whole()), dims=made)
 
 
 def _compared(r: Reading) -> Fit:
     """Two operands along a dim that is not cut, which vanishes."""
-    shapes = [shape_of(dims) for dims in r.tiled.values()] + [r.shape(ref) for ref in r.whole()]
-    rank = max(map(len, shapes))
+    rank = max(map(len, r.shapes))
     both = required(aligned([*r.tiled.values()], rank), _apart(r))
     place = r.node.args["dim"] % rank
     if is_cut(both[place]):
         refuse(works_along(r.node))
     made = _result(r, both[:place] + both[place + 1 :])
-    return dataclasses.replace(_cropping(r, both, [*r.whole()]), dims=made)
-
-
-def _equal_but_for(r: Reading, place: int) -> bool:
-    """Whether all operands have the sizes of the first in all dims but one, whole ones too."""
-    shapes = [shape_of(dims) for dims in r.tiled.values()] + [r.shape(ref) for ref in r.whole()]
-    return len({(*shape[:place], *shape[place + 1 :]) for shape in shapes}) == 1
+    return dataclasses.replace(_cropping(r, both, r.whole()), dims=made)
 
 
 def _indexed(r: Reading) -> Fit:
@@ -272,7 +264,7 @@ def _expanded(r: Reading) -> Fit:
     if r.first is not None:
         return _repeated(r)
     [other] = r.tiled.values()  # expand_as: a whole value becomes a map in tiles
-    return _cropping(r, other, [*r.whole()]) if shape_of(other) == shape else refuse(ACROSS)
+    return _cropping(r, other, r.whole()) if shape_of(other) == shape else refuse(ACROSS)
 
 
 def _repeated(r: Reading) -> Fit:
@@ -371,23 +363,21 @@ def _strided(r: Reading) -> Fit:
     place, step, start = node.args["dim"] % len(source), node.args["step"], node.args["start"] or 0
     size = shape_of(source)[place]
     end = size if node.args["end"] is None else node.args["end"]
-    grouped = required(_halves_of(source, place, step) if not size % step else None, why)
-    if not 0 <= start < step or end < size:
+    if not 0 <= start < step or end < size or size % step:
         refuse(why)
-    return Fit((*source[:place], grouped, *source[place + 1 :]))
-
-
-def _halves_of(dims: Dims, place: int, step: int) -> Dim | None:
-    """Returns the outer part of a dim that is split into groups of ``step``."""
-    shape = shape_of(dims)
-    split = regrouped(dims, [*shape[:place], shape[place] // step, step, *shape[place + 1 :]])
-    return None if split is None or is_cut(split[place + 1]) else split[place]
+    shape = shape_of(source)
+    groups = [*shape[:place], size // step, step, *shape[place + 1 :]]
+    split = required(regrouped(source, groups), why)
+    if is_cut(split[place + 1]):
+        refuse(why)
+    return Fit((*source[:place], split[place], *source[place + 1 :]))
 
 
 WAYS: dict[str, Callable[[Reading], Fit]] = {
     "pointwise": _pointwise,
     "channels": _along,
-    "element": _element,
+    # One tensor of a list, whose dims are those of the others but for sizes.
+    "element": lambda r: Fit(_result(r, *r.tiled.values())),
     "last dims": _last_dims,
     "joined": _joined,
     "indexed": _indexed,

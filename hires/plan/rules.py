@@ -148,7 +148,7 @@ def rule_of(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule | str:
 
 def _rule(way: str, node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule:
     if way in _OF_MAPS:
-        if not _reads_only(node, tiled):
+        if not (_reads_first(node, tiled) and all(map(is_map, tiled.values()))):
             has_weight = node.args.get("weight") in [{"value": value} for value in tiled]
             refuse("its weight is a map" if has_weight else "its operands are no maps that align")
         return _OF_MAPS[way](node, graph, [*tiled])
@@ -255,8 +255,7 @@ def reduced_dims(node: Node, shape: list[int]) -> set[int]:
     """Returns the dims of a map over which a node reduces it; a pool to one cell, over pixels."""
     if "output_size" in node.args:
         return {2, 3} if node.args["output_size"] in (1, [1], [1, 1]) else set()
-    dims = [dim for dim in _dims(node) if dim is not None]
-    return {dim % len(shape) for dim in dims or range(len(shape))}
+    return {*worked_dims(node, len(shape))}
 
 
 def _has_type(node: Node, graph: Graph, value: str) -> bool:
@@ -319,9 +318,6 @@ def _keeps_samples(way: str, node: Node, graph: Graph, read: dict[str, Dims]) ->
     return fits and not moves and not updates_statistics(node) and _reads_first(node, read)
 
 
-def _reads_only(node: Node, tiled: dict[str, Dims]) -> bool:
-    """Whether maps are read as the first argument and the one beside it, and by no other."""
-    return _reads_first(node, tiled) and all(map(is_map, tiled.values()))
 
 
 def _reads_first(node: Node, divided: dict[str, Dims]) -> bool:
@@ -334,9 +330,3 @@ def _reads_first(node: Node, divided: dict[str, Dims]) -> bool:
     maps = [read.pop(facts_of(node.kind).beside, None), (first or {}).get("value")]
     alone = read.keys() <= {"weight", "bias"} and divided.keys().isdisjoint(read.values())
     return alone and divided.keys() == {*maps} - {None}
-
-
-def _dims(node: Node) -> list[int | None]:
-    """Returns the dims along which a node works; [None] stands for all."""
-    dims = node.args.get(facts_of(node.kind).argument)
-    return dims if isinstance(dims, list) else [dims]
