@@ -20,6 +20,7 @@ Source:
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections import deque
@@ -163,18 +164,8 @@ def segments_of(graph: Graph, stage: Stage, checkpoint: str, actions: list[str])
 
     They are the first node of each, then the index after the last; empty: nothing is recomputed.
     """
-    if checkpoint == "none":
-        return []
-    if checkpoint == "stage":
-        return [stage.first, stage.last]
-    return _cut_segments(graph, stage, most_in_flight(actions))
-
-
-def _cut_segments(graph: Graph, stage: Stage, in_flight: int) -> list[int]:
-    """Returns the bounds of the segments that hold the fewest numbers at their peak.
-
-    ``in_flight`` microbatches keep their crossing values at the same time.
-    """
+    if checkpoint != "block":
+        return [] if checkpoint == "none" else [stage.first, stage.last]
 
     def size(node: Node | None) -> int:
         return math.prod(graph.input_shape) if node is None else node.num_elements
@@ -184,6 +175,7 @@ def _cut_segments(graph: Graph, stage: Stage, in_flight: int) -> list[int]:
     places = _candidates(graph, stage, crossing_at)
     made = [0, *itertools.accumulate(n.num_elements for n in graph.nodes[stage.first : stage.last])]
     inner = [made[place - stage.first] for place in places]
+    in_flight = most_in_flight(actions)  # microbatches that keep what crosses at the same time
     kept = [in_flight * crossing_at[place] for place in places]
     smallest = max(b - a for a, b in itertools.pairwise(inner))
     limits = (
@@ -195,8 +187,12 @@ def _cut_segments(graph: Graph, stage: Stage, in_flight: int) -> list[int]:
         largest = max(inner[b] - inner[a] for a, b in itertools.pairwise(cuts))
         return largest + sum(kept[i] for i in cuts[:-1])
 
-    best = min((_fewest_kept(inner, kept, limit) for limit in limits), key=peak)
-    return [places[i] for i in best]
+    def fewest_kept(limit: int) -> list[int]:
+        """Returns the cuts, as indices of places, with no segment of several above a limit."""
+        longer = lambda _, a, b: inner[b] - inner[a] > limit and a < b - 1  # noqa: E731
+        return _cut_of_least_sum(len(inner) - 1, None, kept, longer)
+
+    return [places[i] for i in min(map(fewest_kept, limits), key=peak)]
 
 
 def crossing(
@@ -237,15 +233,6 @@ def _candidates(graph: Graph, stage: Stage, crossing: dict[int, int]) -> list[in
     return [stage.first, *least, stage.last]
 
 
-def _fewest_kept(inner: list[int], kept: list[int], limit: int) -> list[int]:
-    """Returns the cuts, as indices of places, that keep least with no segment above a limit."""
-
-    def is_too_long(_: int, first: int, last: int) -> bool:
-        return inner[last] - inner[first] > limit and first < last - 1
-
-    return _cut_of_least_sum(len(inner) - 1, None, kept, is_too_long)
-
-
 Row = dict[int, tuple[float, int]]
 """Places so far -> the least cost, and the first place of the last part."""
 
@@ -268,13 +255,9 @@ def cut_of_least_largest(
             while begun and begun[-1][0] > so_far:
                 begun.pop()
             begun += [(so_far, last - 1)] if so_far < math.inf else []
-            low, high = 0, len(begun)  # from low on the parts before cost as much as this one
-            while low < high:
-                middle = (low + high) // 2
-                if begun[middle][0] >= cost_of(part, begun[middle][1], last):
-                    high = middle
-                else:
-                    low = middle + 1
+            # From here on the parts before cost as much as this one.
+            costly = lambda one: one[0] >= cost_of(part, one[1], last)  # noqa: B023, E731
+            low = bisect.bisect_left(begun, True, key=costly)
             near = begun[max(0, low - 1) : low + 1][::-1]
             costs = [(max(before, cost_of(part, first, last)), first) for before, first in near]
             if costs:

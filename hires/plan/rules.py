@@ -318,8 +318,6 @@ def _keeps_samples(way: str, node: Node, graph: Graph, read: dict[str, Dims]) ->
     return fits and not moves and not updates_statistics(node) and _reads_first(node, read)
 
 
-
-
 def _reads_first(node: Node, divided: dict[str, Dims]) -> bool:
     """Whether divided values are the first argument and the one beside it, and no others.
 
