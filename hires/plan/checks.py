@@ -71,10 +71,7 @@ def check_tiles(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_together(config: RunConfig) -> Iterator[Finding]:
-    """Yields an error for every two keys of a layout that do not go together.
-
-    Each key alone makes sense (:mod:`hires.core.config.parallel_config`).
-    """
+    """Yields an error for every two keys of a layout that do not go together."""
     parallel = config.parallel
     directions = SCHEDULES[parallel.schedule].directions
     # Another number of stages than was given needs other layers per stage.

@@ -75,10 +75,7 @@ class Converted(NamedTuple):
 
 
 def convert(graph: Graph, stages: Sequence[Stage], gather: bool = True) -> Converted:
-    """Decides how every value lies on the ranks of each stage.
-
-    Without ``gather`` nodes that every rank would compute whole are refused.
-    """
+    """Decides how values lie on the ranks of stages; without ``gather`` nodes may be refused."""
     made = Converted(dataclasses.replace(graph, nodes=[]), [], [], {})
     result, laid, labels = made.graph, made.stages, labels_of(graph)
     for cut in stages:
@@ -179,10 +176,7 @@ class _Builder:
         self._append(renamed(node, names, params), rule.result, fit.dims)
 
     def _add_on_map(self, node: Node, tiled: dict[str, Dims]) -> bool:
-        """Appends a node that reads a window of rows and columns in other dims, if it is one.
-
-        It reads a map, between two nodes that move the dims: n x H x W x C -> n x C x H x W.
-        """
+        """Appends a node that reads a window of rows and columns in other dims, on a moved map."""
         window = facts_of(node.kind).window
         order = order_of_map(next(iter(tiled.values()))) if len(tiled) == 1 else None
         if window is None or window.moved is None or order is None or node.shape is None:
@@ -219,10 +213,7 @@ class _Builder:
 
     @functools.cached_property
     def paying(self) -> set[str]:
-        """Nodes that are worth a crop: they multiply with weights, or lead to one that does.
-
-        So a small map stays whole on its way from a pool to a classifier.
-        """
+        """Nodes that are worth a crop: they multiply with weights, or lead to one that does."""
         last, found = self.stage.last, set[str]()
         nodes = self.graph.nodes[self.stage.first : last]
         for node in reversed(nodes):

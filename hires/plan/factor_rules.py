@@ -105,10 +105,7 @@ class Fit:
 
 
 def fit_of(way: str, reading: Reading) -> Fit:
-    """Returns how tiles compute a node in one of the ways of the table.
-
-    NoRule: they cannot, or the way makes another shape than torch did.
-    """
+    """Returns how tiles compute a node in one way of the table; NoRule: not so."""
     with naming(reading.node):
         fit, shape = WAYS[way](reading), reading.node.shape
     unlike = fit.dims is not None and shape_of(fit.dims) != shape
@@ -219,10 +216,7 @@ def _compared(r: Reading) -> Fit:
 
 
 def _indexed(r: Reading) -> Fit:
-    """x[:, [2, 0, 1]], or a row of a table for every pixel of a map of indices.
-
-    The dims of the indices stand in the place of those that they index.
-    """
+    """x[:, [2, 0, 1]], or a row of a table for each pixel of a map of indices, in their place."""
     why = "reads the order of the pixels"
     source, given, *_ = r.node.args.values()
     indices = given if isinstance(given, list) else [given]
@@ -296,10 +290,7 @@ MULTIPLIES = "multiplies along rows or columns"
 def _contracted(
     r: Reading, terms: list[Term], out: list[Hashable], gathered: tuple[Term, ...], sums: bool
 ) -> Fit:
-    """Returns how tiles compute a product when some operands are gathered.
-
-    ``sums``: whether it may be summed over the image, from parts of own pixels.
-    """
+    """Returns how tiles compute a product; with ``sums`` from parts of their own pixels, too."""
     names = {term.ref[1] for term in gathered}
     found: dict[Hashable, Dim] = {}
     own = [t for t in terms if t.ref[0] == "value" and t.ref[1] in r.tiled.keys() - names]

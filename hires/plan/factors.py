@@ -131,10 +131,7 @@ def regrouped(dims: Dims, shape: Sequence[int]) -> Dims | None:
 
 
 def map_order(dims: Dims) -> list[int]:
-    """Returns the order of all factors in which the map has them: [first], others, rows, columns.
-
-    The first is that of the first dim, if it is not cut.
-    """
+    """Returns the order of all factors in a map: an uncut first one, others, rows, columns."""
     axes = [factor.axis for dim in dims for factor in dim]
     return sorted(range(len(axes)), key=lambda i: (-1 if axes[i] is None else axes[i], i))
 
@@ -173,10 +170,7 @@ def as_map(dims: Dims) -> Dims:
 
 
 def aligned(operands: Sequence[Dims], rank: int) -> Dims | None:
-    """Returns the dims of a result of so many dims to which tiled operands are broadcast.
-
-    None if the pixels of two operands do not lie alike.
-    """
+    """Returns the dims to which operands in tiles are broadcast; None: they do not lie alike."""
     result: list[Dim] = [(Factor(1),)] * rank
     for dims in operands:
         for place, dim in enumerate(dims, start=rank - len(dims)):
@@ -199,10 +193,7 @@ def merged(dim: Dim, other: Dim) -> Dim | None:
 
 
 def with_each_axis_once(dims: Sequence[Dim]) -> Dims | None:
-    """Returns dims where rows that are there twice are plain the second time; None if both are cut.
-
-    Columns that are not cut are compared with columns, for example.
-    """
+    """Returns dims where rows that are there twice are plain again; None if both are cut."""
     seen: dict[int, int] = {}  # axis -> tiles that share it
     result: list[Dim] = []
     for dim in dims:
@@ -219,10 +210,7 @@ def with_each_axis_once(dims: Sequence[Dim]) -> Dims | None:
 
 
 def cropped(shape: Sequence[int], to: Dims) -> Dims:
-    """Returns the dims of a whole operand that is broadcast to a tiled result.
-
-    Its dims of full size are cut as those of the result.
-    """
+    """Returns the dims of a whole operand of a tiled result, whose full dims are cut alike."""
     own = to[len(to) - len(shape) :]
     sizes = zip(shape, own, shape_of(own), strict=True)
     return tuple(dim if size == full else (Factor(size),) for size, dim, full in sizes)

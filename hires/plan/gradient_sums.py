@@ -62,10 +62,7 @@ class GradientSum(NamedTuple):
 
 
 def gradient_mode(config: RunConfig, plan: Plan) -> str:
-    """Returns how a run sums its gradients: ``together``, ``early`` or ``late``.
-
-    Of the plan the routes are enough.
-    """
+    """Returns how a run sums its gradients; of the plan the routes are enough."""
     world = config.parallel.num_ranks
     if plan.backend in STREAMED:  # sums run beside the pass, on streams of their own
         return EARLY

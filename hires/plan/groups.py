@@ -21,10 +21,7 @@ ALONE_BYTES = 2**20
 
 @derived
 def groups(plan: Plan) -> list[list[int]]:
-    """Returns the ranks of every group, in the order in which all ranks create them.
-
-    First those of each (replica, direction, stage), then for gradients all ranks of each stage.
-    """
+    """Returns the ranks of all groups in order: of each (replica, direction, stage), then stage."""
 
     def members(stage: Stage, copies: Iterable[tuple[int, int]]) -> list[int]:
         ranks = range(stage.num_ranks)
@@ -78,10 +75,7 @@ def gradient_dtype(plan: Plan) -> str:
 
 @derived
 def trained(plan: Plan, stage: int) -> dict[str, list[str]]:
-    """Returns the parameters to which the backward pass of a stage comes, and the users of each.
-
-    As in torch, other parameters get no gradient.
-    """
+    """Returns the parameters to which a stage's backward pass comes, and the users of each."""
     reached = ran_back(plan.graph, plan.stages[stage])
     users: dict[str, list[str]] = {}
     for node in plan.nodes(stage):

@@ -143,10 +143,7 @@ def on_one_map(graph: Graph, stage: Stage, *values: str) -> bool:
 
 
 def ran_back(graph: Graph, stage: Stage) -> set[str]:
-    """Returns the nodes of a stage to which a backward pass comes.
-
-    Not to a convolution whose value is detached, for example.
-    """
+    """Returns the nodes of a stage to which a backward pass comes; none behind a detached value."""
     found: set[str] = set()
     for node in reversed(graph.nodes[stage.first : stage.last]):
         readers = graph.consumers.get(node.name, [])
@@ -159,10 +156,7 @@ def ran_back(graph: Graph, stage: Stage) -> set[str]:
 
 
 def widened(graph: Graph, stage: Stage, rules: dict[str, Rule], fuse: int) -> Stage:
-    """Returns a stage with what its tiles hold beyond their own.
-
-    One exchange serves ``fuse`` windowed layers.
-    """
+    """Returns a stage with what its tiles hold beyond their own, for ``fuse`` windowed layers."""
     stage = dataclasses.replace(stage, extents={})
     if fuse == 1 or stage.num_tiles == 1:
         return stage

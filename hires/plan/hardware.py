@@ -43,10 +43,7 @@ def device_of(config: RunConfig) -> str:
 
 
 def backend_of(config: RunConfig) -> str:
-    """Returns ``comm.backend``, or what ``auto`` means.
-
-    That is ``nccl`` where every rank has a GPU of its own, which NCCL needs, else ``gloo``.
-    """
+    """Returns ``comm.backend``, or for ``auto`` nccl if every rank has a GPU alone, else gloo."""
     if config.comm.backend != "auto":
         return config.comm.backend
     own = device_of(config) == CUDA and ranks_of_node(config) <= (gpus_of_node(config) or 0)
@@ -89,10 +86,7 @@ def requested_gpus(config: RunConfig) -> int | None:
 
 
 def require_gpus(config: RunConfig) -> None:
-    """Refuses to start ranks here on GPUs that this machine or its torch does not have.
-
-    RunError: what is missing. Planning needs neither, so that a run can be prepared elsewhere.
-    """
+    """Refuses to start ranks here on GPUs that the machine or its torch lacks; RunError: which."""
     if config.device != CUDA:
         return
     torch = gpus.installed_torch()

@@ -32,10 +32,7 @@ from hires.plan.tiling import (
 
 
 def connected(graph: Graph, stage: Stage, fuse: int = 1, joint: bool = False) -> Stage:
-    """Returns a stage, whose values have their layouts, with what travels within it.
-
-    One exchange serves ``fuse`` windowed layers; ``joint``: norms that are neighbours share one.
-    """
+    """Returns a stage with what travels within it; ``joint``: neighbouring norms share messages."""
     nodes = graph.nodes[stage.first : stage.last]
     rules = {node.name: rule_in(stage, node, graph) for node in nodes}
     stage = widened(graph, stage, rules, fuse)
@@ -169,10 +166,7 @@ def _conversion(graph: Graph, stage: Stage, node: Node, rule: Rule, back: bool) 
 
 
 def _pieces(held: list[Box], wanted: list[Box], layout: str) -> list[Transfer]:
-    """Returns messages from holders so that every receiver gets all of what it wants.
-
-    If every holder has the complete value they take turns, else each sends what it has.
-    """
+    """Returns messages that bring all that is wanted; holders of a complete value take turns."""
     pieces = []
     for receiver, want in enumerate(wanted):
         for holder in [receiver % len(held)] if layout == WHOLE else range(len(held)):

@@ -139,10 +139,7 @@ class Room:
         return max(node.bytes for node in self.per_node(plan))
 
     def per_node(self, plan: Plan) -> list[NodeNeed]:
-        """Returns what the ranks of each machine need together, with their libraries.
-
-        Of each GPU instead, where they compute on these.
-        """
+        """Returns what the ranks of each machine, or GPU, need together, with their libraries."""
         peaks = [self._own_bytes(entry) for entry in plan.memory]
         needs, first = [], 0
         for count in spread(plan.world, self.nodes):

@@ -35,10 +35,7 @@ def route_of(
     num_bytes: int,
     is_bucket: bool = False,
 ) -> Route:
-    """Returns the route of a message, or of a collective of so many ranks.
-
-    ``is_bucket``: it sums several tensors.
-    """
+    """Returns the route of a message or collective; ``is_bucket``: it sums several tensors."""
     kind = dtype_class(operation, dtype)
     case = Case(operation, ranks, same_node, plan.device, kind, num_bytes)
     route = first_route(plan.routes, case) or Route(_fallback(plan, plan.device))

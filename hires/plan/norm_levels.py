@@ -29,10 +29,7 @@ MOST_NUMBERS = 8192
 
 
 def with_norms_together(graph: Graph, stages: Sequence[Stage]) -> Graph:
-    """Returns the network in an order in which the norms of one level are neighbours.
-
-    Each stage keeps its bounds. ``stages`` have their layouts.
-    """
+    """Returns the network in an order in which the norms of a level are neighbours, by stages."""
     nodes: list[Node] = []
     for stage in stages:
         part = graph.nodes[stage.first : stage.last]
@@ -41,10 +38,7 @@ def with_norms_together(graph: Graph, stages: Sequence[Stage]) -> Graph:
 
 
 def joined(graph: Graph, stage: Stage, ops: list[CommOp]) -> list[CommOp]:
-    """Returns a stage's communication with one gather for neighbours that can share it.
-
-    Its ``readers`` are these norms, and its ``elements`` the numbers of all of them.
-    """
+    """Returns a stage's communication with one gather for several norms, which are its readers."""
     at: dict[str, list[CommOp]] = {}
     for op in ops:
         at.setdefault(op.node, []).append(op)

@@ -68,10 +68,7 @@ class Publication(NamedTuple):
 
 
 def shares_of_holders(plan: Plan, stage: int) -> dict[int, list[Rows]]:
-    """Returns the rows of a stage's parameters that each of its holders moves, by rank.
-
-    One holder alone moves all of them, and so does each where nothing is divided.
-    """
+    """Returns the rows that each holder of a stage moves, by rank; nothing: each moves all."""
     return _shares(plan, stage) if plan.shards_optimizer else {}
 
 
@@ -106,10 +103,7 @@ def _rows_of(parameter: Parameter) -> tuple[int, int, int]:
 
 @derived
 def publications(plan: Plan, stage: int) -> list[Publication]:
-    """Returns the messages behind an update: one gather where gradients are scattered.
-
-    Else each owner sends its part.
-    """
+    """Returns what follows an update: one gather of scattered sums, else one of each owner."""
     dtype = wide_dtype(plan.dtype)  # training keeps its parameters in this type
     shares = {rank: (*rows,) for rank, rows in shares_of_holders(plan, stage).items() if rows}
     sizes = {rank: sum(part.numbers for part in rows) for rank, rows in shares.items()}
@@ -128,10 +122,7 @@ def owned_numbers(plan: Plan, rank: int) -> int:
 
 
 def division_notes(plan: Plan, sent_bytes: int) -> list[Finding]:
-    """Returns a note on what the division of the optimiser's state is worth, and on its price.
-
-    ``sent_bytes``: gradients and parameters of a step, of all ranks.
-    """
+    """Returns a note on what dividing the optimiser's state is worth, and on the bytes it sends."""
     if not plan.shards_optimizer or not plan.training:
         return []
     if not any(shares_of_holders(plan, stage.index) for stage in plan.stages):

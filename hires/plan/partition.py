@@ -90,10 +90,7 @@ def starts_between_ties(graph: Graph) -> list[int]:
 
 
 def tied_uses(graph: Graph, nodes: Sequence[Node]) -> dict[str, list[Node]]:
-    """Returns the users, in order, of every parameter that a training step changes.
-
-    The node that makes the new value of a buffer is the last one of its users.
-    """
+    """Returns the users of every parameter that a step changes, in order, a buffer's maker last."""
     users: dict[str, list[Node]] = {}
     updated = {value: name for name, value in graph.updates.items()}
     for node in nodes:
@@ -160,10 +157,7 @@ STEPS = 24
 
 
 def segments_of(graph: Graph, stage: Stage, checkpoint: str, actions: list[str]) -> list[int]:
-    """Returns the segments of a training's stage whose ranks have these actions.
-
-    They are the first node of each, then the index after the last; empty: nothing is recomputed.
-    """
+    """Returns the first nodes of a stage's segments, and its end; empty: nothing is recomputed."""
     if checkpoint != "block":
         return [] if checkpoint == "none" else [stage.first, stage.last]
 
@@ -214,10 +208,7 @@ def crossing(
 
 
 def _candidates(graph: Graph, stage: Stage, crossing: dict[int, int]) -> list[int]:
-    """Returns the places of cuts, with both ends of the stage: layers where little crosses.
-
-    All readers of one halo stay in one segment.
-    """
+    """Returns places for cuts, ends included, where little crosses and no halo's readers part."""
     barred: set[int] = set()
     for op in stage.comm:
         at = [graph.position[name] for name in (op.node, *op.readers)]

@@ -373,10 +373,7 @@ class Plan:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Plan:
-        """Returns the plan that :meth:`to_dict` described.
-
-        PlanError: it is of another schema, or damaged.
-        """
+        """Returns the plan that was described so; PlanError: of another schema, or damaged."""
         if values.get("schema") != SCHEMA:
             raise PlanError(
                 f"plan.json has schema {values.get('schema')!r}, this hires reads {SCHEMA}; "

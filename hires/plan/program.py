@@ -130,10 +130,7 @@ class Step(NamedTuple):
 
 @derived
 def steps_of(plan: Plan, stage: Stage, back: bool) -> list[Step]:
-    """Returns what a pass of a stage computes, in order; segments run again before their way back.
-
-    A backward pass is empty of nodes to which no gradient comes.
-    """
+    """Returns what a pass of a stage computes, in order; segments run again before the way back."""
     ops: dict[str, list[CommOp]] = {}
     returns: dict[str, list[CommOp]] = {}
     for op in stage.comm:
@@ -349,10 +346,7 @@ def halo_rows(plan: Plan, stage: Stage, op: CommOp) -> dict[int, list[Peer]]:
 
 @derived
 def links(plan: Plan, back: bool) -> dict[tuple[int, bool], dict[int, list[StageLink]]]:
-    """Returns by (stage, whether outgoing), then by tile, what crosses forward or backward.
-
-    All microbatches share it.
-    """
+    """Returns by (stage, whether outgoing), then by tile, what crosses in each microbatch."""
     found: dict[tuple[int, bool], dict[int, list[StageLink]]] = {
         (stage.index, outgoing): {} for stage in plan.stages for outgoing in (False, True)
     }

@@ -53,10 +53,7 @@ def reasons(plan: Plan, stage: Stage) -> dict[str, str]:
 
 
 def findings(plan: Plan, mode: str = "stage") -> Iterator[Finding]:
-    """Yields how many nodes are compiled, what keeps the others out, and where it does not pay.
-
-    ``mode`` is ``engine.compile``. Engines need stages without tiles.
-    """
+    """Yields how many nodes ``mode`` compiles, what keeps others out, and where it does not pay."""
     tiled = [stage for stage in plan.stages if stage.num_tiles > 1]
     if mode == TENSORRT and tiled:
         rows, columns = tiled[0].tiles

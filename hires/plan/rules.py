@@ -114,10 +114,7 @@ def rule_or_reason(stage: Stage, node: Node, graph: Graph) -> Rule | str:
 
 
 def dims_of(graph: Graph, stage: Stage, value: str) -> Dims:
-    """Returns the dims of a value that ranks divide; of a list, those of its elements.
-
-    To shards a value is one map with a row for each sample.
-    """
+    """Returns the dims of a value that tiles divide, or shards by samples; of a list's elements."""
     held = stage.factors.get(value)
     if held is not None:
         return unpack(held)
@@ -236,10 +233,7 @@ def _num_results(node: Node, graph: Graph, tiled: dict[str, Dims]) -> int:
 
 
 def kept_dim(node: Node, factors: Dims) -> int | None:
-    """Returns the dim that tiles cut and that a reduction of the other one leaves.
-
-    A mean over columns on 2 x 2 tiles: each tile sends those of its rows.
-    """
+    """Returns the dim that tiles cut and that a reduction of the other one leaves."""
     dims = reduced_dims(node, shape_of(factors))
     kept = [d for d, dim in enumerate(factors) if is_cut(dim) and d not in dims and len(dim) == 1]
     return kept[0] if len(kept) == 1 else None
@@ -259,10 +253,7 @@ def reduced_dims(node: Node, shape: list[int]) -> set[int]:
 
 
 def _has_type(node: Node, graph: Graph, value: str) -> bool:
-    """Whether a value is of floating-point numbers, and is not summed in another type.
-
-    Or of a quantised network's, whose sums are exact.
-    """
+    """Whether a value is of real numbers, or quantised, and is not summed in another type."""
     if facts_of(node.kind).quantized:
         return True
     dtype = (graph.by_name[value].dtype or "") if value in graph.by_name else "float"
@@ -319,10 +310,7 @@ def _keeps_samples(way: str, node: Node, graph: Graph, read: dict[str, Dims]) ->
 
 
 def _reads_first(node: Node, divided: dict[str, Dims]) -> bool:
-    """Whether divided values are the first argument and the one beside it, and no others.
-
-    Weights may be whole values that the network computes: their gradients are shared.
-    """
+    """Whether divided values are the first argument and that beside it; others are weights."""
     (_, first), *others = node.args.items()
     read = {key: arg["value"] for key, arg in others if isinstance(arg, dict) and "value" in arg}
     maps = [read.pop(facts_of(node.kind).beside, None), (first or {}).get("value")]

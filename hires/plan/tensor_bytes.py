@@ -16,10 +16,7 @@ from hires.plan.operators.operator_facts import facts_of, kept_of
 
 
 def value_bytes(graph: Graph, value: str, dtype: str) -> int:
-    """Returns the bytes of a whole value; integers, as those of int8, have their own width.
-
-    Of a list of tensors 0: these are counted by themselves.
-    """
+    """Returns the bytes of a whole value, none of a list; integers have their own width."""
     if graph.is_list(value):
         return 0
     node = graph.by_name.get(value)

@@ -175,10 +175,7 @@ class TuningTable:
 
     @staticmethod
     def read(path: str | Path, base: str = "gloo") -> TuningTable:
-        """Returns the table of a file; ``base`` is the backend that ``default`` means in it.
-
-        ConfigError: the file, the number of a rule or point, its value, why, and a remedy.
-        """
+        """Returns a file's table, where ``default`` is ``base``; ConfigError: what is wrong."""
         try:
             values = reading.read_named_values(path)
         except ConfigError as error:

@@ -20,10 +20,7 @@ def pair(value: Any) -> list[int]:
 
 
 def window_axes(kind: str, node: Node, shape: list[int], *window: list[int]) -> Axes:
-    """Returns the axes of a node whose input has a shape of (n, C, H, W).
-
-    ``window`` is [rows, cols] of kernel, stride, padding and dilation.
-    """
+    """Returns the axes of a node; ``window``: [rows, cols] of kernel, stride, padding, dilation."""
     assert node.shape is not None
     rows, cols = zip(*window, strict=True)
     return Axis(kind, shape[2], node.shape[2], *rows), Axis(kind, shape[3], node.shape[3], *cols)

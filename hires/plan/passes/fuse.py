@@ -62,10 +62,7 @@ def fold_norms(graph: Graph) -> Graph:
 def folded_params(
     source: Node, norm: Node, tensors: dict[str, str], graph: Graph
 ) -> dict[str, Parameter]:
-    """Returns weight and bias of a layer with a norm folded into it, by their names.
-
-    ``tensors`` are those of both by their roles in the recipes.
-    """
+    """Returns weight and bias of a layer with a norm in it; ``tensors``: of both, by roles."""
     weight, channels = graph.params[tensors["weight"]], (norm.shape or [])[1:2]
     groups = source.args["groups"] if facts_of(source.kind).weight_channels else 0
     recipe = {**norm_recipe("folded_weight", norm, tensors), "transposed_groups": groups}
@@ -191,10 +188,7 @@ def _added(node: Node, behind: Node, graph: Graph) -> str | None:
 
 
 def drop_identities(graph: Graph) -> Graph:
-    """Returns the network without what does nothing in inference, as dropout.
-
-    A reader of its value reads what went into it; the value that the network returns stays.
-    """
+    """Returns the network without what does nothing in inference, as dropout."""
     names: dict[str, str] = {}  # value -> the one that it equals
     nodes: dict[str, Node | None] = {}
     for node in graph.nodes:
@@ -214,10 +208,7 @@ def _does_nothing(node: Node) -> bool:
 def edited(
     graph: Graph, nodes: Mapping[str, Node | None], params: Mapping[str, Parameter]
 ) -> Graph:
-    """Returns a graph in which some nodes are others, or gone, with new parameters.
-
-    Parameters that are no longer needed are left out.
-    """
+    """Returns a graph in which some nodes are others, or gone, with the parameters it needs."""
     made = [nodes.get(node.name, node) for node in graph.nodes]
     kept = [node for node in made if node is not None]
     every = {**graph.params, **params}
@@ -244,10 +235,7 @@ def is_alone(behind: Node, node: Node) -> bool:
 
 
 def constant_params(node: Node, graph: Graph, *names: str) -> dict[str, str] | None:
-    """Returns the parameters that arguments of a node hold, without those that are None.
-
-    None: one of them is a value, or a buffer that the network writes.
-    """
+    """Returns the parameters of some arguments; None: one is a value, or a written buffer."""
     params: dict[str, str] = {}
     for name in names:
         arg: Any = node.args.get(name)

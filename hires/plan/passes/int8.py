@@ -117,10 +117,7 @@ def observed_values(graph: Graph) -> list[str]:
 
 
 def params_digest(graph: Graph) -> str:
-    """Returns 16 digits that differ where the parameters and buffers of two networks do.
-
-    They are the network's own: how it was rewritten, cut and tiled makes no difference.
-    """
+    """Returns 16 digits that differ where two networks' own parameters and buffers do."""
     own = graph.own_params(name for node in graph.nodes for name in node.params)
     return digest([[name, graph.params[name].shape] for name in sorted(own)])
 

@@ -167,10 +167,7 @@ class Quantiser:
         dtype: str = UINT8,
         flops: int = 0,
     ) -> dict[str, str]:
-        """Appends a node; returns its value as an argument.
-
-        ConfigError: its scale and those of its inputs are too far apart for fp32.
-        """
+        """Appends a node; returns it as an argument. ConfigError: scales are too far apart."""
         if any(not abs(args.get(key, 0.0)) <= FACTOR_LIMIT for key in _FACTORS):
             raise ConfigError(self._unfit(name, args))
         op = kind if "." in kind else f"{kind}.default"

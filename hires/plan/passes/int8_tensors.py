@@ -26,10 +26,7 @@ def layer_tensors(
     add: float = 0.0,
     shape: list[int] | None = None,
 ) -> dict[str, Any]:
-    """Adds weight, multiplier and offset of a layer; returns them as arguments.
-
-    ``form`` says in which form the weight is held; ``shape`` is that of this form.
-    """
+    """Adds weight, held in a ``form``, multiplier and offset of a layer; returns arguments."""
     shape = shape or {**q.graph.params, **q.params}[weight].shape
     scale, numbers = _scale_and_numbers(q, node, weight, shape, form)
     factor = x.affine.scale / to.scale
@@ -48,10 +45,7 @@ def layer_tensors(
 
 
 def row_tensors(q: Quantiser, node: Node, weight: str) -> dict[str, Any]:
-    """Adds the tensors of a linear layer whose rows have scales of their own; as arguments.
-
-    The offset is that of a zero point of 1. The bias is the layer's own.
-    """
+    """Adds the tensors of a linear layer whose rows have scales of their own, as arguments."""
     shape = [*q.graph.params[weight].shape, 1, 1]
     scale, numbers = _scale_and_numbers(q, node, weight, shape, {})
     # Names of their own: a file of static layers has others in the place of these.

@@ -230,10 +230,7 @@ class Steps:
         return f"{waits} rank {others} to receive {' and '.join(map(self._words, sends))}"
 
     def _one_sided(self) -> list[str]:
-        """Returns the messages that one side posts more often than the other in its whole program.
-
-        Of several the first that the other side does not name at all is the one that is named.
-        """
+        """Returns what one side posts more often; of several what the other does not name."""
         sides: dict[tuple[Any, ...], tuple[list[Event], list[Event]]] = {}
         for post, (_, event) in self.step.events.items():
             _, (*ends, _) = post

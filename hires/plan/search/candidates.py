@@ -165,10 +165,7 @@ def written(value: Any) -> str:
 def shapes(
     config: RunConfig, ranks: int, layers: int, given: Given = NOTHING_GIVEN
 ) -> Iterator[LayoutShape]:
-    """Yields the shapes of exactly so many ranks, for a network of so many layers.
-
-    Only those whose tiles are no smaller than a pixel, and whose replicas divide the batch.
-    """
+    """Yields the shapes of so many ranks whose tiles have pixels, and replicas divide the batch."""
     grid = given.get("parallel.tiles")
     for any_tiles in (False, True) if grid is None else (True,):
         every = _every_shape(config, ranks, layers, grid, any_tiles)
@@ -209,10 +206,7 @@ def _every_shape(
 def orders(
     config: RunConfig, shape: LayoutShape, given: Given = NOTHING_GIVEN
 ) -> Iterator[Candidate]:
-    """Yields the microbatches, pairs and schedules of a shape, nothing computed again.
-
-    What the user gave of the rest of a layout is in each.
-    """
+    """Yields the microbatches, pairs and schedules of a shape, the rest as given or by default."""
     rest = {n: given[key] for n, key in _ORDER.items() if n not in _LISTED and key in given}
     if (balance := rest.get("balance")) is not None:
         if len(balance) != shape.stages:

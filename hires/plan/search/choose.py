@@ -99,10 +99,7 @@ class Chooser:
     """Layouts that make no plan, with the whole error."""
 
     def choose(self, ranks: int) -> Choice:
-        """Returns the layouts of exactly so many ranks.
-
-        PlanError: no layout has so many ranks, or none fits; it states what would.
-        """
+        """Returns the layouts of so many ranks; PlanError: none exists or fits, and what would."""
         for problem in check_tiles(self.config):
             raise PlanError(f"{problem.text} [{problem.key}]")
         began_s = time.monotonic()
@@ -315,10 +312,7 @@ class Chooser:
     def _with_cuts(
         self, estimator: Estimator, candidate: Candidate, bound: float
     ) -> Iterator[Candidate]:
-        """Yields a layout with the usual cut of its stages, and with the best other one that fits.
-
-        ``bound`` is the most that its estimate of memory may be.
-        """
+        """Yields a layout with its usual cut, and with the best other one within ``bound``."""
         yield candidate
         if "parallel.balance" in self.given:
             return
@@ -332,10 +326,7 @@ class Chooser:
         yield from sorted(others, key=order)[:1]
 
     def _tried_again(self, options: Sequence[Option]) -> Iterator[Candidate]:
-        """Yields the best layout of each shape with fused halos and the like, if it is good.
-
-        The best one comes first.
-        """
+        """Yields good layouts, one of each shape, with fused halos and the like, the best first."""
         best: dict[LayoutShape, Candidate] = {}
         ranked = sorted(options, key=self._cost)
         for option in ranked:

@@ -330,10 +330,7 @@ class Estimator:
     def stage_bytes(
         self, share: RankShare, first: int, last: int, checkpoint: str = "none", parts: int = 1
     ) -> StageBytes:
-        """Returns what a rank of some nodes holds, with its share of a microbatch.
-
-        ``parts``: into which the optimiser's states are divided.
-        """
+        """Returns what a rank of some nodes holds, the optimiser's states in so many ``parts``."""
         table = self.table(share)
         kept = table.of(table.kept_bytes, first, last)
         boundary = self._crossing(self.dtype)[first] * share.of(self.graph)
@@ -373,10 +370,7 @@ def _passes(table: StageTable, first: int, last: int, checkpoint: str) -> tuple[
 
 
 def _pipeline(candidate: Candidate, training: bool) -> Pipeline:
-    """Returns the replica that a schedule is made for.
-
-    In one direction all ranks of a stage do the same, so one of each is enough.
-    """
+    """Returns the replica of a schedule; in one direction with one rank for each stage."""
     shape = candidate.shape
     counts = shape.ranks_of_stages if shape.directions > 1 else [1] * shape.stages
     ends = [0, *itertools.accumulate(counts)]

@@ -67,10 +67,7 @@ class Rehearsal:
         return alike and len(self.failures) >= MOST_FAILURES and not self.ratios
 
     def run(self) -> None:
-        """Marks each option as one that fits or not; one that fits is looked for at any price.
-
-        RunError: a prediction failed, and so would others.
-        """
+        """Marks each option as one that fits or not; one that fits is looked for at any price."""
         work = 0
         while not self.is_vain:
             self._correct()

@@ -25,10 +25,7 @@ MOST_TIMES = 16
 
 
 def offered(config: RunConfig) -> list[Finding]:
-    """Returns an error if a layout has more ranks than the launcher offers.
-
-    Machines without a rank, and nodes with fewer cores than their ranks need, are errors too.
-    """
+    """Returns an error if ranks, machines or cores of a layout are not those that are offered."""
     most = config.offered_ranks
     return ranks_offered(config, config.parallel.num_ranks, f"use parallel=auto ranks={most}")
 
@@ -94,10 +91,7 @@ def none_of(config: RunConfig, layers: int, ranks: int, given: Given) -> str:
 
 
 def no_plan(choice: Choice, errors: Iterable[str]) -> str:
-    """Returns the reasons for which no layout at all makes a plan, the most frequent first.
-
-    ``errors`` are those of all layouts, each with its reason and what would help.
-    """
+    """Returns why no layout at all makes a plan: the most frequent of all their ``errors``."""
     remedies = {error.split(";")[0]: error for error in errors}
     reasons = [reason for reason, _ in choice.reasons.most_common(MOST_REASONS)]
     texts = "; ".join(remedies.get(reason, reason) for reason in reasons)

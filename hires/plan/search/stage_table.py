@@ -89,10 +89,7 @@ def node_facts(graph: Graph, dtype: str, training: bool) -> list[NodeFacts]:
 
 
 def borrowed_bytes(graph: Graph, grid: tuple[int, int], dtype: str) -> list[float]:
-    """Returns the bytes of one sample that a tile borrows for each node.
-
-    The tile is that with the most neighbours.
-    """
+    """Returns the bytes of a sample that the tile with most neighbours borrows for each node."""
     tile = (grid[0] // 2) * grid[1] + grid[1] // 2
     return [_borrowed(graph, node, grid, tile, dtype) for node in graph.nodes]
 

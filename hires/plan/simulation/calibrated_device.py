@@ -111,10 +111,7 @@ class CalibratedDevice:
 
 
 def interpolated(located: Sequence[Located], place: tuple[float, ...]) -> float:
-    """Returns the value at a place between its nearest samples; at a sample that of the sample.
-
-    The samples are sorted.
-    """
+    """Returns the value at a place: that of its samples, or between the nearest; all are sorted."""
     first = bisect.bisect_left(located, (place, -math.inf))
     same = itertools.takewhile(lambda one: one[0] == place, itertools.islice(located, first, None))
     exact = [value for _, value in same]

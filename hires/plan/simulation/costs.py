@@ -237,10 +237,7 @@ def _pass(
 
 
 def _hidden_share(plan: Plan, slot: Slot, op: CommOp) -> float:
-    """Returns the share of a node that is computed while its halo travels.
-
-    Only convolutions are divided so. As many outputs need borrowed pixels as are borrowed.
-    """
+    """Returns the share of a node, a convolution, that is computed while its halo travels."""
     window = facts_of(plan.graph.by_name[op.node].kind).window
     if op.kind != "halo" or plan.halo_overlap == "off" or window is None or not window.strips:
         return 0.0

@@ -173,10 +173,7 @@ def kept_file(machine: Machine | None = None) -> Path:
 
 
 def keep_calibration(calibration: Calibration) -> Path | None:
-    """Keeps a calibration and returns its file; None: the cache is switched off.
-
-    RunError: it cannot be written.
-    """
+    """Keeps a calibration; returns its file, None without a cache. RunError: it is not written."""
     if os.environ.get("HIRES_CACHE") == "off":
         return None
     path = kept_file(calibration.machine)
@@ -186,10 +183,7 @@ def keep_calibration(calibration: Calibration) -> Path | None:
 
 
 def load_calibration() -> Calibration | None:
-    """Returns the calibration of this machine; None: there is none.
-
-    ConfigError: its file is of another machine or version, or damaged.
-    """
+    """Returns the calibration of this machine, if any; ConfigError: of another one, or damaged."""
     path = kept_file()
     if os.environ.get("HIRES_CACHE") == "off" or not path.exists():
         return None
@@ -229,10 +223,7 @@ def calibration_or_defaults() -> Calibration:
 
 
 def calibration_from(values: Mapping[str, Any]) -> Calibration:
-    """Returns the calibration that :meth:`Calibration.to_dict` described.
-
-    ConfigError: it is of another schema, or damaged.
-    """
+    """Returns the calibration of plain values; ConfigError: of another schema, or damaged."""
     values = dict(values)
     if (schema := values.pop("schema", None)) != SCHEMA:
         raise ConfigError(f"it has schema {schema!r}, this hires reads {SCHEMA}")

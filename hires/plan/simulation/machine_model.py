@@ -145,10 +145,7 @@ class MachineModel:
 
 
 def machine_of(config: RunConfig, calibration: Calibration) -> MachineModel:
-    """Returns the machine of a run: this one, as calibrated, or its cluster.
-
-    ConfigError: a cluster, or a GPU, without numbers.
-    """
+    """Returns the machine of a run: this one, or its cluster; ConfigError: that has no numbers."""
     cluster, device = config.cluster, device_of(config)
     if cluster.tflop_per_s or cluster.name != HERE or device == CUDA:
         return _of_cluster(config, device)
