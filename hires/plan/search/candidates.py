@@ -28,8 +28,8 @@ MOST_GRIDS = 6
 """Grids of one number of tiles that are listed, the most square ones first."""
 MOST_MICROBATCHES = 32
 """Of one model pass; more shorten a bubble that is small by then."""
-FUSED = (1, 2, 4)
-"""Windowed layers that one exchange of halos serves."""
+FUSED, RECOMPUTED = (1, 2, 4), ("none", "block", "stage")
+"""Windowed layers that one exchange of halos serves, and what is computed again."""
 SMOOTH = (2, 3, 5)
 """In a replica of more than ``MANY`` ranks, tiles of a stage are products of these alone, unless
 the user gave their grid or no layout would be left."""
@@ -77,17 +77,9 @@ class LayoutShape:
         return [self.tiles] * self.spatial_stages + [self.local_dp] * behind
 
 
-def _recomputed(config: RunConfig, shape: LayoutShape) -> Sequence[str]:
-    return ("none", "block", "stage") if config.task.name == "train" else ("none",)
-
-
 def _divided_updates(config: RunConfig, shape: LayoutShape) -> Sequence[bool]:
     copies = shape.replicas > 1 or shape.directions > 1 or max(shape.ranks_of_stages) > 1
     return (False, True) if config.task.name == "train" and copies else (False,)
-
-
-def _fused(config: RunConfig, shape: LayoutShape) -> Sequence[int]:
-    return FUSED if shape.spatial_stages else FUSED[:1]
 
 
 @dataclass(frozen=True)
@@ -99,8 +91,14 @@ class Candidate:
     pairs: int = _dimension("parallel.pairs", 1)
     schedule: str = _dimension("parallel.schedule", usual_schedule())
     balance: tuple[int, ...] | None = _dimension("parallel.balance", None)
-    fuse: int = _dimension("parallel.halo.fuse", 1, planned=_fused)
-    checkpoint: str = _dimension("memory.checkpoint", "none", estimated=_recomputed)
+    fuse: int = _dimension(
+        "parallel.halo.fuse", 1, planned=lambda _, shape: FUSED if shape.spatial_stages else (1,)
+    )
+    checkpoint: str = _dimension(
+        "memory.checkpoint",
+        "none",
+        estimated=lambda config, _: RECOMPUTED if config.task.name == "train" else ("none",),
+    )
     shards_optimizer: bool = _dimension(
         "optimizer.shard", False, listed=_divided_updates, planned=_divided_updates
     )

@@ -238,7 +238,8 @@ class Chooser:
                 inside.sort(key=cost)
                 fitting += dict.fromkeys([inside[0], *[f for f in inside if need(f) <= sure][:1]])
             else:
-                short[f"needs {_rough(least)} or more on a rank"] += 1
+                about = size(2.0 ** max(0, int(least).bit_length() - 1))  # so that few differ
+                short[f"needs {about} or more on a rank"] += 1
         return sorted(fitting, key=cost), short
 
     def _planned(
@@ -334,9 +335,3 @@ class Chooser:
                 best.setdefault(option.candidate.shape, option.candidate)
         for candidate in best.values():
             yield from trials(self.config, candidate, self.given)
-
-
-def _rough(num_bytes: float) -> str:
-    """Returns bytes to a power of two, so that reasons of about the same are one."""
-    power = 2.0 ** max(0, int(num_bytes).bit_length() - 1)
-    return size(power)

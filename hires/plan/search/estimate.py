@@ -11,7 +11,6 @@ millisecond. It orders the layouts of a search; what is shown was planned.
 from __future__ import annotations
 
 import bisect
-import functools
 import itertools
 import math
 from collections import Counter
@@ -36,7 +35,6 @@ from hires.plan.partition import (
 from hires.plan.plan import derived
 from hires.plan.search.candidates import Candidate
 from hires.plan.search.stage_table import (
-    NodeFacts,
     RankShare,
     Seconds,
     StageTable,
@@ -87,25 +85,12 @@ class Estimator:
     scatters: bool = True
     """Whether the gradients of a divided update are scattered, which sends two thirds."""
 
-    @functools.cached_property
-    def training(self) -> bool:
-        """Whether gradients are computed."""
-        return self.config.task.name == "train"
-
-    @functools.cached_property
-    def dtype(self) -> str:
-        """Type of activations."""
-        return PRECISIONS[self.config.precision.name]
-
-    @functools.cached_property
-    def message_dtype(self) -> str | None:
-        """Type of messages that a key names."""
-        return PRECISIONS.get(self.config.comm.dtype)
-
-    @functools.cached_property
-    def layers(self) -> list[int]:
-        """First nodes of the layers."""
-        return layer_starts(self.graph)
+    def __post_init__(self) -> None:
+        self.training = self.config.task.name == "train"
+        self.dtype = PRECISIONS[self.config.precision.name]
+        self.message_dtype = PRECISIONS.get(self.config.comm.dtype)
+        self.layers = layer_starts(self.graph)
+        self.facts = node_facts(self.graph, self.dtype, self.training)
 
     @derived
     def table(self, share: RankShare) -> StageTable:
@@ -117,13 +102,9 @@ class Estimator:
             seconds=self.seconds,
             link=self.network.link([0, rows * cols - 1]),
             training=self.training,
-            every=self._facts(),
+            every=self.facts,
             borrowed=self._borrowed(share.grid),
         )
-
-    @derived
-    def _facts(self) -> list[NodeFacts]:
-        return node_facts(self.graph, self.dtype, self.training)
 
     @derived
     def _borrowed(self, grid: tuple[int, int]) -> list[float]:
