@@ -105,11 +105,6 @@ class Room:
     """Whether the ranks compute on GPUs, and this is the memory of the machine beside these."""
 
     @property
-    def shared(self) -> bool:
-        """Whether the ranks share the memory of the machine, so that their sum counts."""
-        return self.rank_bytes is None
-
-    @property
     def libraries_bytes(self) -> int:
         """What a rank needs there beside its prediction, to which a GPU's context belongs."""
         return 0 if self.devices else LIBRARIES_BYTES
@@ -134,7 +129,7 @@ class Room:
 
     def needed(self, plan: Plan) -> int:
         """Returns the bytes that count: of the largest rank, or of the fullest machine."""
-        if not self.shared:
+        if self.rank_bytes is not None:
             return max(map(self._own_bytes, plan.memory))
         return max(node.bytes for node in self.per_node(plan))
 
@@ -173,10 +168,9 @@ class Room:
         if self.source is not None:
             name = self.source.partition(".")[2]
             there, has = f"one {self.place}", f"{self.source}={getattr(config.cluster, name)}"
-        need = "ranks on {} need" if len(node.ranks) > 1 else "rank on {} needs"
-        if not self.devices:
-            need = "ranks on {} need"
-        many = f"{len(node.ranks)} {need.format(there)} {size(node.bytes)}, predicted"
+        one = len(node.ranks) == 1 and self.devices
+        need = f"rank on {there} needs" if one else f"ranks on {there} need"
+        many = f"{len(node.ranks)} {need} {size(node.bytes)}, predicted"
         if self.beside_gpus:
             many += ", of the host's memory beside its GPUs"
         return f"{many}{most}, which is more than {has}"

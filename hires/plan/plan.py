@@ -216,8 +216,7 @@ class Plan:
     table: dict[str, Any] = field(default_factory=dict)
     """The tuning table that these come from: its name, digest and granularity."""
     gradients: str = "together"
-    """When gradients are summed, and in which messages: ``together``, ``early`` or ``late``, as
-    ``plan.groups`` describes."""
+    """When gradients are summed, and in which messages (``plan.gradient_sums``)."""
     message_dtype: str | None = None
     """Type of halos, pipeline messages and gradient sums; None: that of the activations, and sums
     in single precision or better."""
@@ -235,8 +234,7 @@ class Plan:
     verdict: str = ""
     totals: dict[str, Any] = field(default_factory=dict)
     memory: list[dict[str, int]] = field(default_factory=list)
-    """Predicted bytes of each rank of a replica at the fullest moment of a step, by what they are
-    for, as ``plan.memory`` describes; empty if it was not predicted."""
+    """Predicted :class:`~hires.plan.memory.RankMemory` of each rank of a replica, if any."""
     validation: Plan | None = None
     """Of the evaluations of a training, on the same ranks; None: it has none."""
 

@@ -35,19 +35,9 @@ def function_of(activation: Activation) -> Function:
     return lambda x: function(x, *numbers)
 
 
-def plain(node: Node) -> Activation | None:
-    """Returns an activation without numbers."""
-    return [node.kind]
-
-
-def leaky_relu(node: Node) -> Activation | None:
-    """Returns a ReLU with a slope below zero."""
-    return ["leaky_relu", node.args["negative_slope"]]
-
-
-def gelu(node: Node) -> Activation | None:
-    """Returns a GELU, exact (``none``) or by ``tanh``."""
-    return ["gelu", node.args["approximate"]]
+def described(*names: str) -> Callable[[Node], Activation]:
+    """Returns what describes an activation: its kind, and its arguments of these names."""
+    return lambda node: [node.kind, *(node.args[name] for name in names)]
 
 
 def clamp(node: Node) -> Activation | None:

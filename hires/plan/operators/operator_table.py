@@ -43,7 +43,7 @@ def _drops(node: Node) -> bool:
     return bool(node.args["train"]) and 0 < node.args["p"] < 1
 
 
-described = functools.partial(pointwise, activation=activations.plain)
+described = functools.partial(pointwise, activation=activations.described())
 """Makes the entry of an activation without numbers."""
 clamps = functools.partial(pointwise, activation=activations.clamp, has_kinks=True)
 """Makes the entry of a clamp."""
@@ -64,8 +64,9 @@ declare("silu mish", described(int8=_BY_TABLE))
 declare("hardswish hardsigmoid", described(has_kinks=True, int8=_BY_TABLE))
 declare("hardtanh relu6 clamp", clamps(int8=_CLAMP))
 declare("clamp_min clip", clamps())
-declare("leaky_relu", jumps(activation=activations.leaky_relu, int8=_BY_TABLE))
-declare("gelu", pointwise(activation=activations.gelu, int8=_BY_TABLE))
+leaky, gelu = activations.described("negative_slope"), activations.described("approximate")
+declare("leaky_relu", jumps(activation=leaky, int8=_BY_TABLE))
+declare("gelu", pointwise(activation=gelu, int8=_BY_TABLE))
 declare("add", pointwise(overwritable=True, keeps="", int8=f"{_INT8}add"))
 declare("mul", pointwise(keeps="factors", int8=f"{_INT8}mul"))
 declare("multiply div divide true_divide", pointwise(keeps="factors"))

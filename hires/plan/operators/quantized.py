@@ -29,14 +29,6 @@ def transposed(node: Node, shape: list[int], graph: Graph) -> Axes:
     return windows.window_axes("transposed", node, shape, *window)
 
 
-def resampled(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    """Returns what an interpolation or a pool of the image mixes, as the operator in ``mode``."""
-    args = {key: node.args[key] for key in ("align_corners", "scales_h", "scales_w")}
-    like = Node(node.name, f"{node.args['mode']}.default", args, node.shape, node.dtype)
-    how = windows.bins if like.kind == "adaptive_avg_pool2d" else windows.interpolation
-    return how(like, shape, graph)
-
-
 _KERNELS = "hires.parallel.quantized_kernels:"
 
 
@@ -82,7 +74,7 @@ declare(
 )
 declare(
     "q_interpolate",
-    windowed(WindowFacts(resampled, f"{_KERNELS}interpolate"), quantized=True),
+    windowed(WindowFacts(windows.interpolation, f"{_KERNELS}interpolate"), quantized=True),
 )
 
 

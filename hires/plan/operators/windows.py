@@ -109,17 +109,17 @@ def cut_out(node: Node, shape: list[int], graph: Graph) -> Axes | None:
 
 
 def interpolation(node: Node, shape: list[int], graph: Graph) -> Axes | None:
-    """Returns what an interpolation mixes."""
+    """Returns what an interpolation mixes, or an adaptive pool of integers; ``mode`` names it."""
     assert node.shape is not None
-    corners = bool(node.args.get("align_corners"))
-    kind = "cubic" if "bicubic" in node.kind else "linear"
-    if "nearest" in node.kind:
-        kind = "nearest_exact" if "exact" in node.kind else "nearest"
-    if node.kind.endswith("_aa"):
-        if corners:
-            return None
-        kind += "_smooth"
-    kind += "_corners" if corners else ""
+    name, corners = node.args.get("mode", node.kind), bool(node.args.get("align_corners"))
+    if name == "adaptive_avg_pool2d":
+        return bins(node, shape, graph)
+    if name.endswith("_aa") and corners:
+        return None
+    kind = "cubic" if "bicubic" in name else "linear"
+    if "nearest" in name:
+        kind = "nearest_exact" if "exact" in name else "nearest"
+    kind += ("_smooth" if name.endswith("_aa") else "") + ("_corners" if corners else "")
     given = node.args.get("scale_factors") or [node.args.get(f"scales_{dim}") for dim in "hw"]
     axes = []
     for size_in, size_out, factor in zip(shape[2:], node.shape[2:], given, strict=True):

@@ -132,17 +132,10 @@ def transposed(q: Quantiser, node: Node) -> None:
     shape = [groups * outputs * stride[0] * stride[1], channels // groups, *taps]
 
     def args_of(to: Affine, bounds: dict[str, int]) -> Args:
-        made = {
-            "input": x.ref,
-            **layer_tensors(q, node, x, weight, to, weight_form(node), shape=shape),
-            "kernel_size": kernel,
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-            "groups": groups,
-            "zero_point": x.affine.zero_point,
-        }
-        return made | bounds
+        tensors = layer_tensors(q, node, x, weight, to, weight_form(node), shape=shape)
+        made = {"input": x.ref, **tensors, "kernel_size": kernel, "stride": stride}
+        made |= {"padding": padding, "dilation": dilation, "groups": groups}
+        return {**made, "zero_point": x.affine.zero_point, **bounds}
 
     affine = q.values.get(node.name) if q.has_int8_reader(node.name) else None
     _layer(q, node, "q_conv_transpose2d", args_of, affine)
@@ -331,15 +324,10 @@ def mul(q: Quantiser, node: Node) -> None:
     first, second = (q.integers(name, NO_SCALE) for name in names)
     if affine is None:
         _refuse(NO_SCALE)
-    made = {
-        "input": first.ref,
-        "other": second.ref,
-        "factor": first.affine.scale * second.affine.scale / affine.scale,
-        "zero_point": first.affine.zero_point,
-        "other_zero_point": second.affine.zero_point,
-        "offset": float(affine.zero_point),
-    }
-    q.emit(node, "q_mul", made, affine)
+    made: Args = {"input": first.ref, "other": second.ref}
+    made["factor"] = first.affine.scale * second.affine.scale / affine.scale
+    made |= {"zero_point": first.affine.zero_point, "other_zero_point": second.affine.zero_point}
+    q.emit(node, "q_mul", {**made, "offset": float(affine.zero_point)}, affine)
 
 
 def cat(q: Quantiser, node: Node) -> None:

@@ -52,12 +52,8 @@ class StepTime:
     @property
     def limit(self) -> str:
         """What takes most of the step: ``compute``, ``messages``, ``bubble`` or ``cores``."""
-        parts = {
-            "compute": self.computing,
-            "messages": self.messages,
-            "bubble": self.bubble,
-            "cores": self.crowding,
-        }
+        parts = {"compute": self.computing, "messages": self.messages}
+        parts |= {"bubble": self.bubble, "cores": self.crowding}
         return max(parts, key=lambda name: parts[name])
 
 
@@ -110,7 +106,14 @@ class MachineModel:
     def step_time(self, plan: Plan) -> StepTime:
         """Returns what a step of a plan without errors takes."""
         simulation, share = self._simulated(plan)
-        return self._parts(simulation, share)
+        step_s = crowded_step_s(simulation, self.cores, share)
+        crowding = 1 - simulation.step_s / step_s if step_s else 0.0
+        busy_s = sum(sum(kinds.values()) for kinds in simulation.busy_s) / len(simulation.ranks)
+        messages_s = simulation.step_s - simulation.unlinked_s
+        bubble_s = simulation.unlinked_s - busy_s
+        return StepTime(
+            step_s, busy_s / step_s, messages_s / step_s, max(0.0, bubble_s) / step_s, crowding
+        )
 
     def _simulated(self, plan: Plan) -> tuple[Simulation, float]:
         """Returns a step, and how many replicas share a node."""
@@ -132,16 +135,6 @@ class MachineModel:
             speed = self.speed(at_once) if fewer else speed
             simulation = simulate(plan, Roofline(plan, speed), network)
         return simulation, share
-
-    def _parts(self, simulation: Simulation, share: float) -> StepTime:
-        step_s = crowded_step_s(simulation, self.cores, share)
-        crowding = 1 - simulation.step_s / step_s if step_s else 0.0
-        busy_s = sum(sum(kinds.values()) for kinds in simulation.busy_s) / len(simulation.ranks)
-        messages_s = simulation.step_s - simulation.unlinked_s
-        bubble_s = simulation.unlinked_s - busy_s
-        return StepTime(
-            step_s, busy_s / step_s, messages_s / step_s, max(0.0, bubble_s) / step_s, crowding
-        )
 
 
 def machine_of(config: RunConfig, calibration: Calibration) -> MachineModel:
