@@ -66,7 +66,7 @@ from hires.plan.memory import (
     pinned_bytes,
 )
 from hires.plan.plan import Plan
-from hires.plan.rank_kinds import representatives
+from hires.plan.rank_kinds import rehearsed_ranks
 from hires.plan.routes import STREAMED
 from hires.plan.rules import TILED
 from hires.plan.traffic import backends_of_plan
@@ -110,7 +110,7 @@ def footprint(config: RunConfig, plan: Plan, model: nn.Module | None = None) -> 
     ``model`` is the network, built if it is left out.
     """
     model = network_of(config) if model is None else model
-    chosen, real = representatives(plan), named_tensors(model)
+    chosen, real = rehearsed_ranks(plan), named_tensors(model)
     memory = {rank: rehearse(config, plan, rank, real) for rank in sorted(set(chosen))}
     return [memory[rank] for rank in chosen]
 

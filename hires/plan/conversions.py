@@ -25,7 +25,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hires.plan.factor_rules import MULTIPLIES, Fit
+from hires.plan.factor_rules import MULTIPLIES, TiledOperands
 from hires.plan.factors import (
     Dims,
     axes_of,
@@ -158,7 +158,7 @@ class _Builder:
 
     def _add_ruled(self, node: Node, rule: Rule, tiled: dict[str, Dims]) -> None:
         """Appends a node whose operands are brought into the forms that its rule names."""
-        fit = rule.fit or Fit(None)
+        fit = rule.fit or TiledOperands(None)
         if fit.gathered:
             self.reasons[node.name] = MULTIPLIES
         names: dict[str, str] = {}

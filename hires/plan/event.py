@@ -9,7 +9,7 @@ rank alone:
     backward   the same, back through autograd
     end        ends the pass
     statistics takes over the running statistics of all copies of a stage
-    optimise   moves the parameters
+    optimise   updates the parameters
 
 Kinds that concern others too:
 
@@ -18,9 +18,9 @@ Kinds that concern others too:
     wait_sends              waits for all sends that are still open
     collective              a gather or sum over a group; the rank goes on when it is complete
     issue, wait_issued      begins a sum over a group; waits for it
-    publish                 one member of a group sends parameters that it has moved to the others
-    reduce_scatter          each member of a group gets the sums of the gradients that it moves
-    all_gather              each member of a group gets what the others have moved
+    publish                 one member of a group sends parameters that it has updated to the others
+    reduce_scatter          each member of a group gets the sums of the gradients of what it updates
+    all_gather              each member of a group gets what the others have updated
     create                  makes a group
     barrier                 all ranks of the world meet
     agree                   the same with an answer: whether all gradients are finite

@@ -60,7 +60,7 @@ def required(found: T | None, why: str) -> T:
 
 
 @dataclass(frozen=True)
-class Reading:
+class OperandDims:
     """What a node reads on the tiles of a stage."""
 
     node: Node
@@ -93,7 +93,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Fit:
+class TiledOperands:
     """How tiles compute a node: what they do to its operands, and what they hold afterwards."""
 
     dims: Dims | None
@@ -104,10 +104,10 @@ class Fit:
     """Values in tiles of which every tile needs all."""
 
 
-def fit_of(way: str, reading: Reading) -> Fit:
+def fit_of(way: str, reading: OperandDims) -> TiledOperands:
     """Returns how tiles compute a node in one way of the table; NoRule: not so."""
     with naming(reading.node):
-        fit, shape = WAYS[way](reading), reading.node.shape
+        fit, shape = TILINGS[way](reading), reading.node.shape
     unlike = fit.dims is not None and shape_of(fit.dims) != shape
     return refuse("makes a shape of its own") if unlike and shape is not None else fit
 
@@ -126,7 +126,7 @@ def naming(node: Node) -> Iterator[None]:
         ) from error
 
 
-def _pointwise(r: Reading) -> Fit:
+def _pointwise(r: OperandDims) -> TiledOperands:
     facts, rank = facts_of(r.node.kind), len(r.node.shape or [])
     if any(len(dims) > rank for dims in r.tiled.values()):
         refuse(NO_SUCH_RULE)  # max() of two maps has one, of one map it has not
@@ -142,7 +142,7 @@ def _pointwise(r: Reading) -> Fit:
     return _cropping(r, dims, operands)
 
 
-def _apart(r: Reading) -> str:
+def _apart(r: OperandDims) -> str:
     """Returns why the pixels of operands do not lie alike."""
     sizes = sorted({tuple(shape_of(dims)[2:]) for dims in r.tiled.values()})
     if len(sizes) == 1:
@@ -157,31 +157,31 @@ def works_along(node: Node) -> str:
     return f"works along {f'all {name}s' if given is None else f'{name} {given}'}"
 
 
-def _along(r: Reading) -> Fit:
+def _along(r: OperandDims) -> TiledOperands:
     """Along dims that are not cut; they stay, change their size or vanish."""
     node, source = r.node, r.first
     if source is None or len(r.tiled) > 1:
         refuse(works_along(node))
     if node.kind == "slice" and node.shape == shape_of(source):
-        return Fit(source)  # all of a dim
+        return TiledOperands(source)  # all of a dim
     along = worked_dims(node, len(source))
     if any(is_cut(source[dim]) for dim in along):
         refuse(works_along(node))
     vanish = along if node.args.get("keepdim", not facts_of(node.kind).drops) is False else []
     left = tuple(dim for place, dim in enumerate(source) if place not in vanish)
-    return Fit(left if node.shape is None else _sized(left, node.shape))
+    return TiledOperands(left if node.shape is None else _sized(left, node.shape))
 
 
-def _last_dims(r: Reading) -> Fit:
+def _last_dims(r: OperandDims) -> TiledOperands:
     """Layer norm: along the last dims, of the shape of its weight."""
     source = r.first
     normalised = len(r.node.args["normalized_shape"])
     if source is None or len(r.tiled) > 1 or any(map(is_cut, source[-normalised:])):
         refuse("normalises along rows or columns")
-    return Fit(source)
+    return TiledOperands(source)
 
 
-def _joined(r: Reading) -> Fit:
+def _joined(r: OperandDims) -> TiledOperands:
     """Operands one behind the other along a dim that is not cut, or along a new one."""
     shape = r.node.shape or []
     if r.node.args["dim"] is None:
@@ -204,7 +204,7 @@ def _joined(r: Reading) -> Fit:
     return dataclasses.replace(_cropping(r, rest, r.whole()), dims=made)
 
 
-def _compared(r: Reading) -> Fit:
+def _compared(r: OperandDims) -> TiledOperands:
     """Two operands along a dim that is not cut, which vanishes."""
     rank = max(map(len, r.shapes))
     both = required(aligned([*r.tiled.values()], rank), _apart(r))
@@ -215,7 +215,7 @@ def _compared(r: Reading) -> Fit:
     return dataclasses.replace(_cropping(r, both, r.whole()), dims=made)
 
 
-def _indexed(r: Reading) -> Fit:
+def _indexed(r: OperandDims) -> TiledOperands:
     """x[:, [2, 0, 1]], or a row of a table for each pixel of a map of indices, in their place."""
     why = "reads the order of the pixels"
     source, given, *_ = r.node.args.values()
@@ -232,27 +232,27 @@ def _indexed(r: Reading) -> Fit:
     # Indices of dims that are not side by side make the first dims.
     start = places[0] if places[-1] - places[0] < len(places) else 0
     made = with_each_axis_once((*rest[:start], *both, *rest[start:]))
-    return Fit(_result(r, required(made, why)))
+    return TiledOperands(_result(r, required(made, why)))
 
 
-def _dims_of(r: Reading, arg: Any) -> Dims:
+def _dims_of(r: OperandDims, arg: Any) -> Dims:
     [ref] = arg.items()
     return r.tiled.get(r.name_of(arg)) or whole_dims(r.shape(ref))
 
 
-def _regrouped(r: Reading) -> Fit:
+def _regrouped(r: OperandDims) -> TiledOperands:
     if r.first is None or r.node.shape is None or "dtype" in r.node.args:
         refuse(ACROSS)
-    return Fit(required(regrouped(r.first, r.node.shape), ACROSS))
+    return TiledOperands(required(regrouped(r.first, r.node.shape), ACROSS))
 
 
-def _permuted(r: Reading) -> Fit:
+def _permuted(r: OperandDims) -> TiledOperands:
     if r.first is None or r.node.kind != "permute":  # as which hires.nets traces the others
         refuse(ACROSS)
-    return Fit(tuple(r.first[dim] for dim in r.node.args["dims"]))
+    return TiledOperands(tuple(r.first[dim] for dim in r.node.args["dims"]))
 
 
-def _expanded(r: Reading) -> Fit:
+def _expanded(r: OperandDims) -> TiledOperands:
     """One number becomes many, but not along rows or columns."""
     shape = r.node.shape or []
     if r.first is not None:
@@ -261,13 +261,13 @@ def _expanded(r: Reading) -> Fit:
     return _cropping(r, other, r.whole()) if shape_of(other) == shape else refuse(ACROSS)
 
 
-def _repeated(r: Reading) -> Fit:
+def _repeated(r: OperandDims) -> TiledOperands:
     """Numbers of times, one for each dim of the result; one for those that are cut."""
     shape, source = r.node.shape or [], required(r.first, ACROSS)
-    return Fit(_sized(whole_dims([1] * (len(shape) - len(source))) + source, shape))
+    return TiledOperands(_sized(whole_dims([1] * (len(shape) - len(source))) + source, shape))
 
 
-def _product(r: Reading) -> Fit:
+def _product(r: OperandDims) -> TiledOperands:
     product = facts_of(r.node.kind).product
     assert product is not None, f"the entry of {r.node.kind} has no product"
     terms, out, sums = product(r.node, r.graph)
@@ -288,8 +288,8 @@ MULTIPLIES = "multiplies along rows or columns"
 
 
 def _contracted(
-    r: Reading, terms: list[Term], out: list[Hashable], gathered: tuple[Term, ...], sums: bool
-) -> Fit:
+    r: OperandDims, terms: list[Term], out: list[Hashable], gathered: tuple[Term, ...], sums: bool
+) -> TiledOperands:
     """Returns how tiles compute a product; with ``sums`` from parts of their own pixels, too."""
     names = {term.ref[1] for term in gathered}
     found: dict[Hashable, Dim] = {}
@@ -310,9 +310,9 @@ def _contracted(
     summed = [letter not in out for letter, dim in found.items() if is_cut(dim)]
     if any(summed):
         of_image = all(summed) and sums and not names and all(kind == "value" for kind, _ in crops)
-        return Fit(None, crops) if of_image else refuse(MULTIPLIES)
+        return TiledOperands(None, crops) if of_image else refuse(MULTIPLIES)
     dims = with_each_axis_once([found.get(letter, ONE) for letter in out])
-    return Fit(_result(r, required(dims, MULTIPLIES)), crops, tuple(names))
+    return TiledOperands(_result(r, required(dims, MULTIPLIES)), crops, tuple(names))
 
 
 def worked_dims(node: Node, rank: int) -> list[int]:
@@ -323,7 +323,7 @@ def worked_dims(node: Node, rank: int) -> list[int]:
     return [*range(rank)] if every else [dim % rank for dim in dims]
 
 
-def _result(r: Reading, dims: Dims) -> Dims:
+def _result(r: OperandDims, dims: Dims) -> Dims:
     return _sized(dims, required(r.node.shape, NO_SUCH_RULE))
 
 
@@ -341,12 +341,12 @@ def _resized(dim: Dim, size: int) -> Factor:
     return dim[0]._replace(size=size) if rows else Factor(size)
 
 
-def _cropping(r: Reading, dims: Dims, operands: list[Ref]) -> Fit:
+def _cropping(r: OperandDims, dims: Dims, operands: list[Ref]) -> TiledOperands:
     parts = {ref: cropped(r.shape(ref), dims) for ref in operands}
-    return Fit(dims, {ref: part for ref, part in parts.items() if any(map(is_cut, part))})
+    return TiledOperands(dims, {ref: part for ref, part in parts.items() if any(map(is_cut, part))})
 
 
-def _strided(r: Reading) -> Fit:
+def _strided(r: OperandDims) -> TiledOperands:
     """Every k-th row from one of the first k on, if each tile begins with such a row."""
     node, source, why = r.node, r.first, works_along(r.node)
     if source is None or len(r.tiled) > 1:
@@ -361,14 +361,14 @@ def _strided(r: Reading) -> Fit:
     split = required(regrouped(source, groups), why)
     if is_cut(split[place + 1]):
         refuse(why)
-    return Fit((*source[:place], split[place], *source[place + 1 :]))
+    return TiledOperands((*source[:place], split[place], *source[place + 1 :]))
 
 
-WAYS: dict[str, Callable[[Reading], Fit]] = {
+TILINGS: dict[str, Callable[[OperandDims], TiledOperands]] = {
     "pointwise": _pointwise,
     "channels": _along,
     # One tensor of a list, whose dims are those of the others but for sizes.
-    "element": lambda r: Fit(_result(r, *r.tiled.values())),
+    "element": lambda r: TiledOperands(_result(r, *r.tiled.values())),
     "last dims": _last_dims,
     "joined": _joined,
     "indexed": _indexed,

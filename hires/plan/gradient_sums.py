@@ -14,7 +14,7 @@ directions the last pass completes the gradients of one of two stages only, so n
     early:   ... B3 of conv9 | issue conv9 | B3 of conv8 | ... | small ones | wait conv9 ...
 
 Where the update is divided, a reduce-scatter may take their place (:mod:`hires.plan.ownership`):
-it leaves on each holder the sums of the numbers that it moves.
+it leaves on each holder the sums of the elements that it updates.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GradientSum(NamedTuple):
     node: str = ""
     """The node whose backward pass makes it; empty: it sets out when all passes are done."""
     operation: str = "all_reduce"
-    """Or ``reduce_scatter``: each holder gets the sums of the rows that it moves."""
+    """Or ``reduce_scatter``: each holder gets the sums of the rows that it updates."""
 
     @property
     def scatters(self) -> bool:

@@ -80,7 +80,7 @@ def halos_of(
     return ops
 
 
-def companions(graph: Graph, stage: Stage) -> dict[str, CommOp]:
+def early_posted_halos(graph: Graph, stage: Stage) -> dict[str, CommOp]:
     """Returns the exchanges that set out together with the one before them, by that one's name.
 
     If the next value is there already, as where the branches of a cell read different values, its

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 
-from hires.plan.factor_rules import WAYS, NoRule, Reading, fit_of
+from hires.plan.factor_rules import TILINGS, NoRule, OperandDims, fit_of
 from hires.plan.factors import Dims, map_dims, shape_of
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.operators.operator_facts import facts_of
@@ -42,7 +42,7 @@ def _label(node: Node, graph: Graph, read: dict[str, Dims]) -> Dims | None:
     found = None
     for way in ways if read else ():
         with contextlib.suppress(NoRule):
-            found = fit_of(way, Reading(node, graph, read)).dims if way in WAYS else None
+            found = fit_of(way, OperandDims(node, graph, read)).dims if way in TILINGS else None
         if found is not None:
             break
     if found is None:  # one without a rule may still make as many numbers as it reads

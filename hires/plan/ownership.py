@@ -1,19 +1,19 @@
 """Divides the update of a stage's parameters among the ranks that hold it.
 
 With ``optimizer.shard`` each of n holders keeps the optimiser's state of about 1/n of the
-numbers, moves those, and sends them to the others, in one of two ways:
+elements, updates those, and sends them to the others, in one of two ways:
 
-    broadcast   holder 0   sums all        | moves conv1          | sends conv1     receives
-                holder 1   sums all        | moves conv2, fc 0-9  | receives        sends conv2, ...
+    broadcast   holder 0   sums all        | updates conv1        | sends conv1     receives
+                holder 1   sums all        | updates conv2, fc 0-9| receives        sends conv2, ...
 
-    scatter     holder 0   sums of conv1   | moves conv1          | gathers what both have moved
-                holder 1   sums of conv2.. | moves conv2, fc 0-9  | gathers what both have moved
+    scatter     holder 0   sums of conv1   | updates conv1        | gathers what both have updated
+                holder 1   sums of conv2.. | updates conv2, fc 0-9| gathers what both have updated
 
 Of b bytes of gradients and as many of parameters, n ranks send 3 (n - 1) b in the first way and
 2 (n - 1) b in the second. Both have the same shares.
 
 A share is a run of whole rows of the parameters (along their first dim) in the order of the
-network. It begins at a multiple of ``UNIT`` numbers of its parameter, where a kernel with vectors
+network. It begins at a multiple of ``UNIT`` elements of its parameter, where a kernel with vectors
 computes the same bits as over all of it.
 
 Source:
@@ -43,11 +43,11 @@ class Rows(NamedTuple):
     first: int
     last: int
     """After the last one."""
-    numbers: int
+    elements: int
 
 
 class Publication(NamedTuple):
-    """The message in which holders of a stage send what they have moved to the others."""
+    """The message in which holders of a stage send what they have updated to the others."""
 
     owner: int
     """As a rank; -1: each sends its own part."""
@@ -68,7 +68,7 @@ class Publication(NamedTuple):
 
 
 def shares_of_holders(plan: Plan, stage: int) -> dict[int, list[Rows]]:
-    """Returns the rows that each holder of a stage moves, by rank; nothing: each moves all."""
+    """Returns the rows that each holder of a stage updates, by rank; nothing: each updates all."""
     return _shares(plan, stage) if plan.shards_optimizer else {}
 
 
@@ -80,7 +80,7 @@ def _shares(plan: Plan, stage: int) -> dict[int, list[Rows]]:
     names = [*trained(plan, stage)]
     total = sum(plan.graph.params[name].num_elements for name in names)
     shares: dict[int, list[Rows]] = {rank: [] for rank in holders}
-    begin = 0  # of a parameter, among all numbers
+    begin = 0  # of a parameter, among all elements
     for name in names:
         rows, each, step = _rows_of(plan.graph.params[name])
         bounds = [0]
@@ -95,7 +95,7 @@ def _shares(plan: Plan, stage: int) -> dict[int, list[Rows]]:
 
 
 def _rows_of(parameter: Parameter) -> tuple[int, int, int]:
-    # Rows, numbers of each, and how many of them make a multiple of UNIT.
+    # Rows, elements of each, and how many of them make a multiple of UNIT.
     rows = parameter.shape[0] if parameter.shape else 1
     each = parameter.num_elements // max(1, rows)
     return rows, max(1, each), UNIT // math.gcd(UNIT, max(1, each))
@@ -106,19 +106,19 @@ def publications(plan: Plan, stage: int) -> list[Publication]:
     """Returns what follows an update: one gather of scattered sums, else one of each owner."""
     dtype = wide_dtype(plan.dtype)  # training keeps its parameters in this type
     shares = {rank: (*rows,) for rank, rows in shares_of_holders(plan, stage).items() if rows}
-    sizes = {rank: sum(part.numbers for part in rows) for rank, rows in shares.items()}
+    sizes = {rank: sum(part.elements for part in rows) for rank, rows in shares.items()}
     if plan.scatters and shares:
         every = tuple(part for rows in shares.values() for part in rows)
         return [Publication(-1, every, dtype, max(sizes.values()))]
     return [Publication(rank, rows, dtype, sizes[rank]) for rank, rows in shares.items()]
 
 
-def owned_numbers(plan: Plan, rank: int) -> int:
-    """Returns how many numbers of the parameters a rank moves."""
+def updated_elements(plan: Plan, rank: int) -> int:
+    """Returns how many elements of the parameters a rank updates."""
     shares = {stage: shares_of_holders(plan, stage) for stage in held_stages(plan, rank)}
-    moved = sum(part.numbers for own in shares.values() if own for part in own[rank])
+    own_rows = sum(part.elements for own in shares.values() if own for part in own[rank])
     whole = (name for stage, own in shares.items() if not own for name in trained(plan, stage))
-    return moved + sum(plan.graph.params[name].num_elements for name in whole)
+    return own_rows + sum(plan.graph.params[name].num_elements for name in whole)
 
 
 def division_notes(plan: Plan, sent_bytes: int) -> list[Finding]:
@@ -131,7 +131,7 @@ def division_notes(plan: Plan, sent_bytes: int) -> list[Finding]:
             "out, or use parallel.replicas, parallel.tiles or parallel.directions=2"
         )
         return [Finding("warning", "optimizer.shard", text)]
-    most = max(owned_numbers(plan, rank) for rank in range(plan.world))
+    most = max(updated_elements(plan, rank) for rank in range(plan.world))
     held = (held_stages(plan, rank) for rank in range(plan.ranks_per_replica))
     whole = max(sum(plan.stages[stage].params for stage in stages) for stages in held)
     way = "reduce-scatters and all-gathers" if plan.scatters else "all-reduces and broadcasts"

@@ -39,7 +39,7 @@ from hires.plan.groups import (
     tile_group,
     wide_dtype,
 )
-from hires.plan.halos import companions, name_of
+from hires.plan.halos import early_posted_halos, name_of
 from hires.plan.message_routes import group_route, send_route
 from hires.plan.ownership import PUBLISH, publications
 from hires.plan.plan import Box, CommOp, Edge, Plan, Stage, derived
@@ -167,14 +167,14 @@ def _inside(
         backward   conv9 [halo]  conv8 [halo]  conv7 ...
         issue                  conv9         conv8         as soon as the pass is behind the node
 
-    Pixels of the next exchange may set out with those of this one (:func:`companions`); they are
-    waited for at their own node:
+    Pixels of the next exchange may set out with those of this one, and are waited for at their own
+    node (:func:`early_posted_halos`):
 
         post a, post b | wait a | post c | wait b | wait c
     """
     direction, back_pass = plan.direction_of(action), action[0] == "B"
     stage = plan.stages[plan.slot_of(rank, direction).stage]
-    with_next = companions(plan.graph, stage)
+    with_next = early_posted_halos(plan.graph, stage)
     wide = wide_dtype(plan.dtype)
     early = _gradient_events(plan, stage.index, "issue", action) if is_last and back_pass else ()
     sums = deque(event for event in early if event.part.node)

@@ -22,7 +22,7 @@ from hires.plan.factors import map_shape
 from hires.plan.groups import wide_dtype
 from hires.plan.layout import held_by, shares_of
 from hires.plan.message_routes import first_ranks
-from hires.plan.ownership import owned_numbers
+from hires.plan.ownership import updated_elements
 from hires.plan.plan import Plan, Stage, derived
 from hires.plan.program import edge_messages, halo_rows, links
 from hires.plan.rules import WHOLE, dims_of
@@ -41,7 +41,7 @@ _COARSER = ((0.02, True), (0.1, True), (0.3, True), (0.1, False), (0.5, False), 
 
 
 @derived
-def translated_kinds(plan: Plan, start: int = 0) -> list[int]:
+def equal_programs(plan: Plan, start: int = 0) -> list[int]:
     """Returns for every rank of a replica the first one with the same program, peers shifted.
 
     Ranks count from the first of the replica, which is rank ``start`` of the world. A program is a
@@ -92,7 +92,7 @@ def callers(plan: Plan) -> Counter[int]:
     """Returns one rank for each program, and how many ranks of the world it stands for."""
     counts: Counter[int] = Counter()
     for start, replicas in replicas_apart(plan).items():
-        for rank in translated_kinds(plan, start):
+        for rank in equal_programs(plan, start):
             counts[start + rank] += replicas
     return counts
 
@@ -112,13 +112,13 @@ def _tells_nodes(plan: Plan) -> bool:
     return plan.num_nodes > 1 and any(rule.same_node is not None for rule in plan.routes)
 
 
-def representatives(plan: Plan) -> list[int]:
+def rehearsed_ranks(plan: Plan) -> list[int]:
     """Returns for every rank of a replica the rank whose memory is taken for its own.
 
-    Ranks of equal likeness need the same. Where there are too many kinds, the rank that holds most
+    Ranks with equal keys need the same. Where there are too many kinds, the rank that holds most
     by a rough count is taken for all of its group, so that the prediction is rather too large.
     """
-    kinds = [likeness(plan, rank) for rank in range(plan.ranks_per_replica)]
+    kinds = [memory_key(plan, rank) for rank in range(plan.ranks_per_replica)]
     first: dict[Any, int] = {}
     chosen = [first.setdefault(kind, rank) for rank, kind in enumerate(kinds)]
     sizes_of = {rank: _size(plan, rank) for rank in first.values()}
@@ -146,11 +146,11 @@ def representatives(plan: Plan) -> list[int]:
 
 def rehearsal_work(plan: Plan) -> int:
     """Returns the node passes that the rehearsals of a plan's memory take."""
-    return sum(_work(plan, rank) for rank in set(representatives(plan)))
+    return sum(_work(plan, rank) for rank in set(rehearsed_ranks(plan)))
 
 
-def likeness(plan: Plan, rank: int) -> tuple[Any, ...]:
-    """Returns what decides the memory of a rank: ranks of equal likeness need the same.
+def memory_key(plan: Plan, rank: int) -> tuple[Any, ...]:
+    """Returns what decides the memory of a rank: ranks with equal keys need the same.
 
     Those are its actions, the shapes of what it holds and of its halos in each direction, and the
     shapes of what it sends and receives in all; of a divided optimiser also its part.
@@ -169,7 +169,7 @@ def likeness(plan: Plan, rank: int) -> tuple[Any, ...]:
         for outgoing in (False, True)
         for message in edge_messages(plan, rank, action, outgoing)
     ]
-    owned = owned_numbers(plan, rank) if plan.shards_optimizer else 0
+    owned = updated_elements(plan, rank) if plan.shards_optimizer else 0
     return actions, slots, tuple(sorted(edges)), owned
 
 

@@ -34,10 +34,10 @@ from dataclasses import dataclass
 from hires.plan.factor_rules import (
     ACROSS,
     NO_SUCH_RULE,
-    WAYS,
-    Fit,
+    TILINGS,
     NoRule,
-    Reading,
+    OperandDims,
+    TiledOperands,
     fit_of,
     naming,
     refuse,
@@ -85,7 +85,7 @@ class Rule:
     """``window`` only: which pixels of the one input each output pixel depends on."""
     elements: int = 0
     """``norm`` and ``reduce``: numbers that the ranks add up."""
-    fit: Fit | None = None
+    fit: TiledOperands | None = None
     """What follows from the factors of dims, if the rule does."""
 
     @property
@@ -155,7 +155,7 @@ def _rule(way: str, node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule:
         return _reduction(node, graph, tiled)
     if way == "softmax":
         return _softmax(node, graph, tiled)
-    fit = fit_of(way, Reading(node, graph, tiled))
+    fit = fit_of(way, OperandDims(node, graph, tiled))
     if fit.dims is None:
         return Rule("reduce", elements=node.num_elements, fit=fit)
     if is_map(fit.dims):
@@ -212,7 +212,7 @@ def _softmax(node: Node, graph: Graph, tiled: dict[str, Dims]) -> Rule:
     dims = as_map(dims) if is_map(dims) else dims
     if node.name == graph.output and not is_map(dims):
         refuse(works_along(node))
-    return Rule("norm", elements=elements, fit=Fit(dims))
+    return Rule("norm", elements=elements, fit=TiledOperands(dims))
 
 
 def _num_results(node: Node, graph: Graph, tiled: dict[str, Dims]) -> int:
@@ -290,7 +290,7 @@ def _way_of_samples(way: str, node: Node, graph: Graph, read: dict[str, Dims]) -
         return _statistics(node, graph, [*read])
     if way in _OF_MAPS and _keeps_samples(way, node, graph, read):
         return Rule("pointwise")
-    fit = fit_of(way, Reading(node, graph, read)) if way in WAYS else Fit(None)
+    fit = fit_of(way, OperandDims(node, graph, read)) if way in TILINGS else TiledOperands(None)
     if fit.dims and not (fit.crops or fit.gathered):
         first, *others = fit.dims
         if first == next(iter(read.values()))[0] and not any(map(is_cut, others)):

@@ -22,7 +22,7 @@ from hires.plan import traffic
 from hires.plan.event import Event, Part
 from hires.plan.plan import Plan
 from hires.plan.program import events
-from hires.plan.rank_kinds import representatives
+from hires.plan.rank_kinds import rehearsed_ranks
 from hires.plan.traffic import backends_of_plan
 from tests.helpers.layouts import config_of
 from tests.helpers.traces import plan_of
@@ -71,7 +71,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def test_rank_logs_the_calls_and_bytes_of_its_plan(name: str):
     config = config_of(batch=8, parallel={"name": name, **FAMILIES[name]})
     plan = plan_of(config)
-    for rank in sorted(set(representatives(plan))):
+    for rank in sorted(set(rehearsed_ranks(plan))):
         log = logged_step(config, plan, rank)
         summary, program = log.summary(), [*events(plan, rank)]
         # The barrier and the agreement are not rehearsed.

@@ -7,7 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hires.plan.halos import companions
+from hires.plan.halos import early_posted_halos
 from hires.plan.plan import Box, CommOp, Stage, Transfer
 from tests.helpers.tiny_nets import Forward, laid_out, tiled, traced
 
@@ -61,7 +61,7 @@ def test_halos_of_two_values_of_a_cell_set_out_together():
 
     parts = {"left": conv(1), "right": conv(1), "one": conv(3), "two": conv(3)}
     graph = traced(forward, (2, 4, 12, 8), **parts)
-    [(first, second)] = companions(graph, tiled(graph, (2, 1))[0]).items()
+    [(first, second)] = early_posted_halos(graph, tiled(graph, (2, 1))[0]).items()
     assert (first, second.value) == ("halo of left for one", "right")
 
 

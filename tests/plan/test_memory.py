@@ -26,7 +26,7 @@ from hires.plan.memory import (
     rooms_of,
 )
 from hires.plan.plan import Plan
-from hires.plan.rank_kinds import representatives
+from hires.plan.rank_kinds import rehearsed_ranks
 from hires.plan.search.candidates import Candidate, LayoutShape
 from hires.plan.search.estimate import Estimator
 from hires.plan.simulation.simulate import Network
@@ -135,12 +135,12 @@ def test_buffers_of_nccl_follow_from_the_communicators_of_a_rank():
 def test_rehearsals_of_a_large_plan_are_bounded(monkeypatch):
     layout = {"tiles": [3, 1], "stages": 3, "spatial_stages": 1, "directions": 2}
     plan = plan_of(**layout, schedule="gems", microbatches=1)
-    exact = representatives(plan)
+    exact = rehearsed_ranks(plan)
     work = {rank: rank_kinds._work(plan, rank) for rank in exact}
     sizes = [sum(rank_kinds._size(plan, rank)) for rank in range(plan.ranks_per_replica)]
     for limit in (sum(work.values()) - 1, 2 * max(work.values()), 1):
         monkeypatch.setattr(rank_kinds, "WORK", limit)
-        chosen = representatives(plan)
+        chosen = rehearsed_ranks(plan)
         assert len(set(chosen)) < len(set(exact))
         assert len(set(chosen)) == 1 or sum(work[rank] for rank in set(chosen)) <= limit
         # What is predicted for a rank is never that of one that holds less.

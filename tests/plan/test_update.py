@@ -54,14 +54,14 @@ def test_shares_hold_every_row_once_in_equal_parts(layout):
             found.setdefault(rows.name, []).append((rows.first, rows.last))
             shape = plan.graph.params[rows.name].shape
             each = math.prod(shape[1:])
-            assert rows.numbers == (rows.last - rows.first) * each
+            assert rows.elements == (rows.last - rows.first) * each
             assert rows.first * each % UNIT == 0
             assert rows.last * each % UNIT == 0 or rows.last == shape[0]
         assert found.keys() == trained(plan, stage.index).keys()
         for name, parts in found.items():
             firsts, lasts = zip(*parts, strict=True)
             assert [0, *lasts] == [*firsts, plan.graph.params[name].shape[0]]
-        sizes = [sum(rows.numbers for rows in share) for share in shares.values()]
+        sizes = [sum(rows.elements for rows in share) for share in shares.values()]
         assert max(sizes) < 1.02 * sum(sizes) / len(sizes) + UNIT * 9 * 64
 
 

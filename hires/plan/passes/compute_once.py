@@ -23,7 +23,7 @@ from hires.plan.event import BYTES
 from hires.plan.graph import INPUT, Graph, Node, Parameter, ancestors, plain, renamed, rewired
 from hires.plan.operators.operator_facts import facts_of, is_random
 from hires.plan.operators.operator_table import updates_statistics
-from hires.plan.passes.fuse import edited
+from hires.plan.passes.fuse import with_nodes
 
 SMALL = 2**16
 """Numbers of a value that is kept however few it is computed from."""
@@ -51,7 +51,7 @@ def fold_constants(graph: Graph, dtype: str) -> Graph:
             inner = (value for value in node.inputs if value in folded)
             refs = {("value", value): {"param": f"{value}:value"} for value in inner}
             nodes[node.name] = rewired(node, refs)
-    return edited(graph, nodes, params)
+    return with_nodes(graph, nodes, params)
 
 
 def _folded(graph: Graph, dtype: str) -> set[str]:
@@ -135,7 +135,7 @@ def _with_one(graph: Graph, names: list[str]) -> Graph:
         node = graph.nodes[index]
         nodes[node.name] = renamed(node, dict.fromkeys(gone, kept.name))
     left = {name: why for name, why in graph.kept.items() if name not in gone}
-    made = edited(graph, nodes, {})
+    made = with_nodes(graph, nodes, {})
     return dataclasses.replace(made, kept=left, shared=graph.shared + len(others))
 
 

@@ -56,7 +56,7 @@ def fold_norms(graph: Graph) -> Graph:
                 )
         if not nodes:
             return graph
-        graph = edited(graph, nodes, params)
+        graph = with_nodes(graph, nodes, params)
 
 
 def folded_params(
@@ -112,7 +112,7 @@ def fuse_norms(graph: Graph) -> Graph:
         if kept is None or len(norm.shape or []) != 4 or len(norm.inputs) != 1:
             continue
         behind, activation = sole_reader(graph, norm.name), None
-        if behind is not None and is_alone(behind, norm):
+        if behind is not None and is_like(behind, norm):
             activation = activation_of(behind)
         last = norm if activation is None or behind is None else behind
         args = {"input": {"value": norm.inputs[0]}, "activation": activation}
@@ -128,7 +128,7 @@ def fuse_norms(graph: Graph) -> Graph:
         nodes[last.name] = Node(
             last.name, "fused_norm.default", args, norm.shape, norm.dtype, norm.layer, norm.flops
         )
-    return edited(graph, nodes, params) if nodes else graph
+    return with_nodes(graph, nodes, params) if nodes else graph
 
 
 def fuse_convolutions(graph: Graph) -> Graph:
@@ -150,7 +150,7 @@ def fuse_convolutions(graph: Graph) -> Graph:
                     needs_grad=last.needs_grad,
                     flops=flops,
                 )
-    return edited(graph, nodes, {}) if nodes else graph
+    return with_nodes(graph, nodes, {}) if nodes else graph
 
 
 def _behind(
@@ -166,7 +166,7 @@ def _behind(
     if behind is not None and other is not None:
         parts, args["other"] = [behind], {"value": other}
         behind = sole_reader(graph, behind.name)
-    if behind is not None and behind.name not in replaced and is_alone(behind, node):
+    if behind is not None and behind.name not in replaced and is_like(behind, node):
         args["activation"] = activation_of(behind)
         parts += [behind] if args["activation"] is not None else []
     return parts, args
@@ -174,7 +174,7 @@ def _behind(
 
 def _added(node: Node, behind: Node, graph: Graph) -> str | None:
     """Returns the value that a node adds to a convolution's; None: it does something else."""
-    if behind.op != "add.Tensor" or behind.args["alpha"] != 1 or not is_alone(behind, node):
+    if behind.op != "add.Tensor" or behind.args["alpha"] != 1 or not is_like(behind, node):
         return None
     others = [name for name in behind.inputs if name != node.name]
     if len(others) != 1 or graph.shape(others[0]) != node.shape:
@@ -197,7 +197,7 @@ def drop_identities(graph: Graph) -> Graph:
             names[node.name], nodes[node.name] = read[node.inputs[0]], None
         elif any(name != own for own, name in read.items()):
             nodes[node.name] = renamed(node, read)
-    return edited(graph, nodes, {}) if nodes else graph
+    return with_nodes(graph, nodes, {}) if nodes else graph
 
 
 def _does_nothing(node: Node) -> bool:
@@ -205,7 +205,7 @@ def _does_nothing(node: Node) -> bool:
     return facts.positional != "" and node.args.get("train") is False and not num_draws(node)
 
 
-def edited(
+def with_nodes(
     graph: Graph, nodes: Mapping[str, Node | None], params: Mapping[str, Parameter]
 ) -> Graph:
     """Returns a graph in which some nodes are others, or gone, with the parameters it needs."""
@@ -229,7 +229,7 @@ def sole_reader(graph: Graph, value: str) -> Node | None:
     return graph.nodes[readers[0]] if is_inner else None
 
 
-def is_alone(behind: Node, node: Node) -> bool:
+def is_like(behind: Node, node: Node) -> bool:
     """Whether a node makes a value like that of another one, from values alone."""
     return behind.shape == node.shape and behind.dtype == node.dtype and not behind.params
 

@@ -21,7 +21,7 @@ from hires.core.errors import ConfigError
 from hires.core.registry import imported
 from hires.plan.graph import INPUT, Graph, Node, Parameter, renamed
 from hires.plan.operators.operator_facts import facts_of
-from hires.plan.passes.fuse import edited
+from hires.plan.passes.fuse import with_nodes
 from hires.quant.affine import FACTOR_LIMIT, Affine
 
 UINT8 = "uint8"
@@ -97,7 +97,7 @@ class Quantiser:
                 self.computed.add(node.name)
         self._finish_output()
         graph = dataclasses.replace(self.graph, nodes=self.nodes)
-        graph = edited(graph, {}, self.params)
+        graph = with_nodes(graph, {}, self.params)
         made = {node.name for node in graph.nodes}
         kept = {name: why for name, why in self.kept.items() if name in made}
         return dataclasses.replace(graph, kept=kept)

@@ -20,10 +20,10 @@ from hires.plan.graph import Graph
 from hires.plan.passes.compute_once import fold_constants, share_equal_values
 from hires.plan.passes.fuse import (
     drop_identities,
-    edited,
     fold_norms,
     fuse_convolutions,
     fuse_norms,
+    with_nodes,
 )
 from hires.plan.passes.int8 import quantised_by_config
 from hires.plan.passes.int8_tensors import stored_params
@@ -64,4 +64,4 @@ def _with_stored_tensors(graph: Graph, config: RunConfig) -> Graph:
         return graph
     held = {name: graph.params[name] for name in stored_params(graph)}
     made = {n: dataclasses.replace(fact, recipe=None) for n, fact in held.items() if fact.recipe}
-    return edited(graph, {}, made)
+    return with_nodes(graph, {}, made)

@@ -15,7 +15,7 @@ from hires.plan.groups import groups
 from hires.plan.plan import Finding, Plan
 from hires.plan.proof.explain import prove_each
 from hires.plan.proof.step_order import prove_merged
-from hires.plan.rank_kinds import replicas_apart, translated_kinds
+from hires.plan.rank_kinds import equal_programs, replicas_apart
 from hires.plan.traffic import backends_of_plan, calls, counted_events
 
 SHOWN = 8
@@ -90,7 +90,7 @@ def _problems_of(plan: Plan, first: int) -> list[str]:
             for rank, program in zip(ranks, programs, strict=True)
         ]
 
-    if prove_merged(begun(), members, translated_kinds(plan, first), first):
+    if prove_merged(begun(), members, equal_programs(plan, first), first):
         return []
     return prove_each([[*program] for program in begun()], members, first)
 

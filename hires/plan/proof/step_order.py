@@ -36,7 +36,7 @@ buffered. More waiting can add deadlocks, never hide one.
 
 Tiles in the same place among their neighbours have the same program but for the numbers of their
 peers, nine kinds in a grid of any size. So first one of each is read
-(``rank_kinds.translated_kinds``), and equal events of all ranks are one node: a cycle of ranks
+(``rank_kinds.equal_programs``), and equal events of all ranks are one node: a cycle of ranks
 would be a cycle of these. Only where that has a cycle, each rank's events are nodes of their own.
 
 Source:

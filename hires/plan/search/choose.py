@@ -121,7 +121,7 @@ class Chooser:
                 break
             rehearsal.planned += self._planned(estimator, fitting, bound, choice)
             rehearsal.run()
-            if rehearsal.is_vain or any(option.fits for option, _ in rehearsal.planned):
+            if rehearsal.all_failed or any(option.fits for option, _ in rehearsal.planned):
                 break
             bound = OUT_ABOVE * limit / rehearsal.correction()
         choice.reasons += short

@@ -61,7 +61,7 @@ class Rehearsal:
         return statistics.median(ratios) if ratios else 1.0
 
     @property
-    def is_vain(self) -> bool:
+    def all_failed(self) -> bool:
         """Whether ranks cannot run the step of any of several layouts, for one reason."""
         alike = len({*self.failures}) == 1
         return alike and len(self.failures) >= MOST_FAILURES and not self.ratios
@@ -69,7 +69,7 @@ class Rehearsal:
     def run(self) -> None:
         """Marks each option as one that fits or not; one that fits is looked for at any price."""
         work = 0
-        while not self.is_vain:
+        while not self.all_failed:
             self._correct()
             fitting = [pair for pair in self.planned if pair[0].fits]
             fitting.sort(key=lambda pair: self.cost(pair[0]))
@@ -82,7 +82,7 @@ class Rehearsal:
                     break
             self._rehearse(*waiting[0])
         for option, _ in self.planned:
-            if self.is_vain:
+            if self.all_failed:
                 option.fits, option.limit = False, self.failures[-1]
             recomputes = option.candidate.checkpoint != "none"
             if option.fits and (option.peak_bytes > NEAR_LIMIT * self.limit or recomputes):

@@ -15,7 +15,7 @@ from hires.plan.groups import held_stages
 from hires.plan.halos import BORDER_SHARE, extents_of
 from hires.plan.layout import shares_of
 from hires.plan.operators.operator_facts import facts_of
-from hires.plan.ownership import owned_numbers
+from hires.plan.ownership import updated_elements
 from hires.plan.plan import CommOp, Plan, Slot, Stage, derived
 from hires.plan.program import events, steps_of
 from hires.plan.simulation.node_work import NodeWork, node_work
@@ -104,7 +104,7 @@ class Roofline:
             return besides_s
         held = held_stages(self.plan, rank)
         numbers = sum(self.plan.stages[index].params for index in held)
-        moved = owned_numbers(self.plan, rank) if self.plan.shards_optimizer else numbers
+        moved = updated_elements(self.plan, rank) if self.plan.shards_optimizer else numbers
         touches = UPDATE_TOUCHES + 2 * self.plan.optimizer_states
         update_s = self.device.update_s(touches * moved * BYTES["float32"])
         buffers_s = sum(_buffers_s(self.plan, self.device, index) for index in held)

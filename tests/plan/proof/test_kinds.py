@@ -16,7 +16,7 @@ from hires.plan.planner import make_plan
 from hires.plan.program import events
 from hires.plan.proof.explain import prove_each
 from hires.plan.proof.step_order import prove_merged
-from hires.plan.rank_kinds import translated_kinds
+from hires.plan.rank_kinds import equal_programs
 from tests.helpers.damage import damage, through, valid_programs
 from tests.helpers.random_plans import random_plan
 from tests.helpers.small_plans import Forked, plan_of
@@ -76,13 +76,13 @@ def test_kinds_of_tiles_stand_for_equal_programs():
     """Every rank's program is that of its kind, with all peers shifted as the rank is."""
     layouts = [{"tiles": [5, 4]}, {"tiles": [7, 1]}, {"tiles": [3, 3], "microbatches": 2}]
     for plan in [inner_plan(), *(plan_of(**layout) for layout in layouts)]:
-        kinds = translated_kinds(plan)
+        kinds = equal_programs(plan)
         for rank, kind in enumerate(kinds):
             assert shifted(plan, rank) == shifted(plan, kind)
         programs, members = valid_programs(plan)
         assert in_order(programs, members, kinds)
         assert in_order(programs, members)
-    assert len(set(translated_kinds(inner_plan()))) == 9
+    assert len(set(equal_programs(inner_plan()))) == 9
 
 
 def shifted(plan: Plan, rank: int) -> list[Event]:
