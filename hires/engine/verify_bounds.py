@@ -169,14 +169,14 @@ def float_sums(plan: Plan) -> FloatSums:
         nodes += [name] if sums else []
         rounds = 0 if facts.view else 2 if facts.multiplies else 1
         steps[name] = before + rounds if before or sums else 0
-        rounds_to_8 = facts.rounds or (node.dtype == "uint8" and not facts.moves)
+        rounds_to_8 = facts.rounds or (node.dtype == "uint8" and not facts.is_selection)
         integer_steps[name] = integers + (rounds_to_8 and before > 0)
     return FloatSums(nodes, max(steps.values()), max(integer_steps.values()))
 
 
 def _sums_in_parts(stage: Stage, node: Node, plan: Plan) -> bool:
     facts = facts_of(node.kind)
-    if facts.quantized or facts.moves or node.kind in (GATHER, CROP):
+    if facts.quantized or facts.is_selection or node.kind in (GATHER, CROP):
         return False
     rule = rule_in(stage, node, plan.graph)
     if rule.kind == "whole":

@@ -52,7 +52,7 @@ class Call(NamedTuple):
     @property
     def same_value(self) -> bool:
         """Whether its value equals its input."""
-        return facts_of(self.name).same_value
+        return facts_of(self.name).is_identity
 
     @classmethod
     def of(cls, node: fx.Node) -> Call:

@@ -71,7 +71,7 @@ declare(
     windowed(
         WindowFacts(windows.convolution, convolution, ring=0.0, pads=True, strips=True),
         multiplies="output",
-        beside="other",
+        residual_arg="other",
         overwritable=True,
         packs=_PACKS,
         int8=f"{_INT8}convolution",
@@ -134,7 +134,7 @@ declare(
     "max_pool2d",
     windowed(
         WindowFacts(windows.pool, max_pool, ring=-math.inf, pads=True),
-        moves=True,
+        is_selection=True,
         family="pool",
         has_kinks=True,
         keeps="inputs places",
@@ -193,12 +193,12 @@ declare(
     "pad constant_pad_nd",
     windowed(
         WindowFacts(windows.pad, pad, ring="value", moved=windows.moved_pads),
-        moves=True,
+        is_selection=True,
     ),
 )
 declare(
     "reflection_pad2d replication_pad2d",
-    windowed(WindowFacts(windows.pad, resample), moves=True, keeps="inputs"),
+    windowed(WindowFacts(windows.pad, resample), is_selection=True, keeps="inputs"),
 )
 declare(
     "roll",
@@ -206,7 +206,7 @@ declare(
         ("window",),
         "dims",
         window=WindowFacts(windows.roll, resample, moved=windows.moved_dims),
-        moves=True,
+        is_selection=True,
     ),
 )
 declare(
@@ -214,7 +214,7 @@ declare(
     OperatorFacts(
         ("window", "channels", "strided"),
         window=WindowFacts(windows.cut_out, every_row, ring=0.0, moved=windows.moved_dim),
-        moves=True,
+        is_selection=True,
     ),
 )
 
@@ -239,7 +239,7 @@ def shuffle(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
 
 declare(
     "upsample_nearest2d _upsample_nearest_exact2d",
-    windowed(WindowFacts(windows.interpolation, resample), moves=True),
+    windowed(WindowFacts(windows.interpolation, resample), is_selection=True),
 )
 declare(
     "upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
@@ -247,15 +247,15 @@ declare(
 )
 declare(
     "pixel_shuffle",
-    windowed(WindowFacts(windows.pixel_shuffle, shuffle), moves=True, family="resize"),
+    windowed(WindowFacts(windows.pixel_shuffle, shuffle), is_selection=True, family="resize"),
 )
 declare(
     "pixel_unshuffle",
-    windowed(WindowFacts(windows.pixel_unshuffle, unshuffle), moves=True, family="resize"),
+    windowed(WindowFacts(windows.pixel_unshuffle, unshuffle), is_selection=True, family="resize"),
 )
 declare(
     "repeat_interleave",
     OperatorFacts(
-        ("channels", "window"), window=WindowFacts(windows.interleave, resample), moves=True
+        ("channels", "window"), window=WindowFacts(windows.interleave, resample), is_selection=True
     ),
 )

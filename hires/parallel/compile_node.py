@@ -214,7 +214,7 @@ def _windowed(
     exchange, shared = exchanges.get(source), _comm_of(node, context, "share")
     window = window_of(node, context, exchange, overwrites=overwrites)
     _pack_later(node, context, tensors, window)
-    operand = node.args.get(facts_of(node.kind).beside)
+    operand = node.args.get(facts_of(node.kind).residual_arg)
     beside = "" if operand is None else operand["value"]
     sizes = window.axes[0].size_out, window.axes[1].size_out
     frame = Frame(context.extent(beside), window.out, sizes) if beside else None

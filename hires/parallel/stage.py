@@ -225,14 +225,14 @@ def _overwriting_nodes(
     chosen = set()
     for node in nodes:
         facts = facts_of(node.kind)
-        operand = node.args.get(facts.beside) if facts.beside else None
+        operand = node.args.get(facts.residual_arg) if facts.residual_arg else None
         name = operand["value"] if operand else node.inputs[0] if facts.in_place else ""
         if name not in makers or not facts_of(makers[name].kind).overwritable or name in outputs:
             continue
         *before, last = readers[name]
         kinds = [facts_of(one.kind) for one in before]
         apart = all(f.overwritable or (f.window is not None and f.window.pads) for f in kinds)
-        alone = apart and name != node.inputs[0] if facts.beside else not before
+        alone = apart and name != node.inputs[0] if facts.residual_arg else not before
         same = extents.get(name) == extents.get(node.name)
         if last is node and alone and same and compiled.isdisjoint([name, node.name]):
             chosen.add(node.name)

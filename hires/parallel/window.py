@@ -234,8 +234,8 @@ def window_of(
         turns,
         is_local,
         bool(entry.multiplies),
-        entry.beside,
-        node.args.get(entry.beside) is not None,
+        entry.residual_arg,
+        node.args.get(entry.residual_arg) is not None,
         overwrites,
         strips,
     )

@@ -132,13 +132,13 @@ def _pointwise(r: OperandDims) -> TiledOperands:
         refuse(NO_SUCH_RULE)  # max() of two maps has one, of one map it has not
     both = aligned([*r.tiled.values()], rank)
     dims = _result(r, required(both, _apart(r)))
-    if facts.vectors and any(map(is_cut, dims[1:2])):
+    if facts.per_channel and any(map(is_cut, dims[1:2])):
         refuse("has a number for each channel, which tiles divide")
     if facts.positional == "channel":
         of_samples = len(dims[0]) == 1 and not any(map(is_cut, dims[1:]))
         if not (is_map(dims) or of_samples):
             refuse("drops whole channels, which tiles divide")
-    operands = [ref for ref in r.whole() if not facts.vectors or len(r.shape(ref)) > 1]
+    operands = [ref for ref in r.whole() if not facts.per_channel or len(r.shape(ref)) > 1]
     return _cropping(r, dims, operands)
 
 
@@ -167,7 +167,9 @@ def _along(r: OperandDims) -> TiledOperands:
     along = worked_dims(node, len(source))
     if any(is_cut(source[dim]) for dim in along):
         refuse(works_along(node))
-    vanish = along if node.args.get("keepdim", not facts_of(node.kind).drops) is False else []
+    vanish = (
+        along if node.args.get("keepdim", not facts_of(node.kind).squeezes_dim) is False else []
+    )
     left = tuple(dim for place, dim in enumerate(source) if place not in vanish)
     return TiledOperands(left if node.shape is None else _sized(left, node.shape))
 

@@ -313,6 +313,6 @@ def _reads_first(node: Node, divided: dict[str, Dims]) -> bool:
     """Whether divided values are the first argument and that beside it; others are weights."""
     (_, first), *others = node.args.items()
     read = {key: arg["value"] for key, arg in others if isinstance(arg, dict) and "value" in arg}
-    maps = [read.pop(facts_of(node.kind).beside, None), (first or {}).get("value")]
+    maps = [read.pop(facts_of(node.kind).residual_arg, None), (first or {}).get("value")]
     alone = read.keys() <= {"weight", "bias"} and divided.keys().isdisjoint(read.values())
     return alone and divided.keys() == {*maps} - {None}

@@ -113,7 +113,7 @@ def examples() -> Iterator[tuple[str, set[str] | None]]:
     own = {name: [args] for names, args in ARGUMENTS for name in names.split()}
     for name, facts in ((name, OPERATORS[name]) for name in OPERATORS):
         call = CALLS.get(name, getattr(torch.ops.aten, name, None))
-        if call is None or facts.quantized or facts.same_value or facts.ends_gradient:
+        if call is None or facts.quantized or facts.is_identity or facts.ends_gradient:
             continue
         for others in [()] if name in CALLS else own.get(name, [(MAP,) * n for n in range(3)]):
             with contextlib.suppress(RuntimeError, TypeError, IndexError):
@@ -138,5 +138,5 @@ def test_table_names_what_torch_saves_of_every_operator():
 
 def needs_example(name: str) -> bool:
     facts = OPERATORS[name]
-    hidden = facts.quantized or facts.same_value or facts.ends_gradient or facts.copies_weight
+    hidden = facts.quantized or facts.is_identity or facts.ends_gradient or facts.copies_weight
     return not hidden and not name.startswith(("fused_", "bitwise_", "__"))

@@ -74,16 +74,16 @@ class OperatorFacts:
     folded into it; None: it has no such weight."""
     product: Callable[[Node, Graph], Product] | None = None
     """Its operands dim by dim; required by the tiling ``product``."""
-    drops: bool = False
+    squeezes_dim: bool = False
     """Whether its results lack the dim along which it works, though it takes no ``keepdim``."""
-    vectors: bool = False
+    per_channel: bool = False
     """Whether a vector operand has one number per channel; elsewhere its dim is the columns."""
-    beside: str = ""
+    residual_arg: str = ""
     """The argument of a window that is no window: a value that lies like the result."""
     activation: Callable[[Node], list[Any] | None] | None = None
     """(node) -> what it does to each number, as ``fused_conv2d`` has it; None: not this use."""
     fused: str = ""
-    """The operator that is this one with an activation behind it, and a sum if that has ``beside``.
+    """The operator that is this one with an activation behind it, and a sum if that has ``residual_arg``.
     """
     view: bool = False
     """Whether it moves no bytes."""
@@ -91,9 +91,9 @@ class OperatorFacts:
     """Whether it may give its input another type."""
     may_share: bool = False
     """Whether its value may lie in its input's memory although its schema declares no alias."""
-    like: str = ""
+    shape_only_arg: str = ""
     """The argument that is read for its size and type alone: no gradient flows to it."""
-    same_value: bool = False
+    is_identity: bool = False
     """Whether its value equals its input, so that it is left out of the graph."""
     in_place: bool = False
     """Whether it may write its value over its input, if that is ``overwritable``."""
@@ -101,7 +101,7 @@ class OperatorFacts:
     """Whether its own backward pass does not read its value, so that a reader may overwrite it."""
     ends_gradient: bool = False
     """Whether no gradient flows through it."""
-    moves: bool = False
+    is_selection: bool = False
     """Whether its value holds numbers of its input and no others."""
     quantized: bool = False
     """Whether it computes with the unsigned integers of a quantised network."""
@@ -121,7 +121,7 @@ class OperatorFacts:
     In inference a rank computes also the whole value of such an operator by its window."""
     int8: Named | None = None
     """Its rule with 8-bit integers (``hires.plan.passes.quantise``); None: it has none, or that of
-    ``moves``."""
+    ``is_selection``."""
     family: str = ""
     """The class whose kernels are measured together; empty: that follows from the entry."""
     keeps: str | None = None
@@ -148,7 +148,7 @@ UNKNOWN = OperatorFacts(keeps="")
 def kept_of(facts: OperatorFacts) -> list[str]:
     """Returns what torch keeps for the backward pass of an operator, as ``keeps`` names it."""
     if facts.keeps is None:
-        return [] if facts.view or facts.moves else ["inputs"]
+        return [] if facts.view or facts.is_selection else ["inputs"]
     return facts.keeps.split()
 
 
@@ -187,7 +187,7 @@ def is_random(node: Node) -> bool:
 
 def gradient_inputs(node: Node) -> list[str]:
     """Returns the values that a node reads and to which its gradient flows."""
-    like = node.args.get(facts_of(node.kind).like)
+    like = node.args.get(facts_of(node.kind).shape_only_arg)
     return [value for value in node.inputs if like != {"value": value}]
 
 
@@ -211,7 +211,7 @@ def operator_rows() -> dict[str, dict[str, str]]:
 
 
 def _row(facts: OperatorFacts) -> dict[str, str]:
-    absent = facts.same_value or facts.copies_weight  # the latter is a kernel of torch
+    absent = facts.is_identity or facts.copies_weight  # the latter is a kernel of torch
     names = ("in_place", "overwritable", "may_share", "view", "copies_weight", "ends_gradient")
     memory = ", ".join(name.replace("_", " ") for name in names if getattr(facts, name))
     flops = f"2 per {facts.multiplies} number and weight[0]" if facts.multiplies else "1 per number"

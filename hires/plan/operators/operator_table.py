@@ -52,11 +52,11 @@ jumps = functools.partial(pointwise, has_kinks=True)
 
 _CLAMP = f"{_INT8}clamp"
 declare("relu", described(in_place=True, keeps="value", has_kinks=True, int8=_CLAMP))
-declare("prelu", jumps(vectors=True))
+declare("prelu", jumps(per_channel=True))
 declare(
     "fused_norm",
     pointwise(
-        vectors=True, overwritable=True, own=f"{_FUSED}fused_norm", int8=f"{_INT8}fused_norm"
+        per_channel=True, overwritable=True, own=f"{_FUSED}fused_norm", int8=f"{_INT8}fused_norm"
     ),
 )
 declare("sigmoid tanh", described(keeps="value", int8=_BY_TABLE))
@@ -101,12 +101,12 @@ declare(
     pointwise(),
 )
 declare("_to_copy", pointwise(converts=True, keeps=""))
-declare("to type_as", pointwise(may_share=True, like="other", converts=True, keeps=""))
+declare("to type_as", pointwise(may_share=True, shape_only_arg="other", converts=True, keeps=""))
 declare("floor_divide", pointwise(ends_gradient=True))
 declare("detach", pointwise(view=True, ends_gradient=True))
 declare("zeros_like ones_like full_like", pointwise(ends_gradient=True))
 
-declare("channel_shuffle", OperatorFacts(("pointwise",), vectors=True, moves=True))
+declare("channel_shuffle", OperatorFacts(("pointwise",), per_channel=True, is_selection=True))
 
 drawn = functools.partial(pointwise, positional="number")
 """Makes the entry of an operator whose random numbers follow from their place in the batch."""
@@ -199,8 +199,8 @@ declare("scatter_reduce", joined(keeps="inputs value"))
 declare("index", OperatorFacts(("indexed",), keeps=""))
 declare("embedding", OperatorFacts(("indexed",)))
 declare("cosine_similarity", OperatorFacts(("compared",), keeps="inputs more"))
-declare("unbind select count_nonzero", along(drops=True, keeps=""))
-declare("flip", OperatorFacts(("channels",), "dims", moves=True))
+declare("unbind select count_nonzero", along(squeezes_dim=True, keeps=""))
+declare("flip", OperatorFacts(("channels",), "dims", is_selection=True))
 reduced = functools.partial(OperatorFacts, ("channels", "reduction"), kernel=_REDUCTION)
 declare("sum", reduced(reduction=lambda node: 1, keeps=""))
 declare("prod logsumexp", reduced(reduction=lambda node: 1, keeps="inputs value"))
@@ -279,7 +279,7 @@ def _drops_between_layers(node: Node) -> int:
 
 declare("getitem", OperatorFacts(("element",), view=True, may_share=True))
 
-moved = functools.partial(OperatorFacts, view=True, moves=True)
+moved = functools.partial(OperatorFacts, view=True, is_selection=True)
 """Makes an entry: pixels stay in their tile, in another order of dims (``hires.plan.factors``)."""
 
 declare("view _unsafe_view", moved(("regrouped",)))
@@ -288,17 +288,17 @@ declare(
     "reshape_as",
     moved(("regrouped",), may_share=True),
 )
-declare("as_strided view_as_complex view_as_real", moved(moves=False))
+declare("as_strided view_as_complex view_as_real", moved(is_selection=False))
 declare(
     "permute transpose t numpy_T mT mH matrix_H movedim moveaxis swapaxes swapdims",
     moved(("permuted",)),
 )
-declare("repeat tile", OperatorFacts(("repeated",), moves=True))
-declare("expand", OperatorFacts(("expanded",), moves=True))
+declare("repeat tile", OperatorFacts(("repeated",), is_selection=True))
+declare("expand", OperatorFacts(("expanded",), is_selection=True))
 
-declare("alias", OperatorFacts(same_value=True, view=True))
-declare("contiguous", OperatorFacts(same_value=True, may_share=True))
-declare("lift_fresh_copy _assert_tensor_metadata", OperatorFacts(same_value=True))
+declare("alias", OperatorFacts(is_identity=True, view=True))
+declare("contiguous", OperatorFacts(is_identity=True, may_share=True))
+declare("lift_fresh_copy _assert_tensor_metadata", OperatorFacts(is_identity=True))
 
 declare("empty_like", pointwise(ends_gradient=True))
 declare(

@@ -50,7 +50,7 @@ declare(
         ),
         packs=f"{_KERNELS}packed_convolution",
         multiplies="output",
-        beside="other",
+        residual_arg="other",
         overwritable=True,
         quantized=True,
         kernel_per_shape=True,

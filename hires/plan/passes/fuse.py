@@ -116,7 +116,7 @@ def fuse_norms(graph: Graph) -> Graph:
             activation = activation_of(behind)
         last = norm if activation is None or behind is None else behind
         args = {"input": {"value": norm.inputs[0]}, "activation": activation}
-        channels, dtype = norm.shape[1:2], graph.params[kept["mean"]].dtype
+        channels, dtype = (norm.shape or [])[1:2], graph.params[kept["mean"]].dtype
         for role, part, make in (
             ("weight", "scale", "norm_scale"),
             ("bias", "shift", "folded_bias"),
@@ -136,7 +136,7 @@ def fuse_convolutions(graph: Graph) -> Graph:
     nodes: dict[str, Node | None] = {}
     for node in reversed(graph.nodes):  # of two that are added the later one comes first
         target = facts_of(node.kind).fused
-        if target and (len(node.shape or []) == 4 or not facts_of(target).beside):
+        if target and (len(node.shape or []) == 4 or not facts_of(target).residual_arg):
             parts, args = _behind(node, graph, nodes)
             if parts:
                 last = parts[-1]
@@ -158,7 +158,7 @@ def _behind(
 ) -> tuple[list[Node], dict[str, Any]]:
     """Returns the nodes that a layer takes with it, and what they become of its arguments."""
     parts: list[Node] = []
-    sums = bool(facts_of(facts_of(node.kind).fused).beside)
+    sums = bool(facts_of(facts_of(node.kind).fused).residual_arg)
     args: dict[str, Any] = {"other": None, "activation": None} if sums else {"activation": None}
     behind = sole_reader(graph, node.name)
     free = sums and behind is not None and behind.name not in replaced

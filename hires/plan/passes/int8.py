@@ -144,7 +144,7 @@ def int8_operators(graph: Graph) -> dict[str, Node]:
     made: dict[str, Node] = {}
     for node in graph.nodes:
         facts = facts_of(node.kind)
-        joins = node.dtype == UINT8 and not (facts.moves or facts.view)  # under its own kind
+        joins = node.dtype == UINT8 and not (facts.is_selection or facts.view)  # under its own kind
         if (facts.quantized or joins) and not facts.only_converts:
             operator = _INNER.sub("", node.name)
             made.setdefault(operator if operator in graph.by_name else node.name, node)

@@ -55,7 +55,7 @@ _MOVED = "hires.plan.passes.int8_rules:moved"
 def rule_of(node: Node) -> Rule | None:
     """Returns the rule of an operator, of which those that move numbers share one; None: none."""
     facts = facts_of(node.kind)
-    rule: Rule | None = imported(facts.int8 or (_MOVED if facts.moves else None))
+    rule: Rule | None = imported(facts.int8 or (_MOVED if facts.is_selection else None))
     return rule
 
 
@@ -156,7 +156,7 @@ class Quantiser:
     def only_moves(self, node: Node) -> bool:
         """Whether a node computes nothing from the images, so that its place is its input's."""
         facts = facts_of(node.kind)
-        return facts.moves or facts.view or node.name not in self.graph.of_images
+        return facts.is_selection or facts.view or node.name not in self.graph.of_images
 
     def add(
         self,

@@ -122,7 +122,7 @@ def family_of(graph: Graph, node: Node, facts: OperatorFacts | None = None) -> s
         return REDUCTION
     if "pointwise" in facts.tiling:
         return POINTWISE
-    return COPY if facts.moves or "joined" in facts.tiling else OTHER
+    return COPY if facts.is_selection or "joined" in facts.tiling else OTHER
 
 
 def _weight(graph: Graph, node: Node) -> list[int] | None:
