@@ -167,9 +167,8 @@ def _along(r: OperandDims) -> TiledOperands:
     along = worked_dims(node, len(source))
     if any(is_cut(source[dim]) for dim in along):
         refuse(works_along(node))
-    vanish = (
-        along if node.args.get("keepdim", not facts_of(node.kind).squeezes_dim) is False else []
-    )
+    stays = node.args.get("keepdim", not facts_of(node.kind).squeezes_dim)
+    vanish = along if stays is False else []
     left = tuple(dim for place, dim in enumerate(source) if place not in vanish)
     return TiledOperands(left if node.shape is None else _sized(left, node.shape))
 

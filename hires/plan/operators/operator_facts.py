@@ -83,8 +83,7 @@ class OperatorFacts:
     activation: Callable[[Node], list[Any] | None] | None = None
     """(node) -> what it does to each number, as ``fused_conv2d`` has it; None: not this use."""
     fused: str = ""
-    """The operator that is this one with an activation behind it, and a sum if that has ``residual_arg``.
-    """
+    """The operator that is this one with an activation behind it, and a sum with its residual."""
     view: bool = False
     """Whether it moves no bytes."""
     converts: bool = False
