@@ -32,11 +32,6 @@ def groups(plan: Plan) -> list[list[int]]:
     return tiles + [members(stage, copies) for stage in plan.stages]
 
 
-def num_tile_groups(plan: Plan) -> int:
-    """Returns how many groups hold the tiles or shards of one stage; they come first."""
-    return plan.num_replicas * plan.num_directions * len(plan.stages)
-
-
 def tile_group(plan: Plan, rank: int, direction: int = 0) -> int:
     """Returns the index of the group of the ranks of a stage in one replica and direction."""
     replica, _, stage, _ = plan.slot_of(rank, direction)
@@ -45,7 +40,7 @@ def tile_group(plan: Plan, rank: int, direction: int = 0) -> int:
 
 def gradient_group(plan: Plan, stage: int) -> int:
     """Returns the index of the group of all ranks that hold a stage."""
-    return num_tile_groups(plan) + stage
+    return plan.num_replicas * plan.num_directions * len(plan.stages) + stage
 
 
 def held_stages(plan: Plan, rank: int) -> list[int]:

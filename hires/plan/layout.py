@@ -46,7 +46,7 @@ def edges_of(graph: Graph, stages: list[Stage], training: bool) -> list[Edge]:
     for target in stages:
         for value in reads_of(graph.nodes[target.first : target.last]):
             if value != INPUT:
-                source = _maker(graph, stages, value)
+                source = next(s for s in stages if s.first <= graph.position[value] < s.last)
                 back = training and graph.needs_grad(value)
                 edges.append(edge_of(graph, value, source, target, back))
     return edges
@@ -103,10 +103,6 @@ def shares_of(plan: Plan, stage: Stage, value: str) -> list[float]:
         rects = extents_of(plan.graph, stage, value)  # more than they own where halos are fused
         return [area(rect) / pixels for rect in rects]
     return [(box.n1 - box.n0) / shape[0] for box in held_by(plan.graph, stage, value)]
-
-
-def _maker(graph: Graph, stages: list[Stage], value: str) -> Stage:
-    return next(s for s in stages if s.first <= graph.position[value] < s.last)
 
 
 def _stage_comm(graph: Graph, stage: Stage, rules: dict[str, Rule]) -> list[CommOp]:

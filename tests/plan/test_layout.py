@@ -14,7 +14,6 @@ from hires.plan.groups import (
     groups,
     held_stages,
     num_holders,
-    num_tile_groups,
     tile_group,
 )
 from hires.plan.layout import edge_of, held_by
@@ -132,7 +131,7 @@ def test_directions_have_tile_groups_of_their_own_and_share_the_gradient_groups(
         *([0, 1], [2], [1, 2], [0]),  # down, then up: the mirror image
         *([0, 1, 2], [0, 2]),
     ]
-    assert num_tile_groups(plan) == 4
+    assert gradient_group(plan, 0) == 4
     assert [tile_group(plan, 0, direction) for direction in range(2)] == [0, 3]
     assert [held_stages(plan, rank) for rank in range(3)] == [[0, 1], [0], [0, 1]]
     assert [num_holders(plan, stage) for stage in range(2)] == [3, 2]

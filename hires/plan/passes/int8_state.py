@@ -90,7 +90,8 @@ class Quantiser:
         for node in self.graph.nodes:
             self._layer = node.layer
             if reason := self.tried(node):
-                self._append_float(node)
+                self.nodes.append(renamed(node, {one: self.real(one) for one in node.inputs}))
+                self._reals[node.name] = node.name
                 if reason != FOLLOWS and not self.only_moves(node):
                     self.kept.setdefault(node.name, reason)
             else:
@@ -210,11 +211,6 @@ class Quantiser:
             f"{FACTOR_LIMIT:.3g}, and its products are no numbers of fp32; calibrate again with "
             f"`hires quantize`"
         )
-
-    def _append_float(self, node: Node) -> None:
-        names = {value: self.real(value) for value in node.inputs}
-        self.nodes.append(renamed(node, names))
-        self._reals[node.name] = node.name
 
     def _finish_output(self) -> None:
         # The network returns real numbers, under the name of its output.

@@ -79,7 +79,7 @@ class Steps:
         for post, (source, send) in self.step.events.items():
             if send.role != "send" or not self._has_met(post):
                 continue
-            target, receive = self.step.events[_other(post)]
+            target, receive = self.step.events[OTHER["send"], post[1]]
             if send.agreed != receive.agreed:
                 problems.append(
                     f"rank {source} sends {send.words} as {list(send.shape)} {send.dtype}"
@@ -254,10 +254,6 @@ class Steps:
         """Returns the words of an event, with its backend where another one carries the like."""
         several = len(self.backends[_likeness(event)]) > 1
         return f"{event.words} through {event.backend}" if several else event.words
-
-
-def _other(post: Node) -> Node:
-    return OTHER[post[0]], post[1]
 
 
 def _likeness(event: Event) -> Hashable:
