@@ -128,10 +128,13 @@ class _Builder:
     def add(self, node: Node) -> bool:
         """Appends a node; False: no rank can compute it."""
         if self.stage.num_tiles > 1:
-            tiled = self._tiled(node)
+            forms = {v: form for v in node.inputs if (form := self.forms[v].get(TILED)) is not None}
+            tiled = {v: dims_of(self.result, self.stage, form) for v, form in forms.items()}
             rule = rule_of(node, self.graph, tiled)
             if isinstance(rule, str) or (rule.kind == "whole" and node.name in self.paying):
-                lifted = self._lifted(node) | tiled
+                # With what tiles could crop; lists are cropped one by one.
+                tensors = (v for v in node.inputs if not self.graph.is_list(v))
+                lifted = {v: dims for v in tensors if (dims := self._would(v)) is not None} | tiled
                 later = rule_of(node, self.graph, lifted)
                 if isinstance(later, Rule) and later.result == TILED:
                     rule, tiled = later, lifted
@@ -199,11 +202,11 @@ class _Builder:
     def _add_whole(self, node: Node, reason: str) -> bool:
         self.reasons[node.name] = reason
         missing = [value for value in node.inputs if WHOLE not in self.forms[value]]
-        if self._is_refused(missing):
+        refused = bool(missing) and (self.graph.is_list(*missing) or not self.gather)
+        if refused:
             # How its value would lie, so that what follows is judged as well.
             names = {value: next(iter(self.forms[value].values())) for value in node.inputs}
-            image = node.shape is None or len(node.shape) == 4
-            how = self.divided if missing and image else WHOLE
+            how = self.divided if node.shape is None or len(node.shape) == 4 else WHOLE
             dims = None if node.shape is not None else self._would(node.name)
             self._append(renamed(node, names), how if dims or node.shape else WHOLE, dims)
             return False
@@ -220,16 +223,16 @@ class _Builder:
             readers = [i for i in self.graph.consumers.get(node.name, []) if i < last]
             multiplies = facts_of(node.kind).multiplies is not None
             if multiplies or any(self.graph.nodes[index].name in found for index in readers):
-                dims = {value: self._would(value) for value in node.inputs}
-                large = {v: d for v, d in dims.items() if d is not None and self._is_large(d)}
+                dims = {v: one for v in node.inputs if (one := self._would(v)) is not None}
+                large = {
+                    value: one
+                    for value, one in dims.items()
+                    if all(map(int.__ge__, map_shape(one)[2:], self.stage.tiles))
+                }
                 rule = rule_of(node, self.graph, large) if large else None
                 if isinstance(rule, Rule) and rule.result == TILED:
                     found.add(node.name)
         return found
-
-    def _is_large(self, dims: Dims) -> bool:
-        sizes = zip(map_shape(dims)[2:], self.stage.tiles, strict=True)
-        return all(size >= parts for size, parts in sizes)
 
     def _would(self, value: str) -> Dims | None:
         """Returns the dims of a value if it lay in tiles; None: it has no pixels to share."""
@@ -239,18 +242,6 @@ class _Builder:
         if value == INPUT or (is_plain(label) and map_shape(label)[2:] != [1, 1]):
             return map_dims(shape_of(label), self.stage.tiles)
         return divided(label, self.stage.tiles)
-
-    def _tiled(self, node: Node) -> dict[str, Dims]:
-        forms = ((value, self.forms[value].get(TILED)) for value in node.inputs)
-        return {v: dims_of(self.result, self.stage, form) for v, form in forms if form is not None}
-
-    def _lifted(self, node: Node) -> dict[str, Dims]:
-        """Returns the dims of the operands that tiles could crop; lists are cropped one by one."""
-        tensors = (v for v in node.inputs if not self.graph.is_list(v))
-        return {v: dims for v in tensors if (dims := self._would(v)) is not None}
-
-    def _is_refused(self, missing: list[str]) -> bool:
-        return bool(missing) and (self.graph.is_list(*missing) or not self.gather)
 
     def _whole(self, value: str) -> str:
         """Returns the name under which every tile holds all of a value."""
