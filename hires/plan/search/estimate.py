@@ -214,7 +214,10 @@ class Estimator:
         stage's; a replica has so many ``ranks``, and a microbatch so many ``samples``.
         """
         program = self._program(pipeline, schedule)
-        sent_s = [self._sent_s(bound, samples, ranks) for bound in bounds[1:-1]]
+        crossing = self._crossing(self.message_dtype or self.dtype)
+        link, part = self.network.link([0, ranks - 1]), RankShare(samples).of(self.graph)
+        # Of the values that cross each cut.
+        sent_s = [link.latency_s + crossing[b] * part / link.bytes_per_s for b in bounds[1:-1]]
         free_s = [0.0] * pipeline.num_ranks
         at = [0] * pipeline.num_ranks
         busy_s = [0.0] * pipeline.num_ranks
@@ -239,13 +242,6 @@ class Estimator:
                     at[rank] += 1
                     moved = True
         return max(free_s), busy_s
-
-    def _sent_s(self, bound: int, samples: float, ranks: int) -> float:
-        """Returns how long the values that cross a cut travel, in a replica of so many ranks."""
-        crossing = self._crossing(self.message_dtype or self.dtype)
-        sent = crossing[bound] * RankShare(samples).of(self.graph)
-        link = self.network.link([0, ranks - 1])
-        return link.latency_s + sent / link.bytes_per_s
 
     @derived
     def _crossing(self, dtype: str) -> list[int]:
