@@ -3,6 +3,7 @@
 hires.shard(model, mesh, example=x)     a module of one's own on tiles (docs/own-loop.md)
 hires.Engine(model, config)             stages, GEMS and replicas in one's own loop
 hires.window(shape, mesh)               the pixels that a rank should read
+hires.run("parallel=sp", image=512)     what `hires run` does, and the DataFrames of the run
 hires.load("results/fig2*")             runs as pandas DataFrames (docs/reports.md)
 """
 
@@ -20,6 +21,7 @@ _LIBRARY = {
     "window": "hires.engine.sharding",
     "Engine": "hires.engine.stepping",
     "load": "hires.report",
+    "run": "hires.report",
 }
 
 

@@ -109,6 +109,23 @@ def test_lost_messages_of_a_complete_run_are_named(tmp_path):
     assert (found.calls.empty, found.all_notes()) == (True, [])
 
 
+@pytest.mark.dist
+def test_program_starts_a_run_and_has_its_frames(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    [_, text] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    names = {"hires": hires}
+    exec(compile(text, "reports.md", "exec"), names)
+    assert "done" in capsys.readouterr().out
+    [run] = names["quick"].run_list
+    assert (run.record.state, run.config["image"]) == ("done", [32, 32])
+    again = hires.run("model=preact_resnet", "model.depth=11", "steps=4", image=32, batch=4,
+                      campaign="quick", results=str(tmp_path / "results"))  # fmt: skip
+    assert [one.path for one in again.run_list] == [run.path]  # it is not run again
+    assert len(again.run_list[0].attempts) == 1
+    with pytest.raises(ConfigError, match=r"unknown key 'paralel'; did you mean parallel\?"):
+        hires.run("paralel=sp")
+
+
 def test_paths_patterns_and_names_stand_for_their_runs(tmp_path, monkeypatch, capsys):
     def paths(*names, **options):
         return [run.path for run in hires.load(*names, **options).run_list]
@@ -127,7 +144,7 @@ def test_paths_patterns_and_names_stand_for_their_runs(tmp_path, monkeypatch, ca
     assert paths([other, "fig2.4"]) == [other, *both]
     with pytest.raises(ConfigError, match="'nowhere' is no campaign and no run"):
         hires.load([first, "nowhere"])
-    [text] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    [text, _] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(text, "reports.md", "exec"), {})  # the example of the docs
     assert "img_per_s_median" in capsys.readouterr().out
     monkeypatch.chdir("/")
