@@ -39,7 +39,7 @@ from hires.plan.plan import Finding
 from hires.plan.search.candidates import written
 from hires.plan.validation import evaluation_of
 
-_NAMES_CLASSES = ("folder", "slide", "masks", "cifar10", "digits")
+_NAMES_CLASSES = ("folder", "images", "slide", "masks", "cifar10", "digits")
 """``data.name`` of images whose classes have names that predictions should have."""
 _OF_SEED = ("synthetic", "textures", "hard")
 """``data.name`` of images that are made from the seed of the run."""
@@ -79,7 +79,7 @@ def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
         size_of(evaluation_of(config), seen)  # there are images for it
     name, labelled = config.data.name, config.data.has_labels
     if not labelled and config.task.name in ("train", "evaluate"):
-        remedy = "data.labels" if name == "slide" else "data=folder"
+        remedy = "data.labels, data=folder" if name == "images" else "data.labels"
         raise ConfigError(
             f"data={name} has no classes, which task={config.task.name} compares with; use "
             f"{remedy}, or task=predict"

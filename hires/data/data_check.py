@@ -31,6 +31,7 @@ from hires.data.image_format import ImageFacts, Size, open_image
 from hires.data.source import ERROR, NOTE, WARNING, DataFinding
 from hires.data.sources.arrays import CIFAR10_CLASSES, records_in
 from hires.data.sources.folder import check_classes, listing, reason_of, to_channels
+from hires.data.sources.images import ImageSource
 from hires.data.sources.masks import MaskSource, labels_of, mask_size
 from hires.data.sources.slide import SlideSource, slide_files
 from hires.data.splits import cifar10_files, own_parts, part_of, require_same_classes
@@ -151,6 +152,9 @@ def _check_files(report: DataReport, config: RunConfig, guessed: bool, progress:
             report.classes[f"{folder.name}/{name}" if parts else name] = len(files)
             label |= dict.fromkeys(files, name)
     _add_error(report, require_same_classes, *parts.values())
+    if config.data.labels is not None:
+        size = config.height, config.width
+        _add_error(report, ImageSource.open, config.data, size, config.model.channels, 0)
     for image in _decoded(label, config):
         report.images.append(replace(image, path=report.within(image.path)))
         progress(len(report.images), len(label))

@@ -10,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
+from PIL import Image
 
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError, RunError
 from hires.data.content import content_of, is_unchanged
+from hires.data.data_check import check_data
 from hires.data.make_data import make_data
 from hires.data.opening import open_source
 from hires.data.sources.folder import scan
+from tests.helpers.layouts import config_of
 
 
 def touch(root: Path, *names: str) -> None:
@@ -103,18 +106,49 @@ def test_equal_images_are_equal_data_and_others_are_others(data, tmp_path):
     [
         ("masks", {}, "masks/00001.png"),
         ("masks", {"split_file": "parts.csv"}, "parts.csv"),
+        ("images", {"labels": "names.csv"}, "names.csv"),
         ("slide", {"labels": "labels.csv"}, "labels.csv"),
         ("slide", {"labels": "annotations/*.geojson"}, "annotations/001.geojson"),
     ],
 )
 def test_other_labels_or_parts_are_other_data(kind, keys, file, tmp_path):
-    make_data({"slide": "slides"}.get(kind, kind), tmp_path, 2, 2, (64, 64), 0)
+    made = {"slide": "slides", "images": "masks"}.get(kind, kind)
+    make_data(made, tmp_path, 2, 2, (64, 64), 0)
+    (tmp_path / "names.csv").write_text("name,label\nimages/00000.png,a\n")
     (tmp_path / "parts.csv").write_text("name,split\nimages/00000.png,train\n")
     data = DataConfig(kind, str(tmp_path), **keys)
     before = content_of(data)
     assert before.num_bytes > (tmp_path / file).stat().st_size
     os.utime(tmp_path / file, (1e9, 1e9))
     assert not is_unchanged(data, before)
+
+
+def test_classes_of_images_stand_in_a_table(tmp_path, pixels):
+    for number, name in enumerate(("a/1.png", "a/2.png", "b/3.jpg", "4.png", "5.png")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels(8, 8, 3, seed=number)).save(tmp_path / name)
+
+    def opened(lines, **keys):
+        (tmp_path / "labels.csv").write_text(f"name,label\n{lines}")
+        data = DataConfig("images", str(tmp_path), labels="labels.csv", fit="error", **keys)
+        return open_source(data, (8, 8), 3, 0)
+
+    source = opened("3,cat\na/1.png,dog\n5.png,cat\n4,ant\n")  # which leaves one out
+    assert source.class_names == ("ant", "cat", "dog")
+    held = [(source.name(i), source.class_names[source.label(i)]) for i in range(len(source))]
+    assert held == [("4.png", "ant"), ("5.png", "cat"), ("a/1.png", "dog"), ("b/3.jpg", "cat")]
+    ordered = opened("3,cat\n4,dog\n", order=["dog", "cat"])
+    assert [ordered.label(i) for i in range(2)] == [0, 1]
+    for lines, words in (
+        ("3,cat\nb/4.png,dog\n7,cat\n", r"labels\.csv names no image below .* with 7, b/4\.png"),
+        ("a/1.png,cat\n1,dog\n", r"'a/1.png' and '1' both name a/1\.png"),
+        ("1,\n", r"line 2 lacks its name or label"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            opened(lines)
+    config = config_of(data={"name": "images", "path": str(tmp_path), "labels": "labels.csv"})
+    finding = check_data(str(tmp_path), config, "images").findings[0]
+    assert (finding.severity, "line 2 lacks" in finding.text) == ("error", True)
 
 
 def contents(root: Path) -> dict[str, bytes]:

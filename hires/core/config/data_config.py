@@ -16,7 +16,7 @@ DATA_SETS = {
     "digits": "1797 handwritten digits of 8 x 8 pixels, which ship with hires",
     "cifar10": "CIFAR-10: the binary files of its authors, in data.path=FOLDER",
     "folder": "Images on disk, one sub-folder a class: data.path=FOLDER (PNG, JPEG, TIFF, ...)",
-    "images": "Images below data.path=FOLDER without classes, to predict theirs",
+    "images": "Images below data.path=FOLDER: their classes are in data.labels, or to be predicted",
     "pairs": "Images below data.path=FOLDER and their smaller copies, for super-resolution",
     "masks": "Images below data.path=FOLDER with label maps: a class for each pixel",
 }
@@ -33,9 +33,9 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
     name: str = "synthetic"
     """Made in memory from the seed: ``synthetic`` or ``textures`` (a network learns them), ``hard``
     (its classes overlap). ``digits`` ship with hires; below ``data.path``: ``cifar10`` (binary
-    files), ``folder`` (one sub-folder per class), ``images`` (without classes), ``masks`` (images
-    and label maps, for a class of each pixel), ``pairs`` (an image and a smaller copy of it, for
-    super-resolution), ``slide`` (patches of slides, or slides whole)."""
+    files), ``folder`` (one sub-folder per class), ``images`` (with a table of classes, or none),
+    ``masks`` (images and label maps, for a class of each pixel), ``pairs`` (an image and a smaller
+    copy of it, for super-resolution), ``slide`` (patches of slides, or slides whole)."""
     path: str | None = value(path=(), of=("cifar10", *_FILES), plan=False)
     """Folder of the images or files; its sub-folders are the classes of a ``folder``."""
     classes: int | None = value(None, 1, of=(*_MADE, "masks"), plan=False)
@@ -62,10 +62,11 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
     tissue: float = value(0.5, 0, below=1, of=_SLIDE, plan=False)
     """Of ``slide``: least share of a patch that is tissue, by Otsu's threshold of saturation; 0
     takes all patches."""
-    labels: str | None = value(of=_SLIDE, plan=False)
-    """Of ``slide``: a file below ``data.path`` with the columns ``slide,label``, or files of
-    outlines, as annotations/*.geojson (QuPath) or *.xml (ASAP); the star is the name of a slide.
-    null: slides have no classes."""
+    labels: str | None = value(of=("images", *_SLIDE), plan=False)
+    """Of ``images``: a file below ``data.path`` with the columns ``name,label``; those that it does
+    not list are not used. Of ``slide``: one with the columns ``slide,label``, or files of outlines,
+    as annotations/*.geojson (QuPath) or *.xml (ASAP); the star is the name of a slide. null: they
+    have no classes."""
     groups: dict[str, Any] = value({}, of=_SLIDE, plan=False)
     """Of ``slide`` with outlines: the class of a group or classification, as ``{_0: tumor}``; null:
     what it covers has no class. Those that are not named keep their name."""
@@ -148,7 +149,7 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
     @property
     def has_labels(self) -> bool:
         """Whether images have something to compare outputs with."""
-        return self.name != "images" and (self.name != "slide" or self.labels is not None)
+        return self.name not in ("images", *_SLIDE) or self.labels is not None
 
     def _problems(self) -> Iterator[str]:
         if self.region is not None and (len(self.region) != 4 or 0 in self.region[2:]):

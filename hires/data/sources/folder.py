@@ -163,7 +163,6 @@ def _is_image(path: str) -> bool:
 
 @SOURCES.register("folder")
 @SOURCES.register("pairs")
-@SOURCES.register("images")
 class FolderSource(Source):
     """Images of a folder; a window is read when it is used."""
 
