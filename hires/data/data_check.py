@@ -168,7 +168,7 @@ def _check_files(report: DataReport, config: RunConfig, guessed: bool, progress:
     report.add(WARNING, "with the pixels of another image, which counts twice", again[True])
 
 
-def _add_error(report: DataReport, check: Callable[..., None], *args: Any) -> None:
+def _add_error(report: DataReport, check: Callable[..., object], *args: Any) -> None:
     try:
         check(*args)
     except ConfigError as error:
