@@ -36,6 +36,7 @@ KINDS = {
     "calibrate": "hires.bench.calibrate_machine",
 }
 OPTION = "--out FOLDER"
+FORCE = "--force"
 SAME = ("command", "git", "hires", "torch", "hardware")
 """What a stopped measurement must share with the one that resumes it."""
 
@@ -88,8 +89,10 @@ def _tables(module: Any, result: Result) -> Any:
 
 
 def _before(folder: Path | None, task: Mapping[str, Any], origin: Result) -> dict[str, list[Row]]:
-    # The rows by table of the same measurement, if it was stopped.
+    # The rows by table of the same measurement, if it was stopped, or refused and now is forced.
     earlier = {} if folder is None else reading.read_json(folder / f"{task['name']}.json", [])
+    if task.get("force") and earlier.get("refused"):
+        earlier |= {"complete": False, "command": f"{earlier.get('command')} {FORCE}"}
     same = all(earlier.get(key) == origin[key] for key in SAME) and not earlier["complete"]
     return dict(earlier["groups"]) if same else {}
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hires.bench.bench_main import result_of
+from hires.bench.bench_main import FORCE, result_of
 from hires.bench.bench_tables import BenchTable, Result, Row
 from hires.bench.comm_bench import (
     BASELINES,
@@ -74,8 +74,8 @@ def judged_table(groups: Groups, alone: str, limit: float, force: bool) -> Resul
     if noise > limit and not refused and not force:
         refused = (
             f"the medians of rounds differ by {100 * noise:.1f} %, more than {100 * limit:g} %: "
-            f"other programs disturb the measurement; end them, leave a core for each rank, use "
-            f"more --rounds, or --force"
+            f"other programs disturb the measurement; end them, leave a core for each rank, or use "
+            f"more --rounds. The same command with {FORCE} at its end takes what was measured"
         )
     text = f"a tenth of all medians of rounds differ by {100 * tenth:.0f} % or more"
     facts = [

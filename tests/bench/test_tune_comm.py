@@ -160,3 +160,23 @@ def test_measured_table_is_written_by_the_command(tmp_path, capsys, monkeypatch)
     assert json.loads(capsys.readouterr().out)["ok"]
     table = TuningTable.read(tmp_path / "table.json")
     assert (table.default, backend(table)) == ("gloo", "shm")
+
+
+def test_what_a_noisy_machine_measured_is_taken_by_force(tmp_path, capsys, monkeypatch):
+    befores = []
+
+    def sweep(task, *_):
+        befores.append(task["before"])
+        yield task["before"] or {"all_reduce": two_sizes(0.2)}
+
+    monkeypatch.setattr(tune_comm, "sweep", sweep)
+    words = ["--out", str(tmp_path), "--routes", "gloo,shm"]
+    assert run(task_of(*words), tune_comm) == 1
+    assert "The same command with --force at its end takes what was" in capsys.readouterr().out
+    assert not (tmp_path / "table.json").exists()
+    for more in ([], ["--force"]):  # without it the same command measures again
+        task = task_of(*words, *more)
+        task["command"] += " --force" if more and "--force" not in task["command"] else ""
+        assert run(task, tune_comm) == (0 if more else 1)
+    assert [len(before) for before in befores] == [0, 0, 1]
+    assert TuningTable.read(tmp_path / "table.json").made["forced"] is True
