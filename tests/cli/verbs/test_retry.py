@@ -202,13 +202,14 @@ def test_run_that_another_command_began_again_meanwhile_is_left_to_it(hires, run
 
 
 def test_repeats_that_failed_are_told_and_made_again(hires, fake_ranks):
-    assert hires("sweep", *SMALL, "--repeat", "2").code == 0
+    assert hires("sweep", *SMALL, "--repeat", "3").code == 0
     [run] = [path.parent for path in Path("results").glob("*/*/config.yaml")]
-    file = run / "a0" / "exit.json"  # as if a rank of it had been killed
-    file.write_text(json.dumps({**json.loads(file.read_text()), "state": "failed"}))
-    assert "done, 1 of 2 repeats" in hires("status").out
+    for number in (0, 1):  # as if a rank of both had been killed
+        file = run / f"a{number}" / "exit.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "state": "failed"}))
+    assert "done, 1 of 3 repeats" in hires("status").out
     answer = hires("retry")
-    assert (answer.code, "attempt 2; it was done, 1 of 2 repeats" in answer.err) == (0, True)
-    assert ends(run) == ["failed", "done", "done"]
+    assert (answer.code, "attempt 3; it was done, 1 of 3 repeats" in answer.err) == (0, True)
+    assert ends(run) == ["failed", "failed", "done", "done", "done"]
     assert "repeats" not in hires("status").out
     assert hires("retry").out.startswith("nothing to retry")

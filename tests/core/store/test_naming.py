@@ -132,6 +132,13 @@ def test_hash_does_not_depend_on_process_or_order(config):
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == naming.run_name(RunConfig(results="elsewhere"))
+    model, digests = ModelConfig(args={"width": 3, "depth": 2}), {"network": "ab", "data": "cd"}
+    turned = ModelConfig(args=dict(reversed(model.args.items())))
+    names = {
+        naming.run_name(replace(config, model=model), digests),
+        naming.run_name(replace(config, model=turned), dict(reversed(digests.items()))),
+    }
+    assert len(names) == 1
 
 
 @settings(max_examples=20, deadline=None)
