@@ -64,9 +64,11 @@ def by_sample(
     parts: dict[int, list[Numbers]] = collections.defaultdict(list)
     for sample, *numbers in rows:
         parts[int(sample)].append(numbers)
-    if sorted(parts) != list(range(num_samples)):
-        missing = next(i for i in range(num_samples + 1) if i not in parts)
+    wanted = range(num_samples)
+    for missing in (sample for sample in wanted if sample not in parts):
         raise RunError(f"no rank {done} sample {missing} of {num_samples}")
+    for other in parts.keys() - {*wanted}:
+        raise RunError(f"a rank {done} sample {other}, and there are {num_samples}, from 0 on")
     if kind != CLASSES:
         return [_added(parts[sample]) for sample in range(num_samples)]
     for sample, held in parts.items():

@@ -89,6 +89,9 @@ def test_sample_that_no_rank_or_two_ranks_counted_is_named():
             by_sample(CLASSES, rows, 3)
     with pytest.raises(RunError, match="sample 0 was evaluated 2 times"):
         by_sample(CLASSES, [row] * 2, 1)
+    for beyond in (3, -1):
+        with pytest.raises(RunError, match=f"a rank evaluated sample {beyond}, and there are 3"):
+            by_sample(PIXELS, [[sample, 0.0, 1, 1] for sample in (0, 1, 2, beyond)], 3)
 
 
 def test_interval_of_a_share_is_wilsons():

@@ -79,6 +79,16 @@ def test_running_run_shows_step_speed_and_memory_and_a_done_one_its_record(run):
     assert (state_of(run).state, state_of(run).attempt) == ("done", 0)
 
 
+def test_state_of_a_run_of_this_machine_is_read_without_writing(run):
+    steps(begin(run), 2)
+    folders = [run.parent, *(path for path in run.rglob("*") if path.is_dir())]
+    for folder in folders:
+        os.utime(folder, (1.0, 1.0))
+    state.clock_ahead_s.cache_clear()
+    assert state_of(run).state == "running"
+    assert {folder.stat().st_mtime for folder in folders} == {1.0}
+
+
 def test_failure_has_its_reason_and_where_it_came_to(run):
     folder = begin(run)
     steps(folder, 5)

@@ -18,7 +18,8 @@ class Dialect:
     words: str
     """What follows the program always. Ranks are bound by themselves, so nothing else may."""
     numbering: str
-    """Variables of each process that hold its rank, the size of the world, and both on its node."""
+    """Variables of each process that hold its rank, the size of the world, and both on its node;
+    ``|`` stands between the names of several versions."""
     hosts: str = ""
     """What names the hosts: ``{slots}`` stands for ``a:2,b:1``, ``{list}`` for ``a,a,b``, and
     ``{each}`` for the words ``a a b``; empty: it starts processes on this machine only."""
@@ -58,12 +59,13 @@ DIALECTS = {
     "mvapich": Dialect(
         programs="mpirun_rsh",
         words="-export -np {ranks}",
-        numbering=_FOUR.format("MV2_COMM_WORLD"),
-        outer="MV2_COMM_",
+        # Of MVAPICH2, and of MVAPICH 3.
+        numbering=f"{_FOUR.format('MV2_COMM_WORLD')}|{_FOUR.format('MVP_COMM_WORLD')}",
+        outer="MV2_COMM_ MVP_COMM_",
         label="MVAPICH",
         version=r"mvapich",
         libraries=("libmpi.so.12",),
-        hosts="{each} MV2_ENABLE_AFFINITY=0",
+        hosts="{each} MV2_ENABLE_AFFINITY=0 MVP_ENABLE_AFFINITY=0",
     ),
     "mpich": Dialect(
         programs="mpiexec.hydra mpirun.mpich mpirun",

@@ -96,7 +96,9 @@ _NAMES = {
 def rank_numbers(starter: str, environ: Mapping[str, str]) -> Numbers:
     """Returns which process this is, by its starter; raises ConfigError if a variable is wrong."""
     dialect = DIALECTS[starter]
-    texts = {name: environ.get(name, "") for name in dialect.numbering.split()}
+    versions = [names.split() for names in dialect.numbering.split("|")]
+    names = next((some for some in versions if any(map(environ.get, some))), versions[0])
+    texts = {name: environ.get(name, "") for name in names}
     for name, text in texts.items():
         if not text:
             raise ConfigError(

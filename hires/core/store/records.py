@@ -130,6 +130,7 @@ def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None)
     run_dir = Path(run_dir)
     own = Attempt(run_dir, attempt, strict=True)
     record = _build(own, read_config(run_dir), read_plan(run_dir), state, cause)
+    record = _finite(record)
     text = json.dumps(record, indent=1, allow_nan=False) + "\n"
     write_atomically(own.folder / file_names.RECORD, text)
     if record["state"] == "done" or done_attempt(run_dir) in (None, attempt):
@@ -204,6 +205,15 @@ def _build(
         },
         "reproduce": own.env.get("reproduce"),
     }
+
+
+def _finite(values: Any) -> Any:
+    """Returns plain values with None in the place of numbers that JSON does not have."""
+    if isinstance(values, dict):
+        return {key: _finite(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [_finite(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def _lineage(first: Values | None) -> list[Values]:

@@ -53,7 +53,7 @@ MAY_DIFFER = {
 ANSWER_S = 60.0
 """How long a warm process may take to import and fork before a fresh process is started."""
 
-_SET_PDEATHSIG, _SET_SUBREAPER = 1, 36  # numbers of Linux's prctl.h
+_SET_PDEATHSIG, _SET_SUBREAPER, _GET_SUBREAPER = 1, 36, 37  # numbers of Linux's prctl.h
 _SERVER = "from hires.launcher.ranks.warm_process import main; main()"
 
 
@@ -99,6 +99,8 @@ class WarmProcess:
         """Returns a child that runs the request, or None; ``files``: its three streams."""
         prctl = ctypes.CDLL(None).prctl
         ours, theirs = socket.socketpair()
+        before = ctypes.c_int()  # a program that runs hires may be a subreaper itself
+        prctl(_GET_SUBREAPER, ctypes.byref(before), 0, 0, 0)
         # As a subreaper this process adopts the children of its descendants that end.
         with self._lock, ours, theirs:
             try:
@@ -118,7 +120,7 @@ class WarmProcess:
                 self.end()
                 return None
             finally:
-                prctl(_SET_SUBREAPER, 0, 0, 0, 0)
+                prctl(_SET_SUBREAPER, before, 0, 0, 0)
 
     def end(self) -> None:
         """Ends the warm process; its children go on."""

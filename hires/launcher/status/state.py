@@ -98,8 +98,13 @@ def is_alive(attempt: Attempt) -> bool:
 
 
 def age_s(attempt: Attempt) -> float:
-    """Returns the seconds since an attempt's last sign of life, by the file system's clock."""
-    now_s = time.time() + clock_ahead_s(attempt.run.parent)
+    """Returns the seconds since an attempt's last sign of life.
+
+    Of ranks elsewhere it counts by the file system's clock, which a file in the campaign's folder
+    shows for a moment; all other reading of states writes nothing.
+    """
+    is_here = provenance.is_here(attempt.launched)
+    now_s = time.time() + (0.0 if is_here else clock_ahead_s(attempt.run.parent))
     return max(0.0, now_s - last_sign(attempt.folder))
 
 

@@ -23,7 +23,7 @@ STOPPED = (None, 0, -signal.SIGTERM, -signal.SIGKILL)
 
 _Event = dict[str, Any]
 _CGROUPS = Path("/sys/fs/cgroup")
-_OOM_OF_STEP = re.compile(r"^slurmstepd\S*: error: Detected \d+ oom_kill event", re.ASCII)
+_OOM_OF_STEP = re.compile(r"^slurmstepd\S*: error: Detected \d+ oom[_-]kill event", re.ASCII)
 
 
 def first_failure(

@@ -40,7 +40,8 @@ def line(hosts=HOSTS, in_slurm=False, **keys) -> str:
 COMMANDS = {
     "openmpi": "mpirun -np 5 --bind-to none --host n1:3,n2:2",
     "mpich": "mpirun -n 5 -bind-to none -genvall -hosts n1:3,n2:2",
-    "mvapich": "mpirun_rsh -export -np 5 n1 n1 n1 n2 n2 MV2_ENABLE_AFFINITY=0",
+    "mvapich": "mpirun_rsh -export -np 5 n1 n1 n1 n2 n2 MV2_ENABLE_AFFINITY=0 "
+    "MVP_ENABLE_AFFINITY=0",
     "srun": "srun --mpi=none --ntasks=5 --overlap --export=ALL --cpu-bind=none --input=none "
     "--kill-on-bad-exit=1 --distribution=arbitrary --nodelist=n1,n1,n1,n2,n2",
     "torchrun": "torchrun --standalone --nproc-per-node=5 --max-restarts=0 --no-python",
@@ -126,13 +127,15 @@ NUMBERS = {
     "openmpi": tuple(f"OMPI_COMM_WORLD_{name}" for name in FOUR),
     "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     "mvapich": tuple(f"MV2_COMM_WORLD_{name}" for name in FOUR),
+    "mvapich 3": tuple(f"MVP_COMM_WORLD_{name}" for name in FOUR),
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 }
 
 
-@pytest.mark.parametrize("starter", NUMBERS)
-def test_every_starter_has_its_own_variables_for_the_same_numbers(starter):
-    environ = dict(zip(NUMBERS[starter], ("4", "5", "1", "2"), strict=True))
+@pytest.mark.parametrize("version", NUMBERS)
+def test_every_starter_has_its_own_variables_for_the_same_numbers(version):
+    starter = version.split()[0]
+    environ = dict(zip(NUMBERS[version], ("4", "5", "1", "2"), strict=True))
     if starter == "srun":
         environ |= {"SLURM_STEP_TASKS_PER_NODE": "3,2", "SLURM_NODEID": "1"}
     assert rank_numbers(starter, environ) == Numbers(4, 5, 1, 2)

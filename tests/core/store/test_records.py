@@ -110,6 +110,15 @@ def test_last_better_evaluation_of_all_attempts_is_the_best(run):
     assert (found["best"]["step"], found["last"]["step"], found["count"]) == (1, 4, 3)
 
 
+def test_number_that_json_does_not_have_is_null_in_the_record_of_a_complete_run(run):
+    whole_run(run)
+    loss = {"metric": "top1", "top1": 0.5, "loss": float("nan"), "better": False}
+    tell(run, {"kind": "validated", "rank": 0, "step": 4, **loss})
+    record = records.finish(run, 0, "done")
+    assert (record["state"], record["validation"]["last"]["loss"]) == ("done", None)
+    assert record == records.read_record(run)
+
+
 def test_training_that_ended_early_is_done(run):
     tell_attempt(run, 0, [*steps(0, 3), {"kind": ENDED_LINE, "rank": 0, "step": 3}])
     assert records.finish(run, 0, "done")["state"] == "done"
