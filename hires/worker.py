@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from hires import comm
-from hires.core import log as logs
-from hires.core import trackers
+from hires.core import streams, trackers
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, CommError, HiresError, RunError
 from hires.core.ranks import heartbeat, meeting, rank_process
@@ -66,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     world = None
     try:
         world = from_environment()
-        logs.setup(world.rank)
+        streams.setup_log(world.rank)
         return run_rank(options.run_dir, world, options.verify, options.reference)
     except Exception as error:
         if world is not None:

@@ -14,6 +14,6 @@ export PYTHONPATH
 
 # One process per rank; Ctrl-C stops them all. Logs, metrics and record are in $run_dir. The options
 # of a command that starts all ranks, behind --, may be changed here.
-@MODULE@ hires.launcher.local "$run_dir"@STARTER@
+@MODULE@ hires.launcher "$run_dir"@STARTER@
 # The tables on screen, and as CSV and Markdown in $run_dir.
 @MODULE@ hires.report.tables "$run_dir"

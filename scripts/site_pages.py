@@ -8,7 +8,7 @@ from mkdocs.structure.files import File
 
 from hires.cli.compose.choices import config_keys
 from hires.cli.main import VERBS, module_of
-from hires.core.config import library_options
+from hires.core.config import comm_config
 from hires.plan.operators.operator_facts import operator_rows
 
 
@@ -29,9 +29,9 @@ def on_files(files, config):
     operators = [table(" ".join(["operators", *row]), rows)]
     rows = [
         (name, option.values, option.meaning, f"`{option.settings}`", option.source)
-        for name, option in library_options.OPTIONS.items()
+        for name, option in comm_config.OPTIONS.items()
     ]
-    libraries = [library_options.__doc__, table("option values meaning variables source", rows)]
+    libraries = [comm_config.ABOUT_OPTIONS, table("option values meaning variables source", rows)]
     pages = {"Keys": keys, "Verbs": verbs, "Operators": operators, "Libraries": libraries}
     for title, parts in pages.items():
         text = "\n\n".join([f"# {title}", *parts])

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.config.mpi_dialects import DIALECTS
+from hires.core.config.launcher_config import DIALECTS
 from hires.core.config.run_config import DEVICE_KINDS
 from hires.launcher.ranks import spawn
 from tests.helpers.mpi_ranks import MPIS

@@ -136,7 +136,7 @@ def test_front_end_starts_where_there_is_no_torch(python):
     [
         ("hires.cli.main", "torch"),
         # Every run, and every run of a job array, waited a tenth of a second for it.
-        ("hires.launcher.local.local_launcher, hires.launcher.slurm.job", "numpy"),
+        ("hires.launcher.launch_attempt, hires.launcher.slurm.job", "numpy"),
     ],
 )
 def test_commands_start_without_what_takes_long_to_import(python, module, barred):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.bench.bench_tables import Result, Row, group_tables, page
-from hires.core import log as logs
+from hires.core import streams
 from hires.core.errors import INTERRUPTED, HiresError, error_object
 from hires.core.store import provenance, reading
 from hires.core.store.files import make_folder, write_atomically
@@ -113,7 +113,7 @@ def main() -> int:
     file = Path(sys.argv[1])
     task = json.loads(file.read_text(encoding="utf-8"))
     file.unlink()
-    logs.setup()
+    streams.setup_log()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `timeout` sends it
     return run(task, import_module(KINDS[task["kind"]]))
 

@@ -38,7 +38,7 @@ from hires.bench.race import Samples, noise_of, race, spread
 from hires.bench.start_ranks import join_world, stream_ranks
 from hires.comm.backends import rendezvous
 from hires.comm.backends.mpi_backend import MpiBackend
-from hires.core.config.mpi_dialects import DIALECTS
+from hires.core.config.launcher_config import DIALECTS
 from hires.core.errors import ConfigError, HiresError
 from hires.core.ranks.world import World
 from hires.core.units import size

@@ -16,7 +16,7 @@ from hires.bench.peers.peer_torch import plain_module, whole_batch
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import LateError, RunError
 from hires.core.precisions import INT8
-from hires.core.python_command import module_command
+from hires.core.programs import module_command
 from hires.core.store import file_names
 
 STATISTICS_PIXELS = 2**22

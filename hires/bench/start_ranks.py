@@ -32,11 +32,11 @@ from typing import Any
 import torch
 
 from hires import comm
-from hires.core import log as logs
+from hires.core import streams
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, LateError, RunError
-from hires.core.python_command import module_command
+from hires.core.programs import module_command
 from hires.core.ranks import meeting, mpi_library, mpi_starter, network
 from hires.core.ranks.world import MEETING, STARTER, World, from_environment
 from hires.engine.device import open_device
@@ -175,7 +175,7 @@ def main() -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     output = os.dup(1)
     os.dup2(2, 1)  # what libraries print is no value
-    logs.setup(world.rank)
+    streams.setup_log(world.rank)
     torch.set_num_threads(1)
     module, _, name = job.partition(":")
     code = 1

@@ -23,7 +23,7 @@ from typing import IO, Any, cast
 
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, PlanError, RunError
-from hires.core.python_command import module_command
+from hires.core.programs import module_command
 from hires.core.store.cache import cached, keep, key_of
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph

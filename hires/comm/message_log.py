@@ -29,9 +29,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hires.core.store import message_entries
+from hires.core.store import message_files
 from hires.core.store.files import append_metric
-from hires.core.store.message_entries import ENTRY
+from hires.core.store.message_files import ENTRY
 from hires.core.store.provenance import clock_name
 from hires.plan.event import BARRIER, POSTS, Event
 from hires.plan.routes import exact_size
@@ -182,7 +182,7 @@ class MessageLog:
             "ways": {way: _ways[way] for way in sorted({*entries["way"].tolist()})},
             "events": {at: self._named(self._events[at], groups) for at in numbers},
         }
-        message_entries.write(folder, rank, header, entries.tobytes())
+        message_files.write(folder, rank, header, entries.tobytes())
 
     def calls_between(self, begin_s: float, end_s: float) -> tuple[int, int, str] | None:
         """Returns calls that ended in a time, their bytes and routes; None if none is kept."""

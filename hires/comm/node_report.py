@@ -20,7 +20,7 @@ import torch
 
 from hires import comm
 from hires.comm.agreements import gather_texts
-from hires.core import log as logs
+from hires.core import streams
 from hires.core.errors import HiresError
 from hires.core.ranks import meeting, rank_process
 from hires.core.ranks.world import World, from_environment
@@ -38,7 +38,7 @@ def main() -> int:
     """Measures as one rank of a world; returns the exit code."""
     folder = Path(sys.argv[1])
     world = from_environment()
-    logs.setup(world.rank)
+    streams.setup_log(world.rank)
     try:
         records.require_seen(folder)
         world = meeting.with_secret(world, file_names.attempt_dir(folder, world.attempt))

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hires.comm.backends.waits import pauses, wait
-from hires.core.config.mpi_dialects import DIALECTS
+from hires.core.config.launcher_config import DIALECTS
 from hires.core.errors import ConfigError, PeerError
 from hires.core.ranks import meeting, mpi_library, network
 from hires.core.ranks.world import World, from_environment, number_of, rank_numbers

@@ -1,11 +1,28 @@
-"""Runs other programs, as those of a scheduler, without a shell and for a limited time."""
+"""Runs other programs without a shell and for a limited time, and names commands of Python.
+
+Modules of Python start without the current folder on their path: ``python -m`` puts it first,
+where an ``html.py`` beside someone's data would run in the place of Python's own. A user's network
+in it is found all the same: ``hires.nets.custom`` adds the folder last. A folder that PYTHONPATH
+names stays; an empty entry, which means the current folder and is mostly a mistake (``export
+PYTHONPATH=$PYTHONPATH:/lib``), is taken off by ``hires`` itself.
+"""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from hires.core.errors import RunError
+
+_FIRST = f"""\
+import sys
+sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
+import hires
+del sys.path[0]
+"""
+"""What code begins with: the first import is of this hires."""
 
 
 class MissingProgramError(RunError):
@@ -34,3 +51,24 @@ def run(
     except OSError as error:
         why = f"{command[0]} cannot be run: {error.strerror}"
     raise RunError(why)
+
+
+def python() -> list[str]:
+    """Returns the words before ``-m`` or ``-c``."""
+    return [sys.executable, "-P"]
+
+
+def module_command(module: str, *words: str) -> list[str]:
+    """Returns the command that runs a module, with the words that follow it."""
+    return [*python(), "-m", module, *words]
+
+
+def code_command(code: str, *words: str) -> list[str]:
+    """Returns the command that runs a piece of Python, with the words that follow it."""
+    return [*python(), "-c", _FIRST + code, *words]
+
+
+def words_of(command: Sequence[str]) -> list[str]:
+    """Returns the module of a :func:`module_command` and the words behind it; none of another."""
+    first = [*python(), "-m"]
+    return list(command[len(first) :]) if list(command[: len(first)]) == first else []

@@ -16,7 +16,7 @@ def remove_current_folder() -> None:
     """Takes the current folder off the path of modules, unless the user wrote it out.
 
     A file named as a library would be imported from there in its place (see
-    :mod:`hires.core.python_command`). ``python -m hires...`` puts it first: while Python looks for
+    :mod:`hires.core.programs`). ``python -m hires...`` puts it first: while Python looks for
     the module to run, and only then, argv[0] is "-m". An empty entry of PYTHONPATH means it, too.
     """
     scripts_folder = 0 if sys.flags.safe_path else 1  # entries before PYTHONPATH

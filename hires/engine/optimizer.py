@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from hires.core.config.run_config import RunConfig
+from hires.core.config.training_config import learning_rate
 from hires.core.errors import ConfigError
-from hires.core.learning_rate import learning_rate
 from hires.core.optimizers import OPTIMIZERS
 from hires.parallel.gradients import flat, rows_of, shaped
 

@@ -26,8 +26,8 @@ from torch import Tensor
 from hires import comm
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
-from hires.core.ranks import compilers
-from hires.core.ranks.compilers import TENSORRT
+from hires.core.ranks import machine
+from hires.core.ranks.machine import TENSORRT
 from hires.core.store import provenance
 from hires.core.store.files import cache_dir
 from hires.engine.build import RankEngine
@@ -86,7 +86,7 @@ class LateGraphs:
 
 def _prepare(engine: RankEngine, config: RunConfig) -> None:
     mode = config.engine.compile
-    lacks = compilers.missing(engine.device.torch.type, mode)
+    lacks = machine.missing_compiler(engine.device.torch.type, mode)
     if lacks is not None:  # on a node that the launcher has not seen
         raise ConfigError(f"engine.compile={mode}: {lacks}, or use engine.compile=off")
     if mode == TENSORRT:

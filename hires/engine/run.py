@@ -21,8 +21,8 @@ from pathlib import Path
 
 from hires import comm
 from hires.core.config.run_config import RunConfig
+from hires.core.config.training_config import learning_rate
 from hires.core.errors import HiresError
-from hires.core.learning_rate import learning_rate
 from hires.core.store import records
 from hires.core.store.files import append_metric
 from hires.core.store.step_lines import ENDED_LINE, EPOCH_LINE, VALIDATED_LINE

@@ -23,10 +23,10 @@ from hires.core.store import file_names, rundir
 from hires.core.store.attempts import Attempt, next_attempt
 from hires.core.store.ends import End, State
 from hires.launcher.interface import FrozenRun, Share
-from hires.launcher.local.local_launcher import RANK, end_without_ranks, launch
+from hires.launcher.launch_attempt import RANK, end_without_ranks, launch
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.run_progress import LinesTail
-from hires.launcher.supervision.interrupts import Interrupts
+from hires.launcher.supervision.supervisor import Interrupts
 
 POLL_S = 0.1
 """How often the attempts are looked at; it costs nothing that a measurement would show."""

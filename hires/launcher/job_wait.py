@@ -15,7 +15,7 @@ from hires.core.store.attempts import Attempt
 from hires.core.store.ends import ENDS, End, State
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus, Launcher, OnLine
-from hires.launcher.local.local_launcher import end_without_ranks
+from hires.launcher.launch_attempt import end_without_ranks
 from hires.launcher.status.run_progress import LinesTail
 from hires.launcher.status.state import judge
 

@@ -49,7 +49,7 @@ def custom(
 
 def imported(target: str, key: str = "model.target") -> Callable[..., Any]:
     """Returns the function that a key names; ConfigError: it cannot be imported."""
-    # The current folder comes last: a file in it stands for no library (hires.core.python_command).
+    # The current folder comes last: a file in it stands for no library (hires.core.programs).
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     module_name, _, name = target.partition(":")

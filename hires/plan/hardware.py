@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hires.core.config import library_options
+from hires.core.config import comm_config
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.ranks import compilers, gpus
-from hires.core.ranks.compilers import TENSORRT
+from hires.core.ranks import machine
+from hires.core.ranks.machine import TENSORRT
 from hires.core.trackers import TRACKERS
 from hires.plan.plan import Finding
 from hires.plan.routes import ONE_MACHINE, STREAMED
@@ -36,8 +36,8 @@ def device_of(config: RunConfig) -> str:
     if config.device != "auto":
         return config.device
     if config.cluster.gpus is None and requested_gpus(config) is None:
-        torch = gpus.installed_torch()
-        if torch is None or torch.cuda is None or not gpus.device_files():
+        torch = machine.installed_torch()
+        if torch is None or torch.cuda is None or not machine.device_files():
             return CPU
     return CUDA if gpus_of_node(config) else CPU
 
@@ -58,9 +58,9 @@ def ranks_of_node(config: RunConfig) -> int:
 def gpus_of_node(config: RunConfig) -> int | None:
     """Returns how many GPUs the ranks of one machine share; None if unknown."""
     if config.is_here:
-        return len(gpus.visible_gpus(config.cluster.gpus))
+        return len(machine.visible_gpus(config.cluster.gpus))
     if not config.launcher.has_jobs:  # on hosts, among which this one may have none
-        own = len(gpus.visible_gpus()) or None
+        own = len(machine.visible_gpus()) or None
         return own if config.cluster.gpus is None else config.cluster.gpus
     asked = requested_gpus(config)
     counts = [count for count in (config.cluster.gpus, asked) if count is not None]
@@ -89,8 +89,8 @@ def require_gpus(config: RunConfig) -> None:
     """Refuses to start ranks here on GPUs that the machine or its torch lacks; RunError: which."""
     if config.device != CUDA:
         return
-    torch = gpus.installed_torch()
-    if not gpus.device_files():
+    torch = machine.installed_torch()
+    if not machine.device_files():
         missing = "this machine shows no NVIDIA GPU"
     elif torch is not None and torch.cuda is None:
         missing = f"torch {torch.version} is built for CPUs"
@@ -105,7 +105,7 @@ def require_gpus(config: RunConfig) -> None:
 def require_compilers(config: RunConfig) -> None:
     """Refuses to start ranks here that lack a compiler they need; RunError: which one."""
     mode = config.engine.compile
-    lacks = compilers.missing(config.device, mode) if mode != "off" else None
+    lacks = machine.missing_compiler(config.device, mode) if mode != "off" else None
     if lacks is not None:
         raise RunError(f"engine.compile={mode}: {lacks}, or use engine.compile=off")
 
@@ -161,8 +161,8 @@ def _uncompiled(config: RunConfig, device: str) -> Iterator[Finding]:
     if config.engine.compile == "off" or not is_here:
         return
     on_host = device == CPU and config.engine.compile != TENSORRT
-    if on_host or (device == CUDA and gpus.device_files()):
-        lacks = compilers.missing(device, config.engine.compile)
+    if on_host or (device == CUDA and machine.device_files()):
+        lacks = machine.missing_compiler(device, config.engine.compile)
         if lacks is not None:
             yield Finding("error", "engine.compile", f"{lacks}, or use engine.compile=off")
 
@@ -194,16 +194,16 @@ def _unstarted(config: RunConfig) -> Iterator[Finding]:
 
 def _check_options(config: RunConfig, backend: str) -> Iterator[Finding]:
     # Options that no library here reads, and variables that two keys set.
-    there = library_options.libraries((backend, *config.comm.backends), config.mpi)
+    there = comm_config.libraries((backend, *config.comm.backends), config.mpi)
     for name, value in config.comm.options.items():
-        if not library_options.variables({name: value}, there):
+        if not comm_config.variables({name: value}, there):
             text = (
                 f"comm.options.{name} has no effect with comm.backend={backend}; it is of "
-                f"{library_options.OPTIONS[name].settings}: leave it out, or use one of these"
+                f"{comm_config.OPTIONS[name].settings}: leave it out, or use one of these"
             )
             yield Finding("warning", "comm.options", text)
     site = config.cluster.environment
-    for name, value in library_options.variables(config.comm.options, there).items():
+    for name, value in comm_config.variables(config.comm.options, there).items():
         if site.get(name, value) != value:
             text = (
                 f"comm.options sets {name}={value}, and cluster.environment sets it to "

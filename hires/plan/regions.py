@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hires.core.ranks.compilers import TENSORRT
+from hires.core.ranks.machine import TENSORRT
 from hires.plan.graph import Node
 from hires.plan.hardware import CPU
 from hires.plan.operators.operator_facts import facts_of, is_random

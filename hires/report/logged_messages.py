@@ -11,9 +11,8 @@ from typing import Any
 
 from hires.core import units
 from hires.core.config.training_config import LrScheduleConfig
-from hires.core.store import file_names, message_entries, reading
-from hires.core.store.message_entries import LoggedCall
-from hires.core.store.message_sums import PLANNED_KEYS, ROUTED_KEYS, SUMS, added
+from hires.core.store import file_names, message_files, reading
+from hires.core.store.message_files import PLANNED_KEYS, ROUTED_KEYS, SUMS, LoggedCall, added
 from hires.core.store.reading import Note
 from hires.core.units import MIB
 from hires.report.columns import POINT, RANKS, Column, Row, Table, counts, table, table_of, texts
@@ -58,7 +57,7 @@ class MessageSums:
     step_s: float
     """A step of the mean rank, with the barrier before it."""
     rows: list[Row]
-    """With ``message_sums.KEYS`` and ``SUMS``, of one step; seconds of the mean rank."""
+    """With ``message_files.KEYS`` and ``SUMS``, of one step; seconds of the mean rank."""
     planned: list[Row]
     """The same of the plan: ``ROUTED_KEYS``, ``count`` and ``bytes``."""
     by_rank: list[Row]
@@ -252,7 +251,7 @@ def calls(found: Found) -> Iterator[Row]:
     """Yields one row a call of a rank that ``comm.log=full`` has kept; times by its ``clock``."""
     for run in found.runs:
         _note_missing_calls(run)
-        for rank in message_entries.read(run.shown.folder, run.notes):
+        for rank in message_files.read(run.shown.folder, run.notes):
             for call in rank.messages:
                 others = " ".join(map(str, call.ranks))
                 place = {"campaign": run.campaign, "run": run.name, "clock": rank.clock}

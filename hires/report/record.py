@@ -221,7 +221,7 @@ class RankTraffic:
 
 @dataclass
 class RecordedMessages:
-    """The messages of the steps that count, as ``core.store.message_sums`` adds them up."""
+    """The messages of the steps that count, as ``core.store.message_files`` adds them up."""
 
     first: int
     steps: int

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hires.cli.main import VERBS
-from hires.core.python_command import code_command
+from hires.core.programs import code_command
 from tests.helpers.commands import REPOSITORY
 from tests.helpers.patience import PATIENCE_S
 
@@ -86,7 +86,7 @@ for line in {lines!r}:
 
 def test_python_m_hires_typed_by_hand(folder):
     without_hires(folder)
-    for module in ("hires", "hires.launcher.local"):
+    for module in ("hires", "hires.launcher"):
         run(folder, [sys.executable, "-m", module, "--help"])
         assert ran(folder) == []
 

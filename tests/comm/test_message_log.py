@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hires import comm
 from hires.comm import message_log
 from hires.comm.message_log import ALL_GATHER, BARRIER_CALL, SEND, SUMMARY_ENTRIES, MessageLog, way
-from hires.core.store import message_entries
+from hires.core.store import message_files
 from hires.engine.build import assemble, contexts_of, named_tensors, names_of, place_tensors
 from hires.engine.footprint import _blank, _blank_feed
 from hires.engine.live_bytes import LiveBytes
@@ -141,7 +141,7 @@ def test_full_log_names_kind_action_and_ranks_of_its_entries(tmp_path):
         log.note_blocking(ALL_GATHER, BY_MPI, number, clock())
     (tmp_path / "logs").mkdir()
     log.write(tmp_path, 2, [[0, 1], [1, 2]])
-    [ranks] = message_entries.read(tmp_path)
+    [ranks] = message_files.read(tmp_path)
     assert [(m.kind, m.action, m.ranks, m.num_bytes) for m in ranks.messages] == [
         ("gradient", "B0", [1, 2], 4), ("", "", [], 0), ("barrier", "", [], 1),
         ("stage", "F1", [3], 2), ("agree", "", [], 3)

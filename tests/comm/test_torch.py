@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.config.launcher_config import LauncherConfig
-from hires.core.config.mpi_dialects import DIALECTS
+from hires.core.config.launcher_config import DIALECTS, LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.ranks import mpi_library, mpi_starter
 from tests.helpers.mpi_ranks import run_mpi

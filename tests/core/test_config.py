@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from hires.cli.compose.choices import config_keys
-from hires.core.config.library_options import LIBRARIES, OPTIONS, libraries, variables
+from hires.core.config.comm_config import LIBRARIES, OPTIONS, libraries, variables
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import noise_bound

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hires.core.config.run_config import from_dict
+from hires.core.config.training_config import CURVES, learning_rate
 from hires.core.errors import RunError
 from hires.core.evaluation_metrics import CLASSES, IMAGES, PIXELS
 from hires.core.evaluation_summary import (
@@ -18,7 +19,6 @@ from hires.core.evaluation_summary import (
     summary,
     wilson,
 )
-from hires.core.learning_rate import CURVES, learning_rate
 from hires.core.store.step_lines import ENDED_LINE, EPOCH_LINE, VALIDATED_LINE, line_text
 from tests.helpers.plain_training import torch_rates
 

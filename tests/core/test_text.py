@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hires.core import log, units
+from hires.core import streams, units
 from hires.core.errors import ConfigError
 from hires.core.registry import Registry
 
@@ -65,8 +65,8 @@ def test_rank_zero_speaks_and_the_others_warn():
         (None, ["hires: stage 0", "hires warning: slow"]),
     ):
         stream = io.StringIO()
-        log.setup(rank, stream)
-        log.setup(rank, stream)  # twice does not say everything twice
+        streams.setup_log(rank, stream)
+        streams.setup_log(rank, stream)  # twice does not say everything twice
         logging.getLogger("hires.x").info("stage %d", 0)
         logging.getLogger("hires.x").warning("slow")
         texts = [

@@ -13,7 +13,7 @@ import torch
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.store.records import read_record
 from hires.engine.footprint import footprint, named_tensors, network_of, rehearse
-from hires.launcher.local.local_launcher import launch
+from hires.launcher.launch_attempt import launch
 from hires.nets.build_network import build_model, materialise
 from hires.plan.memory import RankMemory, needed_bytes
 from hires.plan.plan import Plan

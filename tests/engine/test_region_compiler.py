@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hires.core.errors import ConfigError, RunError
-from hires.core.ranks import compilers
+from hires.core.ranks import machine
 from hires.engine import region_compiler
 from hires.engine.build import filled_tensors, place_tensors
 from hires.engine.device import HOST
@@ -52,7 +52,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 needs_compiler = pytest.mark.skipif(
-    compilers.missing("cpu") is not None, reason=str(compilers.missing("cpu"))
+    machine.missing_compiler("cpu") is not None, reason=str(machine.missing_compiler("cpu"))
 )
 
 

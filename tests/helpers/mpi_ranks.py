@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.bench.start_ranks import stream_ranks
-from hires.core.config.mpi_dialects import DIALECTS
+from hires.core.config.launcher_config import DIALECTS
 from hires.core.errors import RunError
 from hires.core.ranks.world import World
 from tests.helpers.patience import PATIENCE_S, until

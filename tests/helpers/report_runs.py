@@ -10,7 +10,7 @@ from typing import Any
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.ranks.timeline import FILE
 from hires.core.store import records, rundir
-from hires.core.store.message_sums import ROUTED_KEYS
+from hires.core.store.message_files import ROUTED_KEYS
 from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.simulation.simulate import simulate

@@ -12,11 +12,11 @@ import pytest
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.core.config.training_config import MeasureConfig
-from hires.core.python_command import module_command
+from hires.core.programs import module_command
 from hires.core.store import records, rundir
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import launcher_of
-from hires.launcher.local.local_launcher import launch as local_launch
+from hires.launcher.launch_attempt import launch as local_launch
 from tests.helpers.launches import ROOT, alive, rank_pids
 from tests.helpers.patience import until
 

@@ -16,10 +16,9 @@ from hires.core.store import attempts, file_names, provenance, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.ends import End
 from hires.core.store.rundir import RunDir
-from hires.launcher import interface
+from hires.launcher import interface, launch_attempt
 from hires.launcher.interface import JobStatus, note_job
-from hires.launcher.local import local_launcher
-from hires.launcher.local.local_launcher import end_without_ranks
+from hires.launcher.launch_attempt import end_without_ranks
 from hires.launcher.slurm import allocation
 from hires.launcher.slurm import job as slurm_job
 from hires.launcher.slurm.allocation import Allocation, JobNode
@@ -53,7 +52,7 @@ def cluster(tmp_path, monkeypatch):
     monkeypatch.setattr(
         slurm_job,
         "launch",
-        functools.partial(local_launcher.launch, module="tests.helpers.fake_rank"),
+        functools.partial(launch_attempt.launch, module="tests.helpers.fake_rank"),
     )
     return folder
 

@@ -24,8 +24,8 @@ from hires.core.config.comm_config import CommConfig
 from hires.core.errors import PREEMPTED, ConfigError, RunError
 from hires.core.store import attempts, provenance, records
 from hires.core.store.rundir import RunDir
-from hires.launcher.local import __main__ as by_hand
-from hires.launcher.local import local_launcher
+from hires.launcher import __main__ as by_hand
+from hires.launcher import launch_attempt
 from hires.launcher.ranks.places import Preemption
 from hires.launcher.supervision import watchdog
 from tests.helpers.launches import alive, events, exit_json, pid_of, rank_pids, when_ready
@@ -281,7 +281,7 @@ SUPERVISOR = """
 import signal, sys
 for number in (signal.SIGINT, signal.SIGHUP):  # whatever the tests were started with
     signal.signal(number, signal.default_int_handler)
-from hires.launcher.local import local_launcher as local
+from hires.launcher import launch_attempt as local
 from hires.launcher.supervision import supervisor
 supervisor.GRACE_S = float(sys.argv[2])
 outcome = local.launch(sys.argv[1], 0, module="tests.helpers.fake_rank")
@@ -354,8 +354,8 @@ def test_start_by_hand_is_a_new_attempt_unless_it_runs_or_is_no_run(
     fake_world, launch, tmp_path, capsys, monkeypatch, launcher
 ):
     with pytest.raises(RunError, match=r"is .* a run folder"):
-        local_launcher.launch(tmp_path, 0)
-    monkeypatch.setattr(local_launcher, "launch", launch)
+        launch_attempt.launch(tmp_path, 0)
+    monkeypatch.setattr(by_hand, "launch", launch)
     run = fake_world("ok", "raise", **LAUNCHERS[launcher])
     records.event(run.path, 0, "launch_started", **provenance.myself())
     assert by_hand.main([str(run.path)]) == 1

@@ -19,7 +19,7 @@ from hires.core.store import records, rundir
 from hires.core.store.ends import End
 from hires.core.store.reading import read_rank_lines
 from hires.core.store.rundir import RunDir
-from hires.launcher.local import local_launcher
+from hires.launcher import launch_attempt
 from hires.launcher.slurm.slurm_checks import node_checks
 from hires.launcher.slurm.submission import CHECKUP
 from tests.helpers.launches import ROOT, alive, events, exit_json, rank_pids
@@ -71,7 +71,7 @@ def launch(run: RunDir, signalled: int | None = None, number: int = 0, **options
     if signalled is not None:
         thread.start()
     try:
-        return local_launcher.launch(run.path, run.attempt, **options)
+        return launch_attempt.launch(run.path, run.attempt, **options)
     finally:
         if signalled is not None:
             thread.join()
@@ -141,7 +141,7 @@ from hires.core.store import records, rundir
 from hires.core.config.run_config import LauncherConfig, RunConfig
 from hires.core.config.training_config import MeasureConfig
 from hires.core.errors import RunError
-from hires.launcher.local import local_launcher as local
+from hires.launcher import launch_attempt as local
 disk = Path(sys.argv[1])
 keys = {"measure": MeasureConfig(warmup=1), "launcher": LauncherConfig(sys.argv[2])}
 config = RunConfig(steps=3, results=str(disk / "results"), **keys)

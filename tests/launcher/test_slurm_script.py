@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core import python_command
+from hires.core import programs
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
@@ -131,7 +131,7 @@ def test_script_starts_the_supervisor_whatever_the_names(run, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     odd = run.parent
     said = (run / "job.log").read_bytes().decode()
-    options = "".join(f"{word}|" for word in python_command.python()[1:])
+    options = "".join(f"{word}|" for word in programs.python()[1:])
     assert said == f"{odd}|{odd}/lib|{options}-u|-m|{job_script.JOB}|--attempts=1|{run}|7|\n"
     assert not list(tmp_path.rglob("oops*"))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.python_command import module_command
+from hires.core.programs import module_command
 from hires.launcher.ranks import spawn
 from tests.helpers.launches import alive
 from tests.helpers.patience import PATIENCE_S, until
@@ -133,7 +133,7 @@ def test_children_get_signals_and_go_on_when_their_warm_process_is_killed(child,
 
 PARENT = """
 import os, sys, time
-from hires.core.python_command import module_command
+from hires.core.programs import module_command
 from hires.launcher.ranks import spawn
 with spawn.warm():
     spawn._current._modules = ["numpy"]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from hires.core.config.run_config import RunConfig, from_dict
-from hires.core.ranks import gpus
-from hires.core.ranks.gpus import Torch
+from hires.core.ranks import machine
+from hires.core.ranks.machine import Torch
 from hires.plan.hardware import backend_of, check_hardware, device_of, requested_gpus
 
 JOB = {"name": "slurm"}
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch):
+def two_gpus(monkeypatch):
     """A machine with two GPUs and a torch for CUDA."""
-    monkeypatch.setattr(gpus, "device_files", lambda: 2)
-    monkeypatch.setattr(gpus, "installed_torch", lambda: Torch("2.13.0", "13.0"))
+    monkeypatch.setattr(machine, "device_files", lambda: 2)
+    monkeypatch.setattr(machine, "installed_torch", lambda: Torch("2.13.0", "13.0"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -53,7 +53,7 @@ def test_machine_with_gpus_and_a_torch_for_them_computes_there(monkeypatch):
     unknown = config(device="cuda", launcher=JOB)
     assert backend_of(unknown) == "gloo"
     assert found(unknown) == [("warning", "cluster.gpus")]
-    monkeypatch.setattr(gpus, "installed_torch", lambda: Torch("2.13.0+cpu", None))
+    monkeypatch.setattr(machine, "installed_torch", lambda: Torch("2.13.0+cpu", None))
     assert device_of(config()) == "cpu"
 
 
@@ -63,7 +63,7 @@ def test_job_whose_gpus_and_device_do_not_fit_is_named(monkeypatch):
     assert found(config(device="cpu", **nccl)) == [("error", "comm.backend")]
     [warning] = check_hardware(config(3))
     assert "3 ranks of a node share 2 GPUs" in warning.text
-    monkeypatch.setattr(gpus, "device_files", lambda: 0)
+    monkeypatch.setattr(machine, "device_files", lambda: 0)
     four = {"cluster": {"gpus": 4, "options": {"gres": "gpu:4"}}, "launcher": JOB}
     assert found(config(4, **four)) == []
     assert found(config(4, "cuda", cluster={"gpus": 0})) == [("error", "device")]

@@ -11,7 +11,7 @@ import pytest
 
 import hires
 from hires.core.errors import ConfigError
-from hires.core.store import campaign, message_entries
+from hires.core.store import campaign, message_files
 from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
 from hires.core.store.file_names import rank_messages
 from hires.report import frames, report
@@ -96,7 +96,7 @@ def test_lost_messages_of_a_complete_run_are_named(tmp_path):
     world = json.loads((run / "record.json").read_text())["world"]
     ranks = [rank_messages(run / "a0", rank) for rank in range(world)]
     for rank in range(world):
-        message_entries.write(run / "a0", rank, HEADER, b"")
+        message_files.write(run / "a0", rank, HEADER, b"")
     for path in ranks:
         whole = path.read_bytes()
         path.unlink()

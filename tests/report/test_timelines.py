@@ -11,7 +11,7 @@ import pytest
 
 from hires.core.errors import ConfigError
 from hires.core.ranks.timeline import FORWARD, Span, StepSpans
-from hires.core.store.message_sums import ROUTED_KEYS, summed
+from hires.core.store.message_files import ROUTED_KEYS, summed
 from hires.plan.program import edge_messages
 from hires.plan.simulation.simulate import Link, Network, simulate
 from hires.report.logged_messages import message_sums

@@ -17,7 +17,7 @@ from hires.cli.screens.screen import plural, print_notes, print_table
 from hires.cli.start_run import SweepProgress, submit
 from hires.cli.sweep.sweep_points import COMPLETE, FAILED, INFEASIBLE, READY, Points, SweepPoint
 from hires.core.errors import INTERRUPTED, PREEMPTED, ConfigError, HiresError, PlanError, RunError
-from hires.core.ranks.gpus import visible_gpus
+from hires.core.ranks.machine import visible_gpus
 from hires.core.store import campaign, provenance, rundir
 from hires.core.store.naming import model_label
 from hires.core.store.reading import Note

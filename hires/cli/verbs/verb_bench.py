@@ -29,10 +29,10 @@ from hires.cli.data_keys import with_classes
 from hires.cli.options import JSON, Option, Parser, chosen, composing, number, option
 from hires.cli.screens.screen import print_config
 from hires.core.config.fields import Section, build, value
-from hires.core.config.mpi_dialects import DIALECTS
+from hires.core.config.launcher_config import DIALECTS
 from hires.core.config.run_config import from_dict, to_dict
 from hires.core.errors import ConfigError
-from hires.core.python_command import module_command
+from hires.core.programs import module_command
 from hires.core.ranks import mpi_starter
 from hires.core.registry import offer
 from hires.core.store.reading import read_named_values

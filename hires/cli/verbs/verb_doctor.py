@@ -31,12 +31,12 @@ from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.screens.screen import print_config, print_json, print_lines, table_lines
 from hires.cli.verbs.verb_bench import become
 from hires.core import programs
-from hires.core.config.mpi_dialects import DIALECTS
+from hires.core.config.launcher_config import DIALECTS
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.precisions import CPU_FLAGS, INT8
-from hires.core.python_command import code_command
-from hires.core.ranks import compilers, gpus, heartbeat, memory_files, mpi_library, network
+from hires.core.programs import code_command
+from hires.core.ranks import heartbeat, machine, memory_files, mpi_library, network
 from hires.core.store.files import write_rate
 from hires.core.store.provenance import collect, cpu_flags
 from hires.core.units import gib, size
@@ -223,7 +223,7 @@ def torch_checks() -> list[Check]:
     if code:
         return [Check("torch", FAILED, last(text), "pip install torch again, see constraints.txt")]
     facts = json.loads(last(text))
-    lacks = compilers.missing("cuda" if facts["devices"] else "cpu")
+    lacks = machine.missing_compiler("cuda" if facts["devices"] else "cpu")
     what, _, remedy = (lacks or "all that engine.compile=stage needs is here").partition("; ")
     compiles = _good("compiler", lacks is None, what, f"engine.compile=stage needs it: {remedy}")
     text = "not here; only engine.compile=tensorrt needs it: pip install 'hires[tensorrt]'"
@@ -257,10 +257,10 @@ def gpu_checks(facts: dict[str, Any]) -> list[Check]:
     devices, apart = facts["devices"], facts["apart"]
     if not devices:
         code, names = ask("nvidia-smi", "--list-gpus", most_s=30)
-        count = gpus.device_files() if code else len(names.splitlines())
+        count = machine.device_files() if code else len(names.splitlines())
         text = f"NVIDIA GPUs: {count}, CUDA of torch: {facts['cuda'] or 'none'}"
         remedy = "install a driver and a torch whose CUDA it runs, give the container or job its "
-        remedy += f"GPUs, and check {gpus.VISIBLE}; until then ranks compute on the CPU"
+        remedy += f"GPUs, and check {machine.VISIBLE}; until then ranks compute on the CPU"
         return [_good("cuda", not count, text, remedy)]
     remedy = "install a torch with NCCL; until then GPUs talk over gloo"
     nccl = facts["nccl"]

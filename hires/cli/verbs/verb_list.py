@@ -18,7 +18,7 @@ from hires.cli.compose.choices import (
 from hires.cli.main import VERBS, summary_of
 from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, option
 from hires.cli.screens.screen import list_lines, print_json, print_table
-from hires.core.config.library_options import OPTIONS
+from hires.core.config.comm_config import OPTIONS
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hires.core.augmentations import AUGMENTATIONS
-from hires.core.config import library_options
+from hires.core.config import comm_config
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.data_config import AugmentConfig, DataConfig, PredictConfig, ValidateConfig
 from hires.core.config.fields import (
@@ -45,7 +45,7 @@ from hires.core.config.training_config import (
 )
 from hires.core.losses import IMAGES, LOSSES
 from hires.core.precisions import HALF, INT8, PRECISIONS
-from hires.core.ranks.compilers import TENSORRT
+from hires.core.ranks.machine import TENSORRT
 
 _OF_IMAGES = [name for name in LOSSES if LOSSES[name].targets == IMAGES]
 DEVICE_KINDS = ["auto", "cpu", "cuda"]
@@ -275,12 +275,12 @@ class RunConfig(Section):
     @property
     def libraries(self) -> tuple[str, ...]:
         """Libraries with options that carry messages, as ``openmpi`` and ``nccl``."""
-        return library_options.libraries((self.comm.backend, *self.comm.backends), self.mpi)
+        return comm_config.libraries((self.comm.backend, *self.comm.backends), self.mpi)
 
     @property
     def library_variables(self) -> dict[str, str]:
         """Variables of every rank that ``comm.options`` sets."""
-        return library_options.variables(self.comm.options, self.libraries)
+        return comm_config.variables(self.comm.options, self.libraries)
 
     @property
     def srun_mpi(self) -> str:

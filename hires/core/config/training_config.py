@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hires.core.config.fields import MOST_LABEL, MOST_STEPS, Section, not_function, value
 from hires.core.errors import ConfigError
 from hires.core.losses import CLASSES, IMAGES, LOSSES, own_keys
 from hires.core.optimizers import MORE_STATES, OPTIMIZERS, REFUSED, SET_BY_HIRES
-from hires.core.ranks.compilers import TENSORRT
+from hires.core.ranks.machine import TENSORRT
 from hires.core.trackers import sentences
+
+if TYPE_CHECKING:
+    from hires.core.config.run_config import RunConfig
 
 INFERENCE = ("infer", "evaluate", "predict")
 """Tasks that compute forward and keep no value for anything else."""
@@ -186,12 +190,48 @@ class OptimizerConfig(
         return OPTIMIZERS[self.name].num_states + more + (self.ema is not None)
 
 
-LR_CURVES = {
-    "constant": "The same learning rate in every step",
-    "step": "The learning rate is divided by ten after every 30 steps",
-    "cosine": "The learning rate falls to zero along half a cosine",
-    "one_cycle": "The learning rate rises for 30 % of the steps, then falls far below it",
+Curve = Callable[["LrScheduleConfig", float, int, int], float]
+"""From keys, the largest rate, a step and the number of all steps to a rate; both without warm-up.
+The step is below that number."""
+
+
+def _constant(keys: LrScheduleConfig, largest: float, step: int, total: int) -> float:
+    """The same learning rate in every step."""
+    return largest
+
+
+def _step(keys: LrScheduleConfig, largest: float, step: int, total: int) -> float:
+    """The learning rate is divided by ten after every 30 steps."""
+    return float(largest * keys.gamma ** (step // keys.step_size))
+
+
+def _cosine(keys: LrScheduleConfig, largest: float, step: int, total: int) -> float:
+    """The learning rate falls to zero along half a cosine."""
+    return _half_cosine(largest, keys.final, min(step, total) / total)
+
+
+def _one_cycle(keys: LrScheduleConfig, largest: float, step: int, total: int) -> float:
+    """The learning rate rises for 30 % of the steps, then falls far below it."""
+    # The first step has the first rate, the last one the last; where the top is need be no step.
+    top, end, first = keys.rise * total - 1, total - 1, largest / keys.first_divisor
+    step = min(step, end)
+    if step <= top:
+        return _half_cosine(first, largest, step / top if top else 1.0)
+    return _half_cosine(largest, first / keys.last_divisor, (step - top) / (end - top))
+
+
+def _half_cosine(begin: float, end: float, share: float) -> float:
+    return end + (begin - end) * (1 + math.cos(math.pi * share)) / 2
+
+
+CURVES: dict[str, Curve] = {
+    "constant": _constant,
+    "step": _step,
+    "cosine": _cosine,
+    "one_cycle": _one_cycle,
 }
+"""Value of ``lr_schedule`` -> the rate behind the warm-up."""
+LR_CURVES = {name: (curve.__doc__ or "").rstrip(".") for name, curve in CURVES.items()}
 
 
 @dataclass
@@ -228,6 +268,27 @@ class LrScheduleConfig(Section, key="lr_schedule", choices=LR_CURVES):
     def _problems(self) -> Iterator[str]:
         if self.warmup_begin != type(self).warmup_begin and not self.warmup:
             yield f"lr_schedule.warmup_begin={self.warmup_begin} needs lr_schedule.warmup"
+
+
+def learning_rate(config: RunConfig, step: int) -> float:
+    """Returns the learning rate of a step, the first one is 0: a function of these alone.
+
+    The values are those of ``torch.optim.lr_scheduler``: ``LinearLR`` for the warm-up, then
+    ``StepLR``, ``CosineAnnealingLR`` or ``OneCycleLR``, joined by ``SequentialLR``.
+
+    Source:
+        Loshchilov, Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017;
+        Smith, Topin, "Super-convergence: very fast training of neural networks using large
+        learning rates", 2018; Goyal et al., "Accurate, large minibatch SGD", 2017 (warm-up and
+        linear scaling).
+    """
+    keys, largest = config.lr_schedule, config.optimizer.lr
+    if config.optimizer.scale_lr:
+        largest *= config.parallel.replicas
+    if step < keys.warmup:
+        return largest * (keys.warmup_begin + (1 - keys.warmup_begin) * step / keys.warmup)
+    total = (keys.steps or config.steps) - keys.warmup
+    return CURVES[keys.name](keys, largest, step - keys.warmup, total)
 
 
 @dataclass

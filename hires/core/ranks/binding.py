@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hires.core.config.run_config import RunConfig
-from hires.core.ranks import gpus
+from hires.core.ranks import machine
 from hires.core.ranks.world import World
 
 _SYSTEM = Path("/sys/devices/system/cpu")
@@ -53,11 +53,11 @@ def bind(world: World, config: RunConfig) -> Binding:
             os.sched_setaffinity(0, share)
         except OSError:
             bound = False  # the system does not allow it
-    devices = os.environ.get(gpus.VISIBLE)
+    devices = os.environ.get(machine.VISIBLE)
     if config.comm.visible == "own":
         devices = devices_of(world, config.cluster.gpus)
     if devices is not None:
-        os.environ[gpus.VISIBLE] = devices
+        os.environ[machine.VISIBLE] = devices
     kept = sorted(share) if bound else cores
     return Binding(os.uname().nodename, world.local_rank, threads, kept, bound, devices)
 
@@ -82,8 +82,8 @@ def devices_of(
 
     Without CUDA_VISIBLE_DEVICES they are the first ``count``, or all.
     """
-    there = gpus.visible_gpus(count, environ)
-    return there[world.local_rank % len(there)] if there else environ.get(gpus.VISIBLE)
+    there = machine.visible_gpus(count, environ)
+    return there[world.local_rank % len(there)] if there else environ.get(machine.VISIBLE)
 
 
 def _fact(core: int, name: str) -> int:

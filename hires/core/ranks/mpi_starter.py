@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hires.core import programs
-from hires.core.config.launcher_config import spread
-from hires.core.config.mpi_dialects import DIALECTS, Dialect
+from hires.core.config.launcher_config import DIALECTS, Dialect, spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 

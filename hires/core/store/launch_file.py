@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hires.core.config.run_config import RunConfig
-from hires.core.python_command import python
+from hires.core.programs import python
 from hires.core.python_path import without_empty_entries
 from hires.core.ranks import mpi_starter
 from hires.core.shipped import shipped

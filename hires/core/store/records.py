@@ -21,7 +21,7 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import file_names, frozen, message_sums, provenance, reading
+from hires.core.store import file_names, frozen, message_files, provenance, reading
 from hires.core.store.attempts import Attempt
 from hires.core.store.ends import ENDS
 from hires.core.store.file_names import StrPath, attempt_dir
@@ -187,7 +187,7 @@ def _build(
         **_validation(own, ended, config.validate.patience),
         "memory": _memory(plan, lines),
         "messages": plan.get("totals", {}),
-        "comm": message_sums.summed(line for line in lines if line.get("kind") == "comm"),
+        "comm": message_files.summed(line for line in lines if line.get("kind") == "comm"),
         "world": world,
         "images_per_step": config.batch,
         "precision": config.precision.name,

@@ -13,7 +13,7 @@ from hires.core.store.ends import End, State
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import LAUNCHERS
 from hires.launcher.job_wait import JobLauncher
-from hires.launcher.local.local_launcher import end_without_ranks
+from hires.launcher.launch_attempt import end_without_ranks
 from hires.launcher.slurm import scheduler, submission
 from hires.launcher.slurm.slurm_checks import cluster_checks, slurm_checks
 

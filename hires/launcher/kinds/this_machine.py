@@ -11,7 +11,7 @@ from hires.core.ranks.mpi_starter import dialect_of
 from hires.core.store.ends import End
 from hires.core.store.rundir import RunDir
 from hires.launcher.interface import LAUNCHERS, Launcher, OnLine
-from hires.launcher.local.local_launcher import launch
+from hires.launcher.launch_attempt import launch
 from hires.launcher.ranks.places import RankPlaces, on_hosts
 from hires.launcher.slurm import allocation
 from hires.plan.hardware import require_compilers, require_gpus

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hires.core.config.mpi_dialects import DIALECTS
+from hires.core.config.launcher_config import DIALECTS
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.python_command import module_command
+from hires.core.programs import module_command
 from hires.core.ranks import mpi_library
-from hires.core.ranks.gpus import VISIBLE
+from hires.core.ranks.machine import VISIBLE
 from hires.core.ranks.mpi_starter import Starter, require_program
 from hires.core.ranks.world import MEETING, STARTER, World
 from hires.core.store import file_names, provenance, records

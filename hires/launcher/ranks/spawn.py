@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.core.errors import RunError
-from hires.core.python_command import code_command, words_of
+from hires.core.programs import code_command, words_of
 from hires.core.python_path import without_empty_entries
 from hires.core.store.files import cannot_write
 

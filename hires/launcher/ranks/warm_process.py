@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from hires.core.python_command import words_of
+from hires.core.programs import words_of
 from hires.launcher.ranks import spawn
 
 Request = dict[str, Any]

@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hires.core import log, streams
+from hires.core import streams
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import INTERRUPTED, PREEMPTED, EditedError, HiresError, RunError
-from hires.core.python_command import module_command
+from hires.core.programs import module_command
 from hires.core.store import (
     attempts,
     file_names,
@@ -43,13 +43,13 @@ from hires.core.store.attempts import Attempt
 from hires.core.store.ends import End, State
 from hires.core.store.file_names import attempt_dir, attempt_numbers, rank_logs
 from hires.launcher.interface import note_job
-from hires.launcher.local.local_launcher import end_without_ranks, launch, say
+from hires.launcher.launch_attempt import end_without_ranks, launch, say
 from hires.launcher.ranks.places import Preemption
 from hires.launcher.slurm import allocation, scheduler
 from hires.launcher.slurm.allocation import Allocation
 from hires.launcher.slurm.submission import CHECKUP
 from hires.launcher.status import running_elsewhere
-from hires.launcher.supervision.interrupts import Interrupts
+from hires.launcher.supervision.supervisor import Interrupts
 
 _CHECKUP_RANK = "hires.comm.node_report"
 
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--attempts", type=int, default=1, help="how many to complete")
     parser.add_argument(CHECKUP, action="store_true", help="start the ranks of hires doctor")
     args = parser.parse_args(argv)
-    log.setup()
+    streams.setup_log()
     trust.keep_folders_private()
     try:
         path, job = rundir.frozen_folder(args.run), allocation.current()

@@ -20,7 +20,7 @@ from submitit import SlurmExecutor
 
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
-from hires.core.python_command import python
+from hires.core.programs import python
 from hires.core.store import file_names, launch_file
 from hires.core.store.files import write_atomically
 

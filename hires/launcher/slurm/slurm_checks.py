@@ -35,7 +35,7 @@ from hires.launcher.interface import FAILED, OK, WARNING, Check, launcher_named
 from hires.launcher.job_wait import JobWait
 from hires.launcher.ranks.rank_group import last_lines
 from hires.launcher.slurm import scheduler, submission
-from hires.launcher.supervision.interrupts import Interrupts
+from hires.launcher.supervision.supervisor import Interrupts
 from hires.plan.hardware import CUDA
 
 Report = dict[str, Any]

@@ -26,7 +26,7 @@ from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import make_folder
 from hires.core.units import listed
 from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, note_job
-from hires.launcher.local.local_launcher import end_without_ranks
+from hires.launcher.launch_attempt import end_without_ranks
 from hires.launcher.slurm import scheduler
 from hires.launcher.status.state import RunState, select, states
 

@@ -19,7 +19,7 @@ from hires.core.store.attempts import Attempt, job_name
 from hires.core.store.ends import End, State
 from hires.launcher import interface
 from hires.launcher.interface import UNKNOWN, JobStatus
-from hires.launcher.local.local_launcher import end_without_ranks
+from hires.launcher.launch_attempt import end_without_ranks
 from hires.launcher.status.state import age_s, is_alive
 
 _PATIENCE_S = 120.0

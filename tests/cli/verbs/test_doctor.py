@@ -10,7 +10,7 @@ import pytest
 
 from hires.cli.verbs import verb_doctor
 from hires.core.config.run_config import LauncherConfig, RunConfig
-from hires.core.ranks import gpus
+from hires.core.ranks import machine
 from hires.launcher.interface import Check
 from hires.launcher.slurm import slurm_checks
 
@@ -42,7 +42,7 @@ def test_calibration_is_a_benchmark_that_takes_keys(hires, monkeypatch):
     [(0, "", "ok"), (2, "", "warning"), (0, "GPU 0: NVIDIA H200", "warning")],
 )
 def test_torch_without_a_gpu_is_a_warning_where_there_is_one(monkeypatch, files, names, state):
-    monkeypatch.setattr(gpus, "device_files", lambda: files)
+    monkeypatch.setattr(machine, "device_files", lambda: files)
     monkeypatch.setattr(verb_doctor, "ask", lambda *_, **__: (0 if names else -1, names))
     facts = {"devices": [], "cuda": None, "nccl": None, "apart": []}
     [check] = verb_doctor.gpu_checks(facts)

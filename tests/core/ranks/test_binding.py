@@ -8,7 +8,7 @@ import pytest
 
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.ranks import binding, gpus
+from hires.core.ranks import binding, machine
 from hires.core.ranks.world import World
 
 
@@ -17,7 +17,7 @@ def rank_of(local_rank: int, local_size: int) -> World:
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
+def two_processors(tmp_path, monkeypatch):
     """Two processors of two cores of two threads: cores i and i + 4 are one; two devices."""
     for core in range(8):
         folder = tmp_path / f"cpu{core}" / "topology"
@@ -28,7 +28,7 @@ def machine(tmp_path, monkeypatch):
         (tmp_path / name).touch()
     kept: list[list[int]] = []
     monkeypatch.setattr(binding, "_SYSTEM", tmp_path)
-    monkeypatch.setattr(gpus, "_DEV", tmp_path)
+    monkeypatch.setattr(machine, "_DEV", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: kept.append(sorted(cores)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -41,9 +41,9 @@ def config(name="local", threads=1, bind="auto", gpus=0) -> RunConfig:
     return RunConfig(launcher=launcher, cluster=ClusterConfig(gpus=gpus))
 
 
-def test_ranks_get_whole_cores_and_neighbours_the_same_processor(machine):
+def test_ranks_get_whole_cores_and_neighbours_the_same_processor(two_processors):
     shares = [binding.bind(rank_of(rank, 4), config()).cores for rank in range(4)]
-    assert shares == machine == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert shares == two_processors == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
 @pytest.mark.parametrize(
@@ -57,26 +57,26 @@ def test_ranks_get_whole_cores_and_neighbours_the_same_processor(machine):
         ("local", 1, 1, False),  # all cores are its own
     ],
 )
-def test_ranks_are_unbound_where_cores_are_too_few(machine, name, ranks, threads, bound):
+def test_ranks_are_unbound_where_cores_are_too_few(two_processors, name, ranks, threads, bound):
     found = binding.bind(rank_of(0, ranks), config(name, threads))
-    assert found.bound is bool(machine) is bound
+    assert found.bound is bool(two_processors) is bound
     assert found.threads == threads
     if not bound:
         assert found.cores == list(range(8))
 
 
-def test_rank_is_free_where_binding_is_off_or_refused(machine, monkeypatch):
+def test_rank_is_free_where_binding_is_off_or_refused(two_processors, monkeypatch):
     def refuse(pid, cores):
         raise PermissionError
 
     assert not binding.bind(rank_of(0, 4), config(bind="none")).bound
-    assert machine == []
+    assert two_processors == []
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     found = binding.bind(rank_of(0, 2), config())
     assert (found.bound, found.cores) == (False, list(range(8)))
 
 
-def test_devices_are_shared_out_by_the_rank_on_its_node(machine, monkeypatch):
+def test_devices_are_shared_out_by_the_rank_on_its_node(two_processors, monkeypatch):
     for count, visible, expected in (
         (4, None, "3"), (2, None, "1"), (0, None, None),
         (None, None, "1"),  # those that are there
@@ -106,6 +106,6 @@ def test_visible_gpus_are_counted_as_cuda_counts_them():
         ("NoDevFiles", []),
         ("GPU-8a1b,MIG-3c/1/0", ["GPU-8a1b", "MIG-3c/1/0"]),
     ):
-        assert gpus.visible_gpus(4, {"CUDA_VISIBLE_DEVICES": visible}) == expected
-    assert gpus.visible_gpus(1, {"CUDA_VISIBLE_DEVICES": "2,0"}) == ["2"]
-    assert gpus.visible_gpus(None, {"CUDA_VISIBLE_DEVICES": "2,0"}) == ["2", "0"]
+        assert machine.visible_gpus(4, {"CUDA_VISIBLE_DEVICES": visible}) == expected
+    assert machine.visible_gpus(1, {"CUDA_VISIBLE_DEVICES": "2,0"}) == ["2"]
+    assert machine.visible_gpus(None, {"CUDA_VISIBLE_DEVICES": "2,0"}) == ["2", "0"]

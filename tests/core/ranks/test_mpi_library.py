@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hires.core import programs
-from hires.core.python_command import code_command
+from hires.core.programs import code_command
 from hires.core.ranks import mpi_library
 
 

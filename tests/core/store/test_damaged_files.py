@@ -27,7 +27,7 @@ from hires.core.store import (
     file_names,
     files,
     frozen,
-    message_entries,
+    message_files,
     network_weights,
     reading,
     records,
@@ -64,7 +64,7 @@ NOTED: dict[str, Read] = {
     file_names.EVENTS: of_attempt("events"),
     file_names.EXIT: of_attempt("exit"),
     file_names.JOB: of_attempt("job"),
-    file_names.MESSAGES: lambda run, notes: [*message_entries.read(run / "a0", notes)],
+    file_names.MESSAGES: lambda run, notes: [*message_files.read(run / "a0", notes)],
     file_names.METRICS: of_attempt("metrics"),
     file_names.PLAN: plainly(needed, "plan.json"),
     file_names.PLANNED: plainly(reading.read_json, "planned.json"),
@@ -141,8 +141,8 @@ def run(tmp_path_factory) -> Path:
             files.append_line(attempt / file_names.METRICS, line)
     header = {"clock": "c", "dropped": 0, "operations": ["send"]}
     header |= {"ways": {"0": ["gloo", "message"]}, "events": {}}
-    entry = message_entries.ENTRY.pack(0, 0, -1, 64, 5.0, 5.25, 6.0, 7.0)
-    message_entries.write(attempt, 0, header, entry)
+    entry = message_files.ENTRY.pack(0, 0, -1, 64, 5.0, 5.25, 6.0, 7.0)
+    message_files.write(attempt, 0, header, entry)
     records.finish(made, 0, "done")
     ends.End("done", exit_codes={0: 0}).write(path, 0)
     sweep = {"argv": argv, "time": "2031-01-01T00:00:00+00:00"}
@@ -251,7 +251,7 @@ def test_changed_message_is_no_message(run):
     with restored(path):
         path.write_bytes(path.read_bytes()[:-1] + b"\x41")
         with pytest.raises(HiresError, match=r"rank0000\.messages"):
-            list(message_entries.read(run / "a0"))
+            list(message_files.read(run / "a0"))
 
 
 def test_reader_that_goes_on_names_the_file_in_the_log(run, caplog):

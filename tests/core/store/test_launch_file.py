@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from hires.core import python_command
+from hires.core import programs
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.store import launch_file, rundir
@@ -33,9 +33,9 @@ def test_launch_script_runs_launcher_then_tables(tmp_path, monkeypatch):
     environ = {"PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.stderr == ""
-    options = "".join(f"{word}|" for word in python_command.python()[1:])
+    options = "".join(f"{word}|" for word in programs.python()[1:])
     assert done.stdout.splitlines() == [
-        f"{odd}|{odd}/lib|{options}-m|hires.launcher.local|{run.path}|",
+        f"{odd}|{odd}/lib|{options}-m|hires.launcher|{run.path}|",
         f"{odd}|{odd}/lib|{options}-m|hires.report.tables|{run.path}|",
     ]
     assert not list(odd.glob("oops"))
@@ -69,9 +69,9 @@ def test_launch_script_of_an_mpi_shows_its_command_and_runs_no_name(tmp_path, mo
     assert done.stderr == b""
     words = [launcher.mpirun, "-n", "1", "-bind-to", "none", "-genvall", "-hosts", "localhost:1"]
     supervisor = [
-        *python_command.python()[1:],
+        *programs.python()[1:],
         "-m",
-        "hires.launcher.local",
+        "hires.launcher",
         str(run.path),
         "--",
         *words,

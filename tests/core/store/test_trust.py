@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.errors import ConfigError
-from hires.core.python_command import module_command
+from hires.core.programs import module_command
 from hires.core.store import files, rundir, trust
 from tests.helpers.commands import hires
 from tests.helpers.new_runs import ARGV, PLAN
@@ -81,7 +81,7 @@ def test_folder_that_others_may_write_to_is_read_and_never_executed(run, tmp_pat
         assert str(run) in err
         if words[0] == "run":  # a command that names the network itself traces it
             witness.unlink(missing_ok=True)
-    for module in ("hires.launcher.local", "hires.worker"):
+    for module in ("hires.launcher", "hires.worker"):
         rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "HIRES_ATTEMPT": "0"}
         done = subprocess.run(

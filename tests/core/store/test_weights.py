@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from hires.cli.verbs.verb_weights import NameRules
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import message_entries
+from hires.core.store import message_files
 from hires.core.store.file_names import rank_messages
-from hires.core.store.message_entries import ENTRY
+from hires.core.store.message_files import ENTRY
 from hires.core.store.network_weights import find_weights, require_fit, require_types
-from hires.core.store.weight_names import NameRules
 from tests.helpers.run_folders import saved_stages, saved_with
 
 SHAPES = {"conv.weight": [4, 3, 3, 3], "bn.running_mean": [4], "fc.bias": [2]}
@@ -132,10 +132,10 @@ ENTRIES = ENTRY.pack(1, 64, 7, 4096, 1.0, 1.5, 2.0, 3.0) + ENTRY.pack(0, 64, -1,
 
 
 def test_messages_come_back(tmp_path):
-    assert list(message_entries.read(tmp_path)) == []
+    assert list(message_files.read(tmp_path)) == []
     for rank in (1, 0):
-        message_entries.write(tmp_path, rank, HEADER, ENTRIES)
-    ranks = list(message_entries.read(tmp_path))
+        message_files.write(tmp_path, rank, HEADER, ENTRIES)
+    ranks = list(message_files.read(tmp_path))
     assert [(one.rank, one.clock, one.dropped) for one in ranks] == [
         (0, "a machine", 3), (1, "a machine", 3),
     ]  # fmt: skip
@@ -147,7 +147,7 @@ def test_messages_come_back(tmp_path):
 
 
 def damaged(folder: Path) -> list[bytes]:
-    message_entries.write(folder, 0, HEADER, ENTRIES)
+    message_files.write(folder, 0, HEADER, ENTRIES)
     whole = rank_messages(folder, 0).read_bytes()
     line, _, entries = whole.partition(b"\n")
     odd = [None, [], {}, -1, "x", 1e300, [None], {"64": 5}, {"7": ["halo"]}, {"7": [0, 0, 0]}]
@@ -168,11 +168,11 @@ def test_damaged_file_is_a_note_and_never_a_traceback(tmp_path):
     for data in damaged(tmp_path):
         path.write_bytes(data)
         notes: list = []
-        read = list(message_entries.read(tmp_path, notes))
+        read = list(message_files.read(tmp_path, notes))
         assert bool(read) != bool(notes), data[:200]
         empty += bool(read)
         for note in notes:
             assert path.name in note.where
             with pytest.raises(RunError):
-                list(message_entries.read(tmp_path))
+                list(message_files.read(tmp_path))
     assert empty <= 6  # a header without entries, or one in which a name is another

@@ -1,4 +1,4 @@
-"""Launches a run folder by hand: ``python -m hires.launcher.local RUN_DIR [-- COMMAND]``.
+"""Launches a run folder by hand: ``python -m hires.launcher RUN_DIR [-- COMMAND]``.
 
 The ``launch.sh`` of every run folder calls it, and may name the command that starts the ranks.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from hires.core import log, streams
+from hires.core import streams
 from hires.core.errors import HiresError
 from hires.core.store import attempts, records, rundir, trust
 from hires.launcher.interface import launcher_of
-from hires.launcher.local import local_launcher
-from hires.launcher.local.local_launcher import say
+from hires.launcher.launch_attempt import launch, say
 from hires.launcher.status import running_elsewhere
 
 
@@ -23,9 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     end = words.index("--") if "--" in words else len(words)
     (folder, *others), command = words[:end] or [""], words[end + 1 :]
     if folder in ("", "-h", "--help") or others:
-        say("usage: python -m hires.launcher.local RUN_DIR [-- COMMAND THAT STARTS ALL RANKS]")
+        say("usage: python -m hires.launcher RUN_DIR [-- COMMAND THAT STARTS ALL RANKS]")
         return 0 if folder.startswith("-") else 2
-    log.setup()
+    streams.setup_log()
     trust.keep_folders_private()
     try:
         path = rundir.frozen_folder(folder)
@@ -34,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config, world = records.read_config(path), records.read_world(path)
         say(f"{path.name}: attempt {number}, {world} ranks")
         places = launcher_of(config).rank_places(config, world, command)
-        return local_launcher.launch(path, number, places=places, aloud=True).exit_code
+        return launch(path, number, places=places, aloud=True).exit_code
     except HiresError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

@@ -1,4 +1,16 @@
-"""Writes and reads the single messages of a rank, which ``comm.log=full`` keeps.
+"""Writes and reads the messages of ranks: their sums, and single ones with ``comm.log=full``.
+
+    metrics.jsonl  {"kind": "comm", "rank": 0, "first": 2, "steps": 10, "step_s": 3.1,
+                    "rows": [{"operation": "send", "kind": "halo", "backend": "shm",
+                              "algorithm": "message", "size": 12, "count": 520, "bytes": 2662400,
+                              "issue_s": 0.011, "wait_s": 0.0}, ...],
+                    "planned": [{"operation": "send", "kind": "halo", "size": 12,
+                                 "backend": "shm", "algorithm": "message",
+                                 "count": 52, "bytes": 266240}, ...]}
+
+Messages of class ``size`` have 2^size bytes or more and fewer than twice as many; of class -1 none.
+Counts, bytes and seconds are of all ``steps``, ``planned`` is of one. ``step_s`` is the
+time of the steps, with the barrier before each.
 
     a0/messages/rank0000.messages   one line of JSON, then entries of 48 bytes
 
@@ -16,7 +28,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +36,13 @@ from hires.core.store import file_names
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.reading import Notes, Values, damaged, read_bytes, text
+
+PLANNED_KEYS = ("operation", "kind", "size")
+ROUTED_KEYS = (*PLANNED_KEYS, "backend", "algorithm")
+"""Of planned rows."""
+KEYS = ("operation", "kind", "backend", "algorithm", "size")
+MAX_RANKS = 256
+SUMS = ("count", "bytes", "issue_s", "wait_s")
 
 ENTRY = struct.Struct("<BxHiqdddd")
 FORMAT = 3
@@ -33,6 +52,46 @@ _DAMAGED = (
 )  # fmt: skip
 OUTSIDE = ("", "", ())
 """Kind, action and ranks of a message outside the plan's events, as at a checkpoint."""
+
+
+def summed(lines: Iterable[Values]) -> Values | None:
+    """Returns the sums of all ranks, and those of each in ``ranks``; None if none recorded any.
+
+    Of more than ``MAX_RANKS`` the rows of each stay in the attempt's lines.
+    """
+    ranks = {line["rank"]: line for line in lines}
+    if not ranks:
+        return None
+    own = [ranks[rank] for rank in sorted(ranks)]
+    by_rank = []
+    for one in own:
+        [total] = added(one["rows"], ()) or [dict.fromkeys(SUMS, 0)]
+        rows = {"rows": one["rows"]} if len(own) <= MAX_RANKS else {}
+        by_rank.append({"rank": one["rank"], "step_s": one["step_s"], **total, **rows})
+    planned = [row for one in own for row in one["planned"]]
+    return {
+        "first": min(one["first"] for one in own),
+        "steps": min(one["steps"] for one in own),
+        "step_s": sum(one["step_s"] for one in own),
+        "rows": added((row for one in own for row in one["rows"]), KEYS),
+        "planned": added(planned, ROUTED_KEYS, SUMS[:2]),
+        "ranks": by_rank,
+    }
+
+
+def added(rows: Iterable[Values], keys: Sequence[str], sums: Sequence[str] = SUMS) -> list[Values]:
+    """Returns one row for each combination of some keys, in their order, with the sums of its rows.
+
+    Rows hold texts and numbers.
+    """
+    totals: dict[tuple[Any, ...], Values] = {}
+    for row in rows:
+        key = tuple(row[name] for name in keys)
+        empty = {**dict(zip(keys, key, strict=True)), **dict.fromkeys(sums, 0)}
+        total = totals.setdefault(key, empty)
+        for name in sums:
+            total[name] += row[name]
+    return [totals[key] for key in sorted(totals)]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Finds the NVIDIA GPUs that a process here may use, and the installed torch.
+"""Finds what this machine offers to a rank: NVIDIA GPUs, the installed torch, compilers.
 
 Nothing here imports torch, which takes seconds: the front end needs this before anything starts.
 """
@@ -6,13 +6,18 @@ Nothing here imports torch, which takes seconds: the front end needs this before
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
+import shutil
+import sysconfig
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+TENSORRT = "tensorrt"
+"""``engine.compile`` that builds engines of TensorRT."""
+ENGINE_PACKAGES = ("torch_tensorrt", "tensorrt")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Variable that limits the GPUs of a process."""
 
@@ -58,7 +63,7 @@ def device_files() -> int:
 def installed_torch() -> Torch | None:
     """Returns the installed torch without importing it; None: there is none."""
     with contextlib.suppress(ImportError, ValueError, OSError):
-        spec = importlib.util.find_spec("torch")
+        spec = find_spec("torch")
         if spec is not None and spec.origin is not None:
             return torch_of((Path(spec.origin).parent / "version.py").read_text(errors="replace"))
     return None
@@ -72,3 +77,25 @@ def torch_of(text: str) -> Torch:
     """
     facts = dict(re.findall(r"^(__version__|cuda)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.M))
     return Torch(facts.get("__version__", "of an unknown version"), facts.get("cuda"))
+
+
+def missing_compiler(device: str, mode: str = "stage") -> str | None:
+    """Returns what ``engine.compile`` lacks on this machine, and the remedy; None: nothing."""
+    if mode == TENSORRT:
+        if all(map(find_spec, ENGINE_PACKAGES)):
+            return None
+        return "Torch-TensorRT is not installed; pip install 'hires[tensorrt]'"
+    if device == "cuda":
+        if find_spec("triton") is None:
+            return "Triton is not installed; install the triton that belongs to torch"
+        name, variable, found = "C", "CC", os.environ.get("CC") or "gcc"
+        # Triton takes CC, whatever it names; without it one of these.
+        candidates = [found] if os.environ.get("CC") else ["gcc", "cc", "clang"]
+    else:
+        name, variable, found = "C++", "CXX", os.environ.get("CXX") or "g++"
+        candidates = [found]
+    if not any(map(shutil.which, candidates)):
+        return f"there is no {name} compiler ({found}); install g++, or set {variable}"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return "Python.h is missing; install the headers of this Python, as python3-dev"
+    return None
