@@ -20,6 +20,7 @@ from hires.cli.sweep.sweep_points import Where, compose_all
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.launcher.interface import LAUNCHERS, all_launchers, launcher_named
+from hires.launcher.job_wait import JobLauncher
 
 CHOICES = groups()
 NEEDED = {
@@ -88,7 +89,8 @@ def test_layouts_are_composed_of_their_words():
 def test_every_launcher_has_a_class():
     names = groups()["launcher"]
     assert {type(one) for one in all_launchers()} == {LAUNCHERS[name] for name in names}
-    assert all(launcher_named(n).has_jobs == LauncherConfig(n).has_jobs for n in names)
+    for name in names:
+        assert isinstance(launcher_named(name), JobLauncher) == LauncherConfig(name).has_jobs
 
 
 def test_groups_are_sections_of_the_config_and_have_every_name_of_the_schema():

@@ -126,8 +126,6 @@ class Submitted(NamedTuple):
 class Launcher(ABC):
     """Starts frozen runs in one way. Methods that a launcher does not override do nothing."""
 
-    has_jobs: ClassVar[bool] = True
-    """Whether runs are jobs of a scheduler, which go on without the command that started them."""
     cancel_command: ClassVar[str] = "the scheduler's own command"
     """What cancels the job ``{}`` without ``hires cancel``, for advice."""
 

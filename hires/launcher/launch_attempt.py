@@ -117,7 +117,7 @@ def end_without_ranks(run_dir: StrPath, attempt: int, end: End) -> None:
 
 
 def say(text: str) -> None:
-    """Prints a line at once: the output of launchers that scripts start often goes to a file."""
+    """Prints a line and flushes: stdout is often a file."""
     sys.stdout.write(printable(text) + "\n")
     sys.stdout.flush()
 

@@ -191,12 +191,12 @@ def test_wrong_value_is_refused_with_its_key_and_a_remedy(keys, text):
 def test_all_that_is_wrong_is_reported_at_once():
     wrong = {"image": -1, "batch": 0, "parallel.stages": 0, "parallel.halo.fuse": 0}
     wrong |= {"parallel.schedule": "gpip", "parallel.directions": 3, "task.name": "x"}
-    wrong |= {"cluster.gpus": -1, "cluster.cores": 0}
+    wrong |= {"cluster.gpus": -1, "cluster.cores": 0, "bach": 1, "parallel.tile": 1}
     with pytest.raises(ConfigError) as caught:
         from_dict(nested(wrong))
     for key in ("image=-1", "batch=0", "parallel.stages=0", "parallel.halo.fuse=0", "task='x'"):
         assert key in str(caught.value)
-    for key in ("schedule='gpip'", "directions=3", "cluster.gpus=-1", "cluster.cores=0"):
+    for key in ("schedule='gpip'", "directions=3", "cluster.gpus=-1", "cluster.cores=0", "bach;"):
         assert key in str(caught.value)
     with pytest.raises(ConfigError, match="the config must hold keys, not 3"):
         from_dict(3)  # type: ignore[arg-type]

@@ -176,39 +176,39 @@ def test_job_makes_the_attempts_of_its_run_one_after_the_other(fake_world, clust
 def test_job_has_something_to_do_as_often_as_allowed_and_not_once_it_is_cancelled(fake_world):
     run = fake_world("ok", requeues=1)
     for number in (0, 1):
-        assert JobRun(run.path, TASK, 0).over is None
+        assert JobRun(run.path, TASK, 0).final_code is None
         if number:
             attempts.next_attempt(run.path)
         folder = file_names.attempt_dir(run.path, number)
         note_job("slurm", folder, "8", 3)
         end(folder, "failed", reason="timeout")
-    assert JobRun(run.path, TASK, 0).over == 75
-    assert JobRun(run.path, JOB, 0).over is None  # by hand, again
+    assert JobRun(run.path, TASK, 0).final_code == 75
+    assert JobRun(run.path, JOB, 0).final_code is None  # by hand, again
     for state, reason in (("failed", "preempted"), ("cancelled", None)):  # its node failed
         end(folder, state, reason=reason)
-        assert JobRun(run.path, TASK, 0).over is None
+        assert JobRun(run.path, TASK, 0).final_code is None
     (folder / "cancel").touch()  # the request lies in the attempt that is over
-    assert JobRun(run.path, TASK, 0).over == 130
+    assert JobRun(run.path, TASK, 0).final_code == 130
     end(folder, "failed")
-    assert JobRun(run.path, TASK, 0).over == 1
+    assert JobRun(run.path, TASK, 0).final_code == 1
 
 
 def test_job_that_its_command_gave_up_does_not_repeat_what_another_has_made(fake_world, cluster):
     """It ended with 0, so what waited for it by ``afterok`` began."""
     run = fake_world("ok")
     end(run.attempt_dir, "failed", reason="launch")  # sbatch took job 7, and did not answer
-    assert JobRun(run.path, JOB, 0).over is None
+    assert JobRun(run.path, JOB, 0).final_code is None
     attempts.next_attempt(run.path)
     folder = file_names.attempt_dir(run.path, 1)
-    assert JobRun(run.path, JOB, 0).over is None
+    assert JobRun(run.path, JOB, 0).final_code is None
     note_job("slurm", folder, "9", None)
     for state, code in (("failed", 1), ("done", 0)):
         end(folder, state)
-        assert slurm_job.main([str(run.path), "0"]) == JobRun(run.path, JOB, 0).over == code
-        assert JobRun(run.path, JOB).over is None  # by hand
+        assert slurm_job.main([str(run.path), "0"]) == JobRun(run.path, JOB, 0).final_code == code
+        assert JobRun(run.path, JOB).final_code is None  # by hand
     note_job("slurm", run.attempt_dir, "9", None)
-    assert JobRun(run.path, JOB, 0).over == 0
-    assert JobRun(run.path, JOB, 0, wanted=2).over is None
+    assert JobRun(run.path, JOB, 0).final_code == 0
+    assert JobRun(run.path, JOB, 0, wanted=2).final_code is None
 
 
 def test_failed_run_is_not_queued_again_and_a_cancelled_one_is_cancelled(fake_world, cluster):

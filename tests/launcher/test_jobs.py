@@ -176,6 +176,11 @@ def test_run_whose_job_may_live_is_refused(run, squeue, monkeypatch):
         patch.setenv("PATH", str(run.path))
         with pytest.raises(RunError, match="squeue is not installed here"):
             begin(run.path)
+    records.event(run.path, 0, "launch_started", pid=1, host="n1")
+    squeue(FORGOTTEN)  # as that of another cluster
+    monkeypatch.setattr(state, "OLD_S", 60.0)
+    with pytest.raises(RunError, match=r"job 7 has it as attempt a0: its ranks run, though"):
+        begin(run.path)
     # It ended and was queued again: it would run twice at once, by its old job and by the new one.
     end(run, 0, "failed", "preempted")
     squeue(job("PENDING"))

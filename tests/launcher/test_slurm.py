@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -327,6 +328,40 @@ def odd_names_are_words_refusals_name_their_line_and_the_doctor_is_content(runs:
     run = runs.submit("campaign=e", "launcher.interface=ib7")
     assert run.end() == ("failed", "launch")
     assert "launcher.interface=ib7 has no IPv4 address on node node1" in run.exit()["cause"]
+
+
+@scenario
+def ranks_run_in_the_container_of_their_site_after_its_setup(runs: Runs) -> None:
+    tools, folder = runs.folder / "the tools", runs.folder / "conf" / "cluster"
+    for path in (tools, folder):
+        path.mkdir(parents=True)
+    # Stands for Apptainer, which Debian does not have: runs what follows the image.
+    lines = [
+        'printf "%s\\n" "$@" > "$SITE/words$SLURM_PROCID"',
+        'until [ "$1" = /a.sif ]; do shift',
+    ]
+    text = "\n".join(["#!/bin/sh", *lines, "done", "shift", 'exec "$@"', ""])
+    (tools / "apptainer").write_text(text)
+    (tools / "apptainer").chmod(0o755)
+    site = {
+        "setup": [f"export SITE='{tools}'", 'PATH="$SITE:$PATH"'],
+        "container": "/a.sif",
+        "container_python": sys.executable,
+        "container_mounts": ["/my data:/data"],
+        "container_options": ["--nv"],
+    }
+    (folder / "site.yaml").write_text(json.dumps(site))
+    (folder / "broken.yaml").write_text(json.dumps({"setup": ["export A=1", "no-such-tool --on"]}))
+    run = runs.submit("--config-dir", "conf", "cluster=site")
+    broken = runs.submit("--config-dir", "conf", "cluster=broken", "campaign=broken")
+    assert run.end() == ("done", None)
+    binds = [f"{path}:{path}" for path in (runs.folder, runs.folder / "results")]
+    words = [word for bind in (*binds, "/my data:/data") for word in ("--bind", bind)]
+    for rank in range(2):
+        told = (tools / f"words{rank}").read_text().splitlines()
+        assert told[: len(words) + 4] == ["exec", *words, "--nv", "/a.sif", sys.executable]
+    assert broken.end() == ("failed", "launch")
+    assert "`no-such-tool --on` failed on " in broken.exit()["cause"]
 
 
 @scenario

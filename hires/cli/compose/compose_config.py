@@ -13,7 +13,7 @@ import yaml
 
 from hires.cli.compose.choices import choice_keys, conf_dir, config_keys, groups, own_choices
 from hires.cli.compose.overrides import checked, is_key, parsed, require_read_keys
-from hires.core.config.fields import make_paths_absolute
+from hires.core.config.fields import Checks, make_paths_absolute
 from hires.core.config.launcher_config import is_secret
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
@@ -76,14 +76,22 @@ class Composer:
             base, choices = self._base(tuple(word for word in words if word not in keys))
             # A copy by pickle takes a sixth of the time of a deep copy.
             config = pickle.loads(base)
+            mistakes: list[str] = []
             for word in keys:
                 override = parsed(word)
                 assert override is not None
                 name, value = override.key_or_group, override.value()
-                OmegaConf.update(config, name, value, force_add=override.is_force_add())
+                try:
+                    OmegaConf.update(config, name, value, force_add=override.is_force_add())
+                except OmegaConfBaseException as error:
+                    mistakes.append(self._explained(error, words))
             values = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
             site: Any = OmegaConf.to_container(config.cluster.environment)
             values["cluster"]["environment"] |= {k: v for k, v in site.items() if is_secret(v)}
+            if mistakes:  # with defaults in their place, so that the rest is checked, too
+                check = Checks(mistakes)
+                check(from_dict, values)
+                check.done()
         except yaml.YAMLError as error:
             raise ConfigError(_yaml_mistake(error)) from error
         except (HydraException, OmegaConfBaseException, RecursionError, ValueError) as error:

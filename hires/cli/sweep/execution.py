@@ -52,7 +52,7 @@ class Sweep:
             )
         launcher, options = launcher_of(first), self.options
         self.folder, self.threads = rundir.run_path(first).parent, first.launcher.threads
-        self.has_jobs = launcher.has_jobs
+        self.has_jobs = first.launcher.has_jobs
         self.after = launcher.dependency(options.after, options.after_any, first.results)
         if options.repeat == 1 or not self.has_jobs:
             return

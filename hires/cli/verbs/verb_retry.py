@@ -121,9 +121,9 @@ def main(args: Namespace) -> int:
         print("".join(f"{count(all_states)}\n" for _ in all_states[:1]), end="")
     for name in sorted({run.config.launcher.name for run in frozen_runs}):
         runs = [run for run in frozen_runs if run.config.launcher.name == name]
-        if launcher_of(runs[0].config).has_jobs:
+        if runs[0].config.launcher.has_jobs:
             code = _submit(runs, by_path, seen, args, results) or code
-    here = [run for run in frozen_runs if not launcher_of(run.config).has_jobs]
+    here = [run for run in frozen_runs if not run.config.launcher.has_jobs]
     code = _run_here(here, by_path, seen, args, results) or code
     if args.json:
         print_json({"runs": results})

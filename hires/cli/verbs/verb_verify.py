@@ -25,7 +25,6 @@ from hires.core.precisions import INT8
 from hires.core.store import file_names, reading
 from hires.core.store.rundir import create
 from hires.core.units import listed
-from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.report.columns import Column
 
@@ -54,7 +53,7 @@ def main(args: Namespace) -> int:
     config = _as_named(compose(args.overrides, args.config_dir), args.overrides)
     if args.cfg:
         return print_config(config, args.json)
-    if launcher_of(config).has_jobs:
+    if config.launcher.has_jobs:
         raise ConfigError(
             f"launcher={config.launcher.name} cannot verify: the ranks run on this machine; leave "
             f"it out"

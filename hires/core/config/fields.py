@@ -74,8 +74,8 @@ def section(kind: type[T], **facts: Any) -> T:
 class Checks:
     """Runs checks one after the other and reports all that failed at once."""
 
-    def __init__(self) -> None:
-        self.problems: list[str] = []
+    def __init__(self, problems: Iterable[str] = ()) -> None:
+        self.problems = [*problems]
 
     def __call__(self, check: Callable[..., T], *args: Any) -> T | None:
         """Returns what a check returns; None if it failed."""
@@ -296,19 +296,11 @@ def build(cls: type[T], values: Any, prefix: str = "") -> T:
         raise ConfigError(f"{whole} must hold keys, not {values!r}")
     names = names or [field.name for field in dataclasses.fields(typing.cast(Any, cls))]
     hints = {name: hint for name, hint in _hints(typing.cast(Any, cls)).items() if name in names}
-    unknown = sorted(str(k) for k in values if k not in hints)
-    if unknown:
-        inside = [
-            f"{section}.{unknown[0]}"
-            for section, hint in hints.items()
-            if not prefix and dataclasses.is_dataclass(hint)
-            if unknown[0] in {field.name for field in dataclasses.fields(hint)}
-        ]
-        remedy = f"did you mean {' or '.join(inside)}?" if inside else offer("", sorted(hints))
-        raise ConfigError(f"unknown key {prefix}{unknown[0]}; {remedy}")
     good, check = {}, Checks()
     for name, item in values.items():
         try:
+            if name not in hints:
+                raise ConfigError(_unknown_key(prefix, str(name), hints))
             good[name] = _typed(hints[name], item, prefix + name)
         except ConfigError as error:
             check.problems.append(str(error))
@@ -321,6 +313,17 @@ def build(cls: type[T], values: Any, prefix: str = "") -> T:
     check.done()
     assert built is not None
     return built
+
+
+def _unknown_key(prefix: str, name: str, hints: Mapping[str, Any]) -> str:
+    inside = [
+        f"{section}.{name}"
+        for section, hint in hints.items()
+        if not prefix and dataclasses.is_dataclass(hint)
+        if name in {field.name for field in dataclasses.fields(hint)}
+    ]
+    remedy = f"did you mean {' or '.join(inside)}?" if inside else offer("", sorted(hints))
+    return f"unknown key {prefix}{name}; {remedy}"
 
 
 @functools.cache

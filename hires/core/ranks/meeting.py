@@ -167,18 +167,25 @@ def found(name: str) -> str:
     return ""
 
 
-def _remove_left_behind(folder: Path, name: str) -> bool:
-    # Removes what killed processes left; returns whether one that lives holds the name.
-    for path in folder.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(FileNotFoundError):
+def left_behind(folder: Path, prefix: str) -> Iterator[tuple[Path, int]]:
+    """Yields the files of this user alone that killed processes left, each with its handle.
+
+    Whoever makes such a file holds a lock on it while it lives.
+    """
+    for path in sorted(folder.glob(f"{prefix}*")):
+        with contextlib.suppress(OSError):  # it is gone, no such file, or its maker lives
             handle = open_own(path.name, os.O_RDONLY, folder)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.fstat(handle).st_nlink:  # else removed by another, and maybe made anew
-                    shutil.rmtree(folder / os.read(handle, 64).decode(), ignore_errors=True)
-                    path.unlink(missing_ok=True)
-            except BlockingIOError:
-                pass
+                    yield path, handle
             finally:
                 os.close(handle)
+
+
+def _remove_left_behind(folder: Path, name: str) -> bool:
+    # Removes what killed processes left; returns whether one that lives holds the name.
+    for path, handle in left_behind(folder, _PREFIX):
+        shutil.rmtree(folder / os.read(handle, 64).decode(), ignore_errors=True)
+        path.unlink(missing_ok=True)
     return (folder / f"{_PREFIX}{name}").exists()

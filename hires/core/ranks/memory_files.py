@@ -10,13 +10,13 @@ import contextlib
 import fcntl
 import os
 import platform
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from hires.core.errors import RunError
+from hires.core.ranks import meeting
 from hires.core.ranks.meeting import open_own
 from hires.core.units import size
 
@@ -56,7 +56,8 @@ def memory_file(name: str, num_bytes: int, what: str) -> Iterator[int]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            remove_left_behind()
+            for path in left_behind():
+                path.unlink(missing_ok=True)
             if (free := free_bytes()) < num_bytes:
                 raise _no_room(num_bytes, what, f"{size(free)} free")
             handle = open_own(_PREFIX + name, os.O_RDWR | os.O_CREAT | os.O_EXCL, folder())
@@ -77,26 +78,8 @@ def open_file(name: str) -> int:
 
 def left_behind() -> list[Path]:
     """Returns the files of this user whose maker was killed before it could remove them."""
-    found = []
-    for path in folder().glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                facts = os.fstat(handle)
-                is_own = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid()
-                if is_own and time.time() - facts.st_mtime > _YOUNG_S:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else its maker lives
-                    found.append(path)
-            finally:
-                os.close(handle)
-    return sorted(found)
-
-
-def remove_left_behind() -> None:
-    """Removes :func:`left_behind`."""
-    for path in left_behind():
-        with contextlib.suppress(OSError):
-            path.unlink()
+    files = meeting.left_behind(folder(), _PREFIX)
+    return [path for path, file in files if time.time() - os.fstat(file).st_mtime > _YOUNG_S]
 
 
 def _no_room(num_bytes: int, what: str, why: str) -> RunError:

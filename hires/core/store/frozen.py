@@ -1,4 +1,4 @@
-"""Names what a run was frozen from, and finds out what has changed since.
+"""Records the inputs of a run and detects later changes.
 
 A run is its config, the files of a network of the user's, and the images of a folder. Its name
 holds the digests of these files and images, so a run of others has another folder. ``frozen.json``

@@ -264,18 +264,13 @@ def _samples(
 
 
 def spread(values: Sequence[float]) -> Values | None:
-    """Returns median, p10 and p90 of the values, and where the median lies with 95 % confidence."""
+    """Returns median, p10 and p90 of the values."""
     if not values:
         return None
     # Not numpy's: its import would cost every supervisor a tenth of a second.
     at_least_two = values if len(values) > 1 else [*values, *values]
     tenths = statistics.quantiles(at_least_two, n=10, method="inclusive")
-    return {
-        "median": statistics.median(values),
-        "p10": tenths[0],
-        "p90": tenths[-1],
-        "ci95": confidence(values),
-    }
+    return {"median": statistics.median(values), "p10": tenths[0], "p90": tenths[-1]}
 
 
 def rates(images: int, step_s: Values | None) -> Values | None:
@@ -286,32 +281,8 @@ def rates(images: int, step_s: Values | None) -> Values | None:
     """
     if step_s is None:
         return None
-    low_high = step_s["ci95"]
-    return {
-        "median": images / step_s["median"],
-        "p10": images / step_s["p90"],
-        "p90": images / step_s["p10"],
-        "ci95": None if low_high is None else [images / one for one in reversed(low_high)],
-    }
-
-
-def confidence(values: Sequence[float]) -> list[float] | None:
-    """Returns the 95 % confidence interval of the median, or None for fewer than six values.
-
-    The k-th smallest and k-th largest value enclose the median unless fewer than k of the values
-    lie on one side of it, which a fair coin bounds without any assumption on the distribution
-    (scipy's ``quantile_test``, which a run does not need for twelve lines).
-    """
-    ordered, n = sorted(values), len(values)
-    # P(at most k heads) for k = 0, 1, ...: in logarithms, since 2^-n is no double for long runs.
-    enclosing, below = None, 0.0
-    for k in range((n + 1) // 2):
-        log_choose = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-        below += math.exp(log_choose - n * math.log(2))
-        if 2 * below > 0.05:
-            break
-        enclosing = [ordered[k], ordered[n - 1 - k]]
-    return enclosing
+    other_end = {"median": "median", "p10": "p90", "p90": "p10"}
+    return {name: images / step_s[other] for name, other in other_end.items()}
 
 
 def _loss(steps: dict[int, dict[int, Values]]) -> Values:
@@ -360,7 +331,7 @@ def _one_pass(own: Attempt) -> Values:
 def _validation(own: Attempt, ended: int | None, patience: int | None) -> Values:
     """Returns the best and the last evaluation in the middle of a training, and their number.
 
-    ``ended`` is the step at which the training ended for want of a better one in as many as
+    ``ended`` is the step at which the training stopped early: no better evaluation within
     ``patience``.
     """
     lines = pass_lines(own, VALIDATED_LINE)

@@ -21,8 +21,6 @@ from hires.plan.hardware import require_compilers, require_gpus
 class LocalLauncher(Launcher):
     """Starts one process per rank on this machine."""
 
-    has_jobs = False
-
     def submit(self, run: RunDir, config: RunConfig, after: str | None = None) -> None:
         """Submits nothing: :meth:`wait` starts the ranks."""
 

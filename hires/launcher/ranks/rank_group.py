@@ -50,7 +50,7 @@ LOST_S = 1.0
 """How late the events of ranks may be seen after their command has ended."""
 _POLL_S = 0.02
 _OUTER = tuple(word for dialect in DIALECTS.values() for word in dialect.outer.split())
-"""Variables of an outer start about its own ranks, which would mislead those of this one."""
+"""Variables set by an enclosing mpirun, which our ranks must not inherit."""
 
 
 @dataclass(frozen=True)

@@ -75,11 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _work(run: JobRun) -> int:
     """Makes the attempts of a run, one after the other, until one fails; returns its code."""
     job = run.job.name
-    if run.over is not None:
+    if run.final_code is not None:
         text = f"{run.path.name} has ended, or another attempt took its place"
         say(f"nothing is left to do for job {job}: {text}")
     with Interrupts() as interrupts:  # an attempt handles signals itself; here those in between
-        while (code := run.over) is None:
+        while (code := run.final_code) is None:
             if interrupts.count:
                 return INTERRUPTED
             if interrupts.requests:
@@ -106,7 +106,7 @@ class JobRun:
     """How many complete attempts the job is to make."""
     checkup: bool = False
     """Whether the ranks are those of ``hires doctor``."""
-    _goes_on: bool = field(default=False, init=False)
+    _requeues: bool = field(default=False, init=False)
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -123,7 +123,7 @@ class JobRun:
         )
 
     @property
-    def over(self) -> int | None:
+    def final_code(self) -> int | None:
         """The exit code of the job if nothing is left to do; None: it has something to do.
 
         That is so if it made no attempt yet, the last left no ``exit.json``, was preempted and may
@@ -169,7 +169,7 @@ class JobRun:
 
     def make_attempt(self, number: int) -> int:
         """Runs an attempt that was not launched yet; returns the exit code of the job."""
-        self._goes_on, folder = False, attempt_dir(self.path, number)
+        self._requeues, folder = False, attempt_dir(self.path, number)
         try:
             frozen.require_unchanged(self.path)
             config, world = records.read_config(self.path), records.read_world(self.path)
@@ -185,12 +185,12 @@ class JobRun:
         own = self.attempts  # no attempt of this job is added while this one runs
 
         def preemption() -> Preemption:
-            return self._with_sequel(self.job.after_sigusr2(config.launcher.signal_s), config)
+            return self._decide_requeue(self.job.after_sigusr2(config.launcher.signal_s), config)
 
         def termination() -> Preemption | None:
             logs = [*rank_logs(folder).values(), folder / file_names.LOGS / file_names.LAUNCHER_LOG]
             why = self.job.after_sigterm(logs)
-            return why and self._with_sequel(why, config)
+            return why and self._decide_requeue(why, config)
 
         places = dataclasses.replace(
             places,
@@ -206,7 +206,7 @@ class JobRun:
             # Tables are the business of reports, which launchers do not import.
             command = module_command("hires.report.tables", str(self.path))
             subprocess.run(command, check=False)
-        elif self._goes_on and outcome.restarts:
+        elif self._requeues and outcome.restarts:
             try:
                 scheduler.ask("scontrol", "requeue", self.job.name)
             except RunError as error:  # the attempt's end is written, and stays as it is
@@ -228,11 +228,11 @@ class JobRun:
             )
         say(f"{by} and runs with {here['hires']} ({here['git']})")
 
-    def _with_sequel(self, why: Preemption, config: RunConfig) -> Preemption:
+    def _decide_requeue(self, why: Preemption, config: RunConfig) -> Preemption:
         """Decides whether the job is queued again, and adds that to why it ends, in words."""
         requeues = config.launcher.requeues
         is_last = why.reason == "timeout" and self.timeouts >= requeues
-        self._goes_on = not is_last and not why.requeued
+        self._requeues = not is_last and not why.requeued
         then = "the job is queued again and the run goes on as its next attempt"
         if is_last:
             then = f"launcher.requeues={requeues} are used up: run it again to go on"

@@ -18,7 +18,7 @@ from hires.core.store import file_names, files
 from hires.core.store.attempts import Attempt, job_name
 from hires.core.store.ends import End, State
 from hires.launcher import interface
-from hires.launcher.interface import UNKNOWN, JobStatus
+from hires.launcher.interface import GONE, UNKNOWN, JobStatus
 from hires.launcher.launch_attempt import end_without_ranks
 from hires.launcher.status.state import age_s, is_alive
 
@@ -138,4 +138,7 @@ def _holder(
         return f"job {name} has it as {label} ({status.state})"
     if status.state == UNKNOWN and (not attempt.launched or is_alive(attempt)):
         return f"job {name} may have it as {label}, and {status.reason or 'its state is unknown'}"
+    # As the scheduler of another cluster answers.
+    if status.state == GONE and not attempt.has_ended and is_alive(attempt):
+        return f"job {name} has it as {label}: its ranks run, though the scheduler does not list it"
     return None

@@ -75,12 +75,12 @@ class Watchdog:
 
 
 def investigate(
-    run_dir: Path, attempt: int, pids: Mapping[int, int], hurry: Callable[[], bool]
+    run_dir: Path, attempt: int, pids: Mapping[int, int], interrupted: Callable[[], bool]
 ) -> Hang:
     """Finds out where all ranks stand, and writes ``hang.txt`` into the attempt.
 
     ``pids`` are the processes of the ranks that run on this machine. The wait for answers ends when
-    ``hurry`` returns True.
+    ``interrupted`` returns True.
     """
     folder = file_names.attempt_dir(run_dir, attempt)
     beats = heartbeat.heartbeats(folder)
@@ -94,7 +94,7 @@ def investigate(
         heartbeat.request_status(folder)
     silent = {rank: _why_silent(rank, pid, beats) for rank, pid in pids.items()}
     able = {rank for rank in beats if not silent.get(rank)}
-    answers = _answers(folder, able, hurry)
+    answers = _answers(folder, able, interrupted)
     now_s = heartbeat.file_clock(folder / file_names.ALIVE)
     ages_s = {rank: max(0.0, now_s - at) for rank, at in heartbeat.heartbeats(folder).items()}
     hang = Hang(folder, answers, silent, 0, ages_s)
@@ -107,7 +107,9 @@ def investigate(
     return hang
 
 
-def _answers(folder: Path, able: set[int], hurry: Callable[[], bool]) -> dict[int, RankStatus]:
+def _answers(
+    folder: Path, able: set[int], interrupted: Callable[[], bool]
+) -> dict[int, RankStatus]:
     """Returns where the ranks stand, waiting a little for those that are able to answer."""
     answers: dict[int, RankStatus] = {}
     deadline = time.monotonic() + ANSWER_S
@@ -116,7 +118,7 @@ def _answers(folder: Path, able: set[int], hurry: Callable[[], bool]) -> dict[in
             status = heartbeat.read_status(folder, rank)
             if status is not None:
                 answers[rank] = status
-        if able <= answers.keys() or time.monotonic() > deadline or hurry():
+        if able <= answers.keys() or time.monotonic() > deadline or interrupted():
             return answers
         time.sleep(_POLL_S)
 

@@ -27,6 +27,9 @@ MISTAKES = [
     # values of a wrong type
     ("data.shuffle=maybe", "data.shuffle must be true or false"),
     ("parallel.tiles=2", "parallel.tiles=2 must be [rows, cols]"),
+    ("batch=x|steps=many|seed=-1", "batch=x has the wrong type"),  # all of them at once
+    ("batch=x|steps=many|seed=-1", "steps=many has the wrong type"),
+    ("batch=x|steps=many|seed=-1", "seed=-1 must be at least 0"),
     # lists and commas
     ("parallel.tiles=2,2", "'parallel.tiles=[2,2]'"),
     ("batch=2,4", "one run takes one"),
