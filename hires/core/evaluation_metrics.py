@@ -99,11 +99,6 @@ METRICS: Registry[type[EvaluationMetric]] = Registry("metric", "hires.metrics")
 """Name in a summary and in ``validate.metric`` -> the metric."""
 
 
-def sentences() -> dict[str, str]:
-    """Returns the first line that each metric says of itself, by its name."""
-    return {name: (METRICS[name].__doc__ or "").partition("\n")[0] for name in METRICS}
-
-
 def metrics_of(kind: str, shape: Sequence[int]) -> dict[str, type[EvaluationMetric]]:
     """Returns those of a kind of outputs, of a shape (n, C, ...)."""
     every = ((name, METRICS[name]) for name in METRICS)

@@ -54,6 +54,12 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._scanned())
 
+    def sentences(self) -> dict[str, str]:
+        """Returns the first line that each item says of itself, by its name."""
+        return {
+            name: (one.__doc__ or "").partition("\n")[0] for name, one in self._scanned().items()
+        }
+
     def _scanned(self) -> dict[str, T]:
         packages, self._packages = self._packages, ()
         for package in packages:

@@ -66,8 +66,3 @@ class Tracker:
 
 TRACKERS: Registry[type[Tracker]] = Registry("tracker", "hires.trackers")
 """Name in ``measure.track`` -> the tracker."""
-
-
-def sentences() -> dict[str, str]:
-    """Returns the first line that each tracker says of itself, by its name."""
-    return {name: (TRACKERS[name].__doc__ or "").partition("\n")[0] for name in TRACKERS}

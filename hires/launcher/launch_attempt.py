@@ -21,8 +21,7 @@ from hires.launcher.interface import OnLine, launcher_of
 from hires.launcher.ranks.places import RankPlaces
 from hires.launcher.ranks.rank_group import Launch
 from hires.launcher.status.run_progress import RunProgress
-from hires.launcher.supervision.supervisor import Interrupts
-from hires.launcher.supervision.supervisor import Supervisor
+from hires.launcher.supervision.supervisor import Interrupts, Supervisor
 
 RANK = "hires.worker"
 """Python module that every rank runs."""

@@ -47,6 +47,12 @@ OPENMPI = "launcher.mpi=openmpi"
 SAVING = ["checkpoint.every=3", LONG]
 DOCTOR = ("doctor", "launcher=slurm", "--nodes", "2", "--timeout", "60", "--json")
 ODD = "it's $(touch oops) `touch oops`; touch oops #\"&"
+CONTAINER = """#!/bin/sh
+printf "%s\\n" "$@" > "$SITE/words$SLURM_PROCID"
+until [ "$1" = /a.sif ]; do shift; done
+shift
+exec "$@"
+"""
 STARTERS: dict[str, list[str]] = {
     "srun": [],
     "mpirun.openmpi": [OPENMPI],
@@ -336,12 +342,7 @@ def ranks_run_in_the_container_of_their_site_after_its_setup(runs: Runs) -> None
     for path in (tools, folder):
         path.mkdir(parents=True)
     # Stands for Apptainer, which Debian does not have: runs what follows the image.
-    lines = [
-        'printf "%s\\n" "$@" > "$SITE/words$SLURM_PROCID"',
-        'until [ "$1" = /a.sif ]; do shift',
-    ]
-    text = "\n".join(["#!/bin/sh", *lines, "done", "shift", 'exec "$@"', ""])
-    (tools / "apptainer").write_text(text)
+    (tools / "apptainer").write_text(CONTAINER)
     (tools / "apptainer").chmod(0o755)
     site = {
         "setup": [f"export SITE='{tools}'", 'PATH="$SITE:$PATH"'],

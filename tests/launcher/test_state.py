@@ -86,6 +86,9 @@ def test_state_of_a_run_of_this_machine_is_read_without_writing(run):
         os.utime(folder, (1.0, 1.0))
     state.clock_ahead_s.cache_clear()
     assert state_of(run).state == "running"
+    submitted(run, 1)
+    assert state_of(run, says(WAITS)).state == "pending"
+    os.utime(run, (1.0, 1.0))
     assert {folder.stat().st_mtime for folder in folders} == {1.0}
 
 

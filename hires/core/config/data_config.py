@@ -9,7 +9,7 @@ from typing import Any
 from hires.core.augmentations import with_amounts
 from hires.core.config.fields import MOST_LABEL, MOST_SEED, MOST_STEPS, Section, changed_keys, value
 from hires.core.errors import ConfigError
-from hires.core.evaluation_metrics import LOSS, sentences
+from hires.core.evaluation_metrics import LOSS, METRICS
 
 DATA_SETS = {
     "synthetic": "Made in memory from the seed; data.classes and data.length say how many",
@@ -221,7 +221,7 @@ class ValidateConfig(Section, key="validate"):
     every: Any = value(high=MOST_STEPS, check=_check_every)
     """When a training is evaluated on ``data.split=validation``: after each ``epoch``, or after so
     many steps; also after its last one. Unset: never."""
-    metric: str = value(AUTO, choices={AUTO: "", LOSS: "", **sentences()})
+    metric: str = value(AUTO, choices={AUTO: "", LOSS: "", **METRICS.sentences()})
     """The number that says which evaluation is the best: ``loss``, or ``auto``: ``top1`` of
     classes, ``mean_iou`` of the pixels' classes, ``psnr`` of images."""
     weights: str = value("trained", choices=("trained", "ema"))

@@ -12,7 +12,7 @@ from hires.core.errors import ConfigError
 from hires.core.losses import CLASSES, IMAGES, LOSSES, own_keys
 from hires.core.optimizers import MORE_STATES, OPTIMIZERS, REFUSED, SET_BY_HIRES
 from hires.core.ranks.machine import TENSORRT
-from hires.core.trackers import sentences
+from hires.core.trackers import TRACKERS
 
 if TYPE_CHECKING:
     from hires.core.config.run_config import RunConfig
@@ -326,7 +326,7 @@ class MeasureConfig(Section, key="measure"):
     """Steps at the start that no table counts."""
     steps: int | None = value(None, 1, MOST_STEPS)
     """Steps after the warm-up that are counted; unset: all of them."""
-    track: list[str] = value([], choices=sentences(), identity=False, tasks=("train",))
+    track: list[str] = value([], choices=TRACKERS.sentences(), identity=False, tasks=("train",))
     """Trackers that take the numbers of a training as it goes, as [tensorboard,mlflow]: loss, rate,
     norm of the gradients, images per second, evaluations."""
 

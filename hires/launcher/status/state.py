@@ -175,9 +175,9 @@ def judge(attempt: Attempt, answer: JobStatus) -> RunState:
             return replace(state, state=State.DONE, attempt=done)
     if end:
         return replace(state, state=end.state, reason=end.reason, cause=end.cause)
-    age, launched = age_s(attempt), attempt.launched
     if attempt.job:
-        return _judge_job(replace(state, job=name), attempt, answer, age)
+        return _judge_job(replace(state, job=name), attempt, answer)
+    age, launched = age_s(attempt), attempt.launched
     if not launched and age <= OLD_S and not attempt.damaged:
         return replace(state, cause="its ranks were not started yet")
     state = replace(state, heartbeat_s=age)
@@ -192,14 +192,15 @@ def judge(attempt: Attempt, answer: JobStatus) -> RunState:
     return replace(state, state=State.LOST, cause=cause)
 
 
-def _judge_job(state: RunState, attempt: Attempt, answer: JobStatus, age: float) -> RunState:
+def _judge_job(state: RunState, attempt: Attempt, answer: JobStatus) -> RunState:
     """Returns the state of an attempt without ``exit.json`` that is a job."""
     began, job = bool(attempt.launched), f"job {state.job}"
+    if answer.state == State.PENDING:
+        return replace(state, cause=answer.reason, expected=answer.expected)
+    age = age_s(attempt)
     beats = began and age <= OLD_S
     if began:
         state = replace(state, heartbeat_s=age)
-    if answer.state == State.PENDING:
-        return replace(state, cause=answer.reason, expected=answer.expected)
     if answer.state == State.RUNNING:
         silent = None if beats or not began else _silent(age)
         return replace(state, state=State.RUNNING, cause=answer.reason or silent)
