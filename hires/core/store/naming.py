@@ -62,7 +62,8 @@ def run_name(config: RunConfig, digests: Mapping[str, str] = MappingProxyType({}
 def identity(values: dict[str, Any]) -> dict[str, Any]:
     """Returns the keys of a config, as plain values, that decide what is computed and measured.
 
-    Those are left out that are cosmetic or have their default, so a new key renames no run.
+    Those are left out that are cosmetic or have their default, so a new key renames no run. Of
+    ``launcher.hosts`` their number counts.
     """
     kept = {}
     for name, value in values.items():
@@ -76,6 +77,10 @@ def identity(values: dict[str, Any]) -> dict[str, Any]:
             default = {}
         if name not in COSMETIC and value != default:
             kept[name] = value
+    launcher = values.get("launcher")
+    hosts = launcher.get("hosts") if isinstance(launcher, dict) else None
+    if isinstance(hosts, list) and len(hosts) > 1:  # whichever they are, as the nodes of a job
+        kept["launcher"] = {**kept.get("launcher", {}), "hosts": len(hosts)}
     if kept.get("checkpoint") == {"resume": "never"}:
         del kept["checkpoint"]  # only another run, whose parameters it begins with, counts
     return kept

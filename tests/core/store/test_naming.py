@@ -47,6 +47,8 @@ def test_what_is_computed_or_measured_changes_the_run(config):
         {"steps": 13},
         {"launcher": LauncherConfig(threads=2)},
         {"launcher": LauncherConfig(mpi="mpich")},
+        {"launcher": LauncherConfig("mpirun")},
+        {"launcher": LauncherConfig("mpirun", hosts=["a", "b"])},
         {"launcher": LauncherConfig(bind="none")},
         {"launcher": LauncherConfig(mpi_options=["--mca", "a", "b"])},
         {"cluster": ClusterConfig(name="ours")},
@@ -68,6 +70,10 @@ def test_what_is_computed_or_measured_changes_the_run(config):
     for saving in ({"every": 7}, {"keep": 5}, {"resume": "never"}):
         saved = replace(config, checkpoint=CheckpointConfig(**saving))
         assert naming.run_name(saved) == naming.run_name(config)
+    for hosts in (["a", "b"], []):
+        others = [host.upper() for host in hosts] or ["c"]
+        launchers = [LauncherConfig("mpirun", hosts=names) for names in (hosts, others)]
+        assert len({naming.run_name(replace(config, launcher=one)) for one in launchers}) == 1
     here = ClusterConfig(memory="1GiB")
     assert naming.run_name(replace(config, cluster=here)) == naming.run_name(config)
     far = [ClusterConfig(name="ours", partition=name) for name in ("a", "b")]
