@@ -17,7 +17,6 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.errors import ConfigError, RunError
-from hires.core.ranks import timeline
 from hires.core.ranks.timeline import StepSpans
 from hires.core.store import campaign, file_names, reading
 from hires.core.store.attempts import Attempt
@@ -29,6 +28,7 @@ from hires.core.store.step_lines import pass_lines
 from hires.plan.plan import Plan
 from hires.report.columns import Row, flat, value_text
 from hires.report.record import RecordedProvenance, RunRecord, typed
+from hires.report.timelines import read_timeline
 
 End = tuple[str, str | None, str | None]  # state, reason and cause
 INPUTS = {"network": "model.source", "data": "data.content", "weights": "weights.content"}
@@ -202,7 +202,7 @@ class Run:
 
     def timeline(self) -> list[StepSpans]:
         """Returns the kept steps of all ranks of the shown attempt; empty if there are none."""
-        return timeline.read(self.shown.folder, self.notes)
+        return read_timeline(self.shown.folder, self.notes)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Shows what ranks did in a step: as text, and as a file in Chrome's trace format (JSON).
+"""Reads what ranks did in a step, and shows it as text and in Chrome's trace format (JSON).
 
 https://ui.perfetto.dev and chrome://tracing open the file: a process for every rank, with a thread
 of computation and one of communication, and arrows for messages between stages. The planned time
@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hires.core.errors import ConfigError
+from hires.core.config.fields import build
+from hires.core.errors import ConfigError, RunError
 from hires.core.ranks import timeline
-from hires.core.ranks.timeline import BACKWARD, FORWARD, Span, StepSpans, complete_steps, length_s
+from hires.core.ranks.timeline import BACKWARD, FORWARD, Span, StepSpans
 from hires.core.schedules import started
-from hires.core.store.file_names import StrPath, rank_lines
+from hires.core.store.file_names import StrPath, line_files, rank_lines
 from hires.core.store.files import write_atomically
+from hires.core.store.reading import Notes, Values, note, read_lines, text
 from hires.plan.plan import Plan
 from hires.plan.program import edge_messages
 
@@ -44,6 +47,80 @@ LEGEND = (
     "F0fff forward of microbatch 0, B0bbb its backward, ~ waiting for other tiles inside a pass, "
     "g sum of gradients, o optimiser, d data, . idle or waiting for another stage"
 )
+
+
+def read_timeline(folder: StrPath, notes: Notes = None) -> list[StepSpans]:
+    """Returns the kept steps of all ranks of an attempt, by step and rank.
+
+    If something is wrong: none and a note, or a RunError without ``notes``.
+    """
+    steps = []
+    for path in line_files(folder, timeline.FILE):
+        for line in read_lines(path, notes):
+            try:
+                steps.append(_step_of(line))
+            except (ConfigError, KeyError, TypeError, ValueError):
+                if notes is None:
+                    raise RunError(f"{path} is damaged: a line makes no sense") from None
+                notes.append(note(path, "a line makes no sense"))
+                return []
+    if not steps and notes is None:
+        raise RunError(
+            f"{folder} holds no timeline: the run has not come to its end, or its ranks were "
+            f"killed; repeat it with `hires run ... --again`"
+        )
+    return sorted(steps, key=lambda step: (step.step, step.rank))
+
+
+def _step_of(line: Values) -> StepSpans:
+    step = build(StepSpans, {**line, "clock": text(line["clock"], 80), "spans": []})
+    if min(step.rank, step.step) < 0 or not math.isfinite(step.begin_s):
+        raise ValueError(f"rank {step.rank}, step {step.step}, begun at {step.begin_s}")
+    for kind, action, begin_s, end_s, what, *logged in line["spans"]:
+        if not 0 <= end_s - begin_s < math.inf:
+            raise ValueError(f"a span from {begin_s} to {end_s}")
+        calls, num_bytes, way = logged or (0, 0, "")
+        if type(calls) is not int or type(num_bytes) is not int or min(calls, num_bytes) < 0:
+            raise ValueError(f"{calls} calls of {num_bytes} bytes")
+        names = [text(name, 80) or "" for name in (kind, action, what, way)]
+        place = names[0], names[1], begin_s, end_s, names[2]
+        step.spans.append(Span(*place, calls, num_bytes, names[3]))
+    return step
+
+
+def aligned(steps: list[StepSpans]) -> list[StepSpans]:
+    """Returns the ranks of one step on one clock, whose 0 is where the first of them began.
+
+    The first rank of every machine begins at 0: that is where a barrier releases all ranks. A span
+    may be off by the time that this takes.
+    """
+    first: dict[str, float] = {}
+    for step in steps:
+        first[step.clock] = min(step.begin_s, first.get(step.clock, step.begin_s))
+    moved = []
+    for step in steps:
+        late = step.begin_s - first[step.clock]
+        spans = [s._replace(begin_s=s.begin_s + late, end_s=s.end_s + late) for s in step.spans]
+        moved.append(StepSpans(step.rank, step.step, "", late, spans, step.dropped))
+    return moved
+
+
+def complete_steps(steps: list[StepSpans], world: int) -> dict[int, list[StepSpans]]:
+    """Returns the ranks of every step that all ranks have kept, by step, each step aligned.
+
+    If no step has them all, as in a run that failed, the last one is returned as it is.
+    """
+    by_step: dict[int, list[StepSpans]] = {}
+    for step in steps:
+        by_step.setdefault(step.step, []).append(step)
+    whole = {number: ranks for number, ranks in by_step.items() if len(ranks) == world}
+    last = max(by_step)
+    return {n: aligned(ranks) for n, ranks in (whole or {last: by_step[last]}).items()}
+
+
+def length_s(ranks: list[StepSpans]) -> float:
+    """Returns how long an aligned step took, until the last rank's last span ended."""
+    return max((span.end_s for rank in ranks for span in rank.spans), default=0.0)
 
 
 def planned_steps(plan: Plan, length: float) -> list[StepSpans]:

@@ -16,7 +16,6 @@ from hires.cli.screens.screen import plural, print_json, print_notes, print_tabl
 from hires.cli.screens.show_plan import placement_lines
 from hires.core import terminal
 from hires.core.errors import ConfigError, RunError
-from hires.core.ranks import timeline
 from hires.core.store import checkpoints, file_names, frozen, provenance
 from hires.core.store.file_names import RECORD, SCALES, StrPath, attempt_dir
 from hires.core.store.network_weights import BEST
@@ -36,7 +35,7 @@ from hires.report.points import median_speed
 from hires.report.record import RecordedProvenance, RunRecord, typed
 from hires.report.runs import read_run
 from hires.report.tables import record_of, tables_of_run
-from hires.report.timelines import absent, timeline_lines, write_trace
+from hires.report.timelines import absent, read_timeline, timeline_lines, write_trace
 
 _EXAMPLES = (
     "hires show results/default/resnet50-224x224-single-fp32-0123abcd",
@@ -156,7 +155,7 @@ def _shown_attempt(run: RunDir) -> Path:
 
 
 def _show_timeline(run: RunDir, drawn: bool, trace: str | None, as_json: bool) -> None:
-    steps = timeline.read(_shown_attempt(run))
+    steps = read_timeline(_shown_attempt(run))
     plan = Plan.from_dict(read_plan(run.path))
     if trace is not None:
         num_spans = write_trace(trace, plan, steps)

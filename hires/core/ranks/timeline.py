@@ -1,26 +1,22 @@
 """Records when a rank computed and when it waited, cheaply while a run goes on.
 
-A rank appends its last few steps to ``timeline.jsonl`` at its end. Machines are aligned where each
-step begins, behind a barrier: a span may be off by the time in which that releases all ranks.
+A rank appends its last few steps to ``timeline.jsonl`` at its end; ``hires.report.timelines`` reads
+them.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hires.core.config.fields import build
-from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names
-from hires.core.store.file_names import StrPath, line_files, rank_lines
+from hires.core.store.file_names import StrPath, rank_lines
 from hires.core.store.files import append_line
 from hires.core.store.provenance import clock_name
-from hires.core.store.reading import Notes, Values, note, read_lines, text
 
 FILE = file_names.TIMELINE
 KEPT_STEPS = 3
@@ -180,76 +176,3 @@ class Recorder:
             line = {"rank": rank, "step": step.step, "clock": clock_name(), "begin_s": step.begin_s}
             line |= {"dropped": step.dropped, "spans": spans}
             append_line(rank_lines(folder, FILE, rank), line)
-
-
-def read(folder: StrPath, notes: Notes = None) -> list[StepSpans]:
-    """Returns the kept steps of all ranks of an attempt, by step and rank.
-
-    If something is wrong: none and a note, or a RunError without ``notes``.
-    """
-    steps = []
-    for path in line_files(folder, FILE):
-        for line in read_lines(path, notes):
-            try:
-                steps.append(_step_of(line))
-            except (ConfigError, KeyError, TypeError, ValueError):
-                if notes is None:
-                    raise RunError(f"{path} is damaged: a line makes no sense") from None
-                notes.append(note(path, "a line makes no sense"))
-                return []
-    if not steps and notes is None:
-        raise RunError(
-            f"{folder} holds no timeline: the run has not come to its end, or its ranks were "
-            f"killed; repeat it with `hires run ... --again`"
-        )
-    return sorted(steps, key=lambda step: (step.step, step.rank))
-
-
-def _step_of(line: Values) -> StepSpans:
-    step = build(StepSpans, {**line, "clock": text(line["clock"], 80), "spans": []})
-    if min(step.rank, step.step) < 0 or not math.isfinite(step.begin_s):
-        raise ValueError(f"rank {step.rank}, step {step.step}, begun at {step.begin_s}")
-    for kind, action, begin_s, end_s, what, *logged in line["spans"]:
-        if not 0 <= end_s - begin_s < math.inf:
-            raise ValueError(f"a span from {begin_s} to {end_s}")
-        calls, num_bytes, way = logged or (0, 0, "")
-        if type(calls) is not int or type(num_bytes) is not int or min(calls, num_bytes) < 0:
-            raise ValueError(f"{calls} calls of {num_bytes} bytes")
-        names = [text(name, 80) or "" for name in (kind, action, what, way)]
-        place = names[0], names[1], begin_s, end_s, names[2]
-        step.spans.append(Span(*place, calls, num_bytes, names[3]))
-    return step
-
-
-def aligned(steps: list[StepSpans]) -> list[StepSpans]:
-    """Returns the ranks of one step on one clock, whose 0 is where the first of them began.
-
-    The first rank of every machine begins at 0: that is where a barrier releases all ranks.
-    """
-    first: dict[str, float] = {}
-    for step in steps:
-        first[step.clock] = min(step.begin_s, first.get(step.clock, step.begin_s))
-    moved = []
-    for step in steps:
-        late = step.begin_s - first[step.clock]
-        spans = [s._replace(begin_s=s.begin_s + late, end_s=s.end_s + late) for s in step.spans]
-        moved.append(StepSpans(step.rank, step.step, "", late, spans, step.dropped))
-    return moved
-
-
-def complete_steps(steps: list[StepSpans], world: int) -> dict[int, list[StepSpans]]:
-    """Returns the ranks of every step that all ranks have kept, by step, each step aligned.
-
-    If no step has them all, as in a run that failed, the last one is returned as it is.
-    """
-    by_step: dict[int, list[StepSpans]] = {}
-    for step in steps:
-        by_step.setdefault(step.step, []).append(step)
-    whole = {number: ranks for number, ranks in by_step.items() if len(ranks) == world}
-    last = max(by_step)
-    return {n: aligned(ranks) for n, ranks in (whole or {last: by_step[last]}).items()}
-
-
-def length_s(ranks: list[StepSpans]) -> float:
-    """Returns how long an aligned step took, until the last rank's last span ended."""
-    return max((span.end_s for rank in ranks for span in rank.spans), default=0.0)

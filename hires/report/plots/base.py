@@ -23,13 +23,14 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from hires.core.precisions import INT8
-from hires.core.ranks.timeline import StepSpans, complete_steps
+from hires.core.ranks.timeline import StepSpans
 from hires.plan.plan import Plan
 from hires.report.frames import Frames, setting
 from hires.report.plots import style
 from hires.report.points import quant_text
 from hires.report.run_tables import precision_mates
 from hires.report.runs import Run
+from hires.report.timelines import complete_steps
 
 FORMATS = ("svg", "pdf", "png")
 DPI = 200  # of a PNG

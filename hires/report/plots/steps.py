@@ -6,12 +6,12 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from hires.core.ranks.timeline import BACKWARD, COLLECTIVE, FORWARD, HALO, WAIT, StepSpans, length_s
+from hires.core.ranks.timeline import BACKWARD, COLLECTIVE, FORWARD, HALO, WAIT, StepSpans
 from hires.plan.plan import Plan
 from hires.plan.program import edge_messages
 from hires.report.plots import style
 from hires.report.plots.base import MAX_RANKS, Drawing, PlotData, plot
-from hires.report.timelines import passes_of, planned_steps
+from hires.report.timelines import length_s, passes_of, planned_steps
 
 PIPELINE, BUBBLE, OTHER = "pipeline", "bubble", "other"
 PARTS = tuple(kind for kind in style.KINDS if kind != WAIT)

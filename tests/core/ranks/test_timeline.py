@@ -9,6 +9,7 @@ import pytest
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import FORWARD, HALO, Recorder, Span, StepSpans
 from hires.core.store import provenance
+from hires.report import timelines
 
 
 def spans_of(recorder: Recorder) -> list[Span]:
@@ -52,7 +53,7 @@ def test_written_steps_are_read_back_with_what_was_logged_in_them(tmp_path):
         with recorder.span(FORWARD, "F0", "of a test"):
             pass
         recorder.write(tmp_path, rank, lambda begin_s, end_s: (2, 64, "shm mailbox"))
-    steps = timeline.read(tmp_path)
+    steps = timelines.read_timeline(tmp_path)
     assert [(step.rank, step.step) for step in steps] == [(0, 0), (1, 0)]
     assert steps[0].clock == steps[1].clock == provenance.clock_name()
     halo, forward = steps[0].spans
@@ -71,12 +72,12 @@ def test_ranks_of_one_machine_keep_their_distance_and_machines_begin_together():
         StepSpans(1, 0, "here", 100.25, [span]),
         StepSpans(2, 0, "there", 7.5, [span]),
     ]
-    moved = timeline.aligned(steps)
+    moved = timelines.aligned(steps)
     assert [step.spans[0].begin_s for step in moved] == [0.0, 0.25, 0.0]
-    assert timeline.length_s(moved) == 1.25
+    assert timelines.length_s(moved) == 1.25
 
 
 def test_step_that_some_rank_has_not_kept_is_left_out_unless_none_is_whole():
     steps = [StepSpans(r, n, "", 0.0) for r, n in ((0, 1), (1, 1), (0, 2))]
-    assert list(timeline.complete_steps(steps, world=2)) == [1]
-    assert [rank.rank for rank in timeline.complete_steps(steps, world=3)[2]] == [0]
+    assert list(timelines.complete_steps(steps, world=2)) == [1]
+    assert [rank.rank for rank in timelines.complete_steps(steps, world=3)[2]] == [0]

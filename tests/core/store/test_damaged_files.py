@@ -36,6 +36,7 @@ from hires.core.store import (
 from hires.core.store.attempts import Attempt
 from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
 from hires.core.store.reading import Note
+from hires.report.timelines import read_timeline
 from tests.helpers import file_faults
 from tests.helpers.run_folders import saved_stages
 
@@ -70,7 +71,7 @@ NOTED: dict[str, Read] = {
     file_names.PLANNED: plainly(reading.read_json, "planned.json"),
     file_names.PREDICTION: plainly(reading.read_json, "a0/prediction.json"),
     file_names.RECORD: of_attempt("record"),
-    file_names.TIMELINE: lambda run, notes: timeline.read(run / "a0", notes),
+    file_names.TIMELINE: lambda run, notes: read_timeline(run / "a0", notes),
     file_names.VERIFY: plainly(reading.read_json, "a0/verify.json"),
     file_names.VERIFY_LINES: plainly(reading.read_lines, "a0/verify.jsonl"),
 }
