@@ -21,6 +21,7 @@ from hires.core.ranks import heartbeat, meeting, rank_process
 from hires.core.ranks.binding import bind
 from hires.core.ranks.world import World, from_environment
 from hires.core.store import file_names, frozen, records, trust
+from hires.core.store.ends import State
 from hires.core.store.files import append_metric
 from hires.core.store.network_weights import weights_of
 from hires.data.opening import open_data
@@ -180,7 +181,7 @@ def run_attempt(
         elif isinstance(observer, Predictor):
             write_prediction(run_dir, world.attempt, config, source, plan.graph)
         append_metric(folder, 0, "done")
-        records.finish(run_dir, world.attempt, "done")
+        records.finish(run_dir, world.attempt, State.DONE)
     return 0
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from hires.core.config.fields import build
 from hires.core.errors import HiresError, RunError
 from hires.core.store import file_names, files, provenance, reading
+from hires.core.store.ends import State
 from hires.core.store.file_names import exists
 from hires.core.store.files import write_atomically
 from hires.core.store.reading import Notes
@@ -44,7 +45,7 @@ class ExcludedPoint:
 
     overrides: list[str]
     reason: str
-    state: str = "infeasible"
+    state: str = State.INFEASIBLE
     what: dict[str, Any] | None = None
     """Network, image, layout and the like, as the tables of runs call them; None: not recorded."""
 

@@ -23,7 +23,7 @@ from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, frozen, message_files, provenance, reading
 from hires.core.store.attempts import Attempt
-from hires.core.store.ends import ENDS
+from hires.core.store.ends import ENDS, State
 from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import OPTION, append_line, write_atomically
 from hires.core.store.naming import SCHEMA, model_label
@@ -113,7 +113,7 @@ def done_attempt(run_dir: StrPath) -> int | None:
     with contextlib.suppress(RunError):
         record = read_record(run_dir) or {}
         attempt = record.get("attempt")
-        if record.get("state") == "done" and type(attempt) is int and attempt >= 0:
+        if record.get("state") == State.DONE and type(attempt) is int and attempt >= 0:
             return attempt
     return None
 
@@ -133,7 +133,7 @@ def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None)
     record = _finite(record)
     text = json.dumps(record, indent=1, allow_nan=False) + "\n"
     write_atomically(own.folder / file_names.RECORD, text)
-    if record["state"] == "done" or done_attempt(run_dir) in (None, attempt):
+    if record["state"] == State.DONE or done_attempt(run_dir) in (None, attempt):
         write_atomically(run_dir / file_names.RECORD, text)
     return record
 
@@ -148,10 +148,10 @@ def _build(
     steps, every = by_step(lines), by_step([*before, *lines])
     ended = next((line["step"] for line in lines if line.get("kind") == ENDED_LINE), None)
     wanted = range(first["step"] if first else 0, config.steps if ended is None else ended)
-    for rank in range(world if state == "done" else 0):
+    for rank in range(world if state == State.DONE else 0):
         recorded = sum(rank in every.get(step, {}) for step in wanted)
         if recorded < len(wanted):
-            state, cause = "failed", f"rank {rank} recorded {recorded} of {len(wanted)} steps"
+            state, cause = State.FAILED, f"rank {rank} recorded {recorded} of {len(wanted)} steps"
             break
     begin = begin_of(lines)
     samples, discarded = _samples(
