@@ -34,14 +34,16 @@ def cancel_all(states: Sequence[RunState]) -> Iterator[tuple[RunState, str, bool
         else None
         for s in states
     ]
-    own = [attempt for attempt in attempts if attempt is not None and attempt.job_name is not None]
-    requests = [attempt.folder / file_names.CANCEL for attempt in own]
+    submitted = [
+        attempt for attempt in attempts if attempt is not None and attempt.job_name is not None
+    ]
+    requests = [attempt.folder / file_names.CANCEL for attempt in submitted]
     why, written = None, []
     try:
         for path in requests:  # first: an attempt that begins just now must not seem to have failed
             write_atomically(path, "")
             written.append(path)
-        cancel_jobs([attempt.job for attempt in own])
+        cancel_jobs([attempt.job for attempt in submitted])
     except RunError as error:  # a job that the scheduler does not cancel ends at its request
         why = f"{error}; the request to cancel it stays, so it ends once its job runs"
         if len(written) < len(requests):

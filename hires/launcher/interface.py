@@ -268,20 +268,20 @@ def note_job(launcher: str, attempt: Path, job: str, index: int | None = None) -
 def job_states(jobs: Iterable[Job]) -> dict[str, JobStatus]:
     """Returns the state of each job, by its name; each launcher is queried once."""
     states: dict[str, JobStatus] = {}
-    for name, own in _by_launcher(jobs).items():
+    for name, theirs in _by_launcher(jobs).items():
         answers, why = {}, f"{name} does not say"
         try:
-            answers = launcher_named(name).job_states(own)
+            answers = launcher_named(name).job_states(theirs)
         except ConfigError as error:  # a launcher that is not installed here
             why = str(error)
-        states |= {job_name(job): JobStatus(UNKNOWN, why) for job in own} | answers
+        states |= {job_name(job): JobStatus(UNKNOWN, why) for job in theirs} | answers
     return states
 
 
 def cancel_jobs(jobs: Iterable[Job]) -> None:
     """Cancels jobs; a RunError says why they cannot be cancelled."""
-    for name, own in _by_launcher(jobs).items():
-        launcher_named(name).cancel(own)
+    for name, theirs in _by_launcher(jobs).items():
+        launcher_named(name).cancel(theirs)
 
 
 def _by_launcher(jobs: Iterable[Job]) -> dict[str, list[Job]]:

@@ -56,10 +56,10 @@ def launch(
     """
     run_dir = Path(run_dir).absolute()
     trust.refuse_untrusted(run_dir)
-    own, started = Attempt(run_dir, attempt), provenance.now()
+    ending, started = Attempt(run_dir, attempt), provenance.now()
     if (why := edited(run_dir)) is not None:
-        end = _write_end(own, End(State.FAILED, why, "edited", started=started), not args)
-        return _print_end(own, end) if aloud else end
+        end = _write_end(ending, End(State.FAILED, why, "edited", started=started), not args)
+        return _print_end(ending, end) if aloud else end
     config = records.read_config(run_dir)
     if places is None:
         places = launcher_of(config).rank_places(config, records.read_world(run_dir))
@@ -72,23 +72,23 @@ def launch(
             end = _run(job, interrupts)
         except BaseException as error:
             why = f"the launcher stopped: {str(error) or type(error).__name__}"
-            _write_end(own, End(State.FAILED, why, "launch", started=started), not args)
+            _write_end(ending, End(State.FAILED, why, "launch", started=started), not args)
             raise
-        end = _write_end(own, replace(end, started=started), not args)
-    return _print_end(own, end) if aloud else end
+        end = _write_end(ending, replace(end, started=started), not args)
+    return _print_end(ending, end) if aloud else end
 
 
 def edited(run_dir: Path) -> str | None:
     """Returns what was edited since a run was planned, in words; None if nothing was."""
     try:
         frozen.require_unchanged(run_dir)
-        held = frozen.read(run_dir)
-        if held is not None and held.inputs.data is not None:
+        planned = frozen.read(run_dir)
+        if planned is not None and planned.inputs.data is not None:
             # numpy and readers of images: half the start of a supervisor that has none
             from hires.data.content import is_unchanged
 
             data = records.read_config(run_dir).data
-            if not is_unchanged(data, held.inputs.data):
+            if not is_unchanged(data, planned.inputs.data):
                 again = attempts.reproduce_line_of(run_dir)
                 return (
                     f"the images of data.path={data.path} have changed since the run was planned; "
@@ -105,14 +105,14 @@ def end_without_ranks(run_dir: StrPath, attempt: int, end: End) -> None:
     Its ``record.json`` is written, too, if it can be. If there is one, its launcher knew the end
     but could not write that: what the record says counts then, and it stays.
     """
-    own = Attempt(Path(run_dir).absolute(), attempt)
-    if (known := own.record.get("state")) in ENDS:
+    ending = Attempt(Path(run_dir).absolute(), attempt)
+    if (known := ending.record.get("state")) in ENDS:
         reason = end.reason if known == end.state else None
-        end = replace(end, state=known, cause=own.record.get("cause"), reason=reason)
+        end = replace(end, state=known, cause=ending.record.get("cause"), reason=reason)
         with contextlib.suppress(RunError):
-            end.write(own.run, attempt)
+            end.write(ending.run, attempt)
     else:
-        _write_end(own, end)
+        _write_end(ending, end)
 
 
 def say(text: str) -> None:
@@ -121,14 +121,14 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _print_end(own: Attempt, end: End) -> End:
+def _print_end(attempt: Attempt, end: End) -> End:
     """Prints how an attempt ended, and returns that."""
     for line in end.tail:
         sys.stderr.write(f"    {printable(line)}\n")
     if end.cause:
-        logs = own.folder / file_names.LOGS
+        logs = attempt.folder / file_names.LOGS
         sys.stderr.write(printable(f"{end.cause}; the logs are in {logs}\n"))
-    say(f"{own.run.name}: {end.state}")
+    say(f"{attempt.run.name}: {end.state}")
     return end
 
 
@@ -138,29 +138,29 @@ def _run(job: Launch, interrupts: Interrupts) -> End:
         return Supervisor(job, port, interrupts).run()
 
 
-def _write_end(own: Attempt, end: End, measured: bool = True) -> End:
+def _write_end(attempt: Attempt, end: End, measured: bool = True) -> End:
     """Writes how an attempt ended; returns the end, failed if it is not whole or not written."""
     end = replace(end, started=end.started or provenance.now())
-    if end.state == State.FAILED and own.is_cancelled:
+    if end.state == State.FAILED and attempt.is_cancelled:
         cause = f"cancelled; {end.cause}"
         end = replace(end, state=State.CANCELLED, cause=cause, reason=None)
     try:
         if measured:
-            record = records.finish(own.run, own.number, end.state, end.cause)
+            record = records.finish(attempt.run, attempt.number, end.state, end.cause)
             end = replace(end, state=record["state"], cause=record["cause"])
     except RunError as error:
         end = _failed_too(end, str(error))
     except Exception as error:  # a bug in making the record must not hide how the ranks ended
         end = _failed_too(end, f"no record could be made: {type(error).__name__}: {error}")
     try:
-        end.write(own.run, own.number)
+        end.write(attempt.run, attempt.number)
     except RunError as error:
         end = _failed_too(end, str(error))
     if end.state == State.FAILED:  # a rank that cannot even log does not say that the disk is full
         with contextlib.suppress(OSError):
-            free_bytes = shutil.disk_usage(own.run).free
+            free_bytes = shutil.disk_usage(attempt.run).free
             if free_bytes < _FULL_BYTES:
-                why = f"the disk of {own.run} is full ({units.size(free_bytes)} free)"
+                why = f"the disk of {attempt.run} is full ({units.size(free_bytes)} free)"
                 end = _failed_too(end, why)
     return end
 

@@ -113,9 +113,11 @@ def test_error_of_a_rank_or_the_kernel_proves_the_reason(world, tmp_path, monkey
     file.unlink()
     assert count.rose() is None
     # The kernel counts for each step of a Slurm job by itself, on every node.
-    killed = "error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM"
-    log.write_text(f"step 3\nslurmstepd-n2: {killed} Killed.\nsrun: error: n2: task 1: Killed\n")
-    assert first_failure(ranks, [0], [], count.rose()).reason == "oom"
+    for event in ("oom-kill event(s)", "oom_kill event"):  # of Slurm 20 and of later ones
+        killed = f"error: Detected 1 {event} in StepId=7.0. Some of the step tasks have been OOM"
+        text = f"step 3\nslurmstepd-n2: {killed} Killed.\nsrun: error: n2: task 1: Killed\n"
+        log.write_text(text)
+        assert first_failure(ranks, [0], [], count.rose()).reason == "oom"
     log.write_text(f"this rank prints {killed}\n")
     assert count.rose() is None
 

@@ -88,14 +88,14 @@ def missing_compiler(device: str, mode: str = "stage") -> str | None:
     if device == "cuda":
         if find_spec("triton") is None:
             return "Triton is not installed; install the triton that belongs to torch"
-        name, variable, found = "C", "CC", os.environ.get("CC") or "gcc"
+        name, variable, program = "C", "CC", os.environ.get("CC") or "gcc"
         # Triton takes CC, whatever it names; without it one of these.
-        candidates = [found] if os.environ.get("CC") else ["gcc", "cc", "clang"]
+        candidates = [program] if os.environ.get("CC") else ["gcc", "cc", "clang"]
     else:
-        name, variable, found = "C++", "CXX", os.environ.get("CXX") or "g++"
-        candidates = [found]
+        name, variable, program = "C++", "CXX", os.environ.get("CXX") or "g++"
+        candidates = [program]
     if not any(map(shutil.which, candidates)):
-        return f"there is no {name} compiler ({found}); install g++, or set {variable}"
+        return f"there is no {name} compiler ({program}); install g++, or set {variable}"
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return "Python.h is missing; install the headers of this Python, as python3-dev"
     return None

@@ -62,18 +62,18 @@ def summed(lines: Iterable[Values]) -> Values | None:
     ranks = {line["rank"]: line for line in lines}
     if not ranks:
         return None
-    own = [ranks[rank] for rank in sorted(ranks)]
+    summaries = [ranks[rank] for rank in sorted(ranks)]
     by_rank = []
-    for one in own:
-        [total] = added(one["rows"], ()) or [dict.fromkeys(SUMS, 0)]
-        rows = {"rows": one["rows"]} if len(own) <= MAX_RANKS else {}
-        by_rank.append({"rank": one["rank"], "step_s": one["step_s"], **total, **rows})
-    planned = [row for one in own for row in one["planned"]]
+    for each in summaries:
+        [total] = added(each["rows"], ()) or [dict.fromkeys(SUMS, 0)]
+        rows = {"rows": each["rows"]} if len(summaries) <= MAX_RANKS else {}
+        by_rank.append({"rank": each["rank"], "step_s": each["step_s"], **total, **rows})
+    planned = [row for each in summaries for row in each["planned"]]
     return {
-        "first": min(one["first"] for one in own),
-        "steps": min(one["steps"] for one in own),
-        "step_s": sum(one["step_s"] for one in own),
-        "rows": added((row for one in own for row in one["rows"]), KEYS),
+        "first": min(each["first"] for each in summaries),
+        "steps": min(each["steps"] for each in summaries),
+        "step_s": sum(each["step_s"] for each in summaries),
+        "rows": added((row for each in summaries for row in each["rows"]), KEYS),
         "planned": added(planned, ROUTED_KEYS, SUMS[:2]),
         "ranks": by_rank,
     }

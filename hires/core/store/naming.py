@@ -112,11 +112,11 @@ def overrides(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 def leaves(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns values, lists among them, by their dotted keys."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         inner = leaves(value) if isinstance(value, dict) else {}
-        found |= {f"{key}.{name}": one for name, one in inner.items()} or {str(key): value}
-    return found
+        flat |= {f"{key}.{name}": one for name, one in inner.items()} or {str(key): value}
+    return flat
 
 
 def _word(value: Any) -> str:

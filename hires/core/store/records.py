@@ -128,23 +128,23 @@ def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None)
     """
     assert state in ENDS, state
     run_dir = Path(run_dir)
-    own = Attempt(run_dir, attempt, strict=True)
-    record = _build(own, read_config(run_dir), read_plan(run_dir), state, cause)
+    ending = Attempt(run_dir, attempt, strict=True)
+    record = _build(ending, read_config(run_dir), read_plan(run_dir), state, cause)
     record = _finite(record)
     text = json.dumps(record, indent=1, allow_nan=False) + "\n"
-    write_atomically(own.folder / file_names.RECORD, text)
+    write_atomically(ending.folder / file_names.RECORD, text)
     if record["state"] == State.DONE or done_attempt(run_dir) in (None, attempt):
         write_atomically(run_dir / file_names.RECORD, text)
     return record
 
 
 def _build(
-    own: Attempt, config: RunConfig, plan: Values, state: str, cause: str | None
+    attempt: Attempt, config: RunConfig, plan: Values, state: str, cause: str | None
 ) -> dict[str, Any]:
     """Returns the record of an attempt: seconds, bytes, and images per second."""
-    held = frozen.read(own.run)
-    world, lines = int(plan["world"]), own.metrics
-    before, first = lines_before(own, "step")
+    planned = frozen.read(attempt.run)
+    world, lines = int(plan["world"]), attempt.metrics
+    before, first = lines_before(attempt, "step")
     steps, every = by_step(lines), by_step([*before, *lines])
     ended = next((line["step"] for line in lines if line.get("kind") == ENDED_LINE), None)
     wanted = range(first["step"] if first else 0, config.steps if ended is None else ended)
@@ -159,14 +159,14 @@ def _build(
     )
     left_out = {line["step"] for line in discarded}
     times = [line["step_s"] for line in samples if line["step"] not in left_out]
-    bound = {e["rank"]: e for e in own.events if e.get("event") == "rank_bound"}
+    bound = {e["rank"]: e for e in attempt.events if e.get("event") == "rank_bound"}
     resumed = {key: begin[key] for key in ("step", "checkpoint", "attempt")} if begin else None
     return {
         "schema": SCHEMA,
         "state": state,
         "cause": cause,
-        "attempt": own.number,
-        "run": own.run.name,
+        "attempt": attempt.number,
+        "run": attempt.run.name,
         "campaign": config.campaign,
         "throughput": {
             "img_per_s": rates(config.batch, spread([step_s for step_s in times if step_s > 0])),
@@ -177,14 +177,14 @@ def _build(
         "samples": samples,
         "resumed": resumed,
         "lineage": _lineage(first),
-        "failed_saves": _failed_saves(own),
+        "failed_saves": _failed_saves(attempt),
         "loss": _loss(every),
         "unlabelled_microbatches": sum(
             line.get("unlabelled", 0) for ranks in every.values() for line in ranks.values()
         ),
         **_scale(every, first),
-        **_one_pass(own),
-        **_validation(own, ended, config.validate.patience),
+        **_one_pass(attempt),
+        **_validation(attempt, ended, config.validate.patience),
         "memory": _memory(plan, lines),
         "messages": plan.get("totals", {}),
         "comm": message_files.summed(line for line in lines if line.get("kind") == "comm"),
@@ -195,15 +195,15 @@ def _build(
         "layout": config.parallel.name,
         "model": model_label(config.model),
         "image": list(config.image),
-        "inputs": {} if held is None else held.inputs.digests,
+        "inputs": {} if planned is None else planned.inputs.digests,
         "provenance": {
-            **own.env.get("provenance", {}),
-            "argv": own.env.get("argv"),
-            "started": own.env.get("started"),
+            **attempt.env.get("provenance", {}),
+            "argv": attempt.env.get("argv"),
+            "started": attempt.env.get("started"),
             "ended": provenance.now(),
             "ranks": [{key: e.get(key) for key in _BINDING_KEYS} for _, e in sorted(bound.items())],
         },
-        "reproduce": own.env.get("reproduce"),
+        "reproduce": attempt.env.get("reproduce"),
     }
 
 
@@ -226,14 +226,14 @@ def _lineage(first: Values | None) -> list[Values]:
         return []
     run = Path(first["checkpoint"]).parent.parent  # another run's checkpoint is named by its path
     before = reading.read_json(run / file_names.RECORD, reading.Warned()).get("lineage")
-    held = [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
+    earlier = [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
     facts = {"differs": first["differs"]} if first.get("differs") else {}
-    return [{"run": run.name, "step": first["step"], **facts}, *held]
+    return [{"run": run.name, "step": first["step"], **facts}, *earlier]
 
 
-def _failed_saves(own: Attempt) -> list[int]:
+def _failed_saves(attempt: Attempt) -> list[int]:
     """Returns after which steps an attempt could not be saved."""
-    lines = [line for line in own.events if line.get("event") == "checkpoint_failed"]
+    lines = [line for line in attempt.events if line.get("event") == "checkpoint_failed"]
     return sorted({line["step"] for line in lines if isinstance(line.get("step"), int)})
 
 
@@ -292,9 +292,11 @@ def _loss(steps: dict[int, dict[int, Values]]) -> Values:
     """
     losses = []
     for _, ranks in sorted(steps.items()):
-        own = [line["loss"] for line in ranks.values() if line.get("loss") is not None]
-        if own:
-            losses.append(math.fsum(own) / len(own) if all(map(math.isfinite, own)) else None)
+        values = [line["loss"] for line in ranks.values() if line.get("loss") is not None]
+        if values:
+            losses.append(
+                math.fsum(values) / len(values) if all(map(math.isfinite, values)) else None
+            )
     if not losses:
         return {"first": None, "last": None, "finite": None}
     return {"first": losses[0], "last": losses[-1], "finite": None not in losses}
@@ -318,23 +320,23 @@ def _scale(steps: dict[int, dict[int, Values]], first: Values | None) -> Values:
     return {"skipped_steps": before + len(skipped), "loss_scale": scaled[-1]["loss_scale"]}
 
 
-def _one_pass(own: Attempt) -> Values:
+def _one_pass(attempt: Attempt) -> Values:
     """Returns what an attempt evaluated or predicted, without the values of single images."""
-    made: Values = {}
+    passes: Values = {}
     for key, name in (("evaluation", file_names.EVALUATION), ("prediction", file_names.PREDICTION)):
-        held = reading.read_json(own.folder / name)
-        kept = {key: value for key, value in held.items() if key not in ("samples", "confusion")}
-        made |= {key: kept} if kept else {}
-    return made
+        facts = reading.read_json(attempt.folder / name)
+        kept = {key: value for key, value in facts.items() if key not in ("samples", "confusion")}
+        passes |= {key: kept} if kept else {}
+    return passes
 
 
-def _validation(own: Attempt, ended: int | None, patience: int | None) -> Values:
+def _validation(attempt: Attempt, ended: int | None, patience: int | None) -> Values:
     """Returns the best and the last evaluation in the middle of a training, and their number.
 
     ``ended`` is the step at which the training stopped early: no better evaluation within
     ``patience``.
     """
-    lines = pass_lines(own, VALIDATED_LINE)
+    lines = pass_lines(attempt, VALIDATED_LINE)
     if not lines:
         return {}
     best = next((line for line in reversed(lines) if line["better"]), None)
@@ -343,10 +345,10 @@ def _validation(own: Attempt, ended: int | None, patience: int | None) -> Values
     def facts(line: Values) -> Values:
         return {key: value for key, value in line.items() if key not in drop}
 
-    made = {"metric": lines[-1]["metric"], "count": len(lines), "ended_early": ended}
-    made["patience"] = patience
-    made |= {"best": None if best is None else facts(best), "last": facts(lines[-1])}
-    return {"validation": made}
+    summary = {"metric": lines[-1]["metric"], "count": len(lines), "ended_early": ended}
+    summary["patience"] = patience
+    summary |= {"best": None if best is None else facts(best), "last": facts(lines[-1])}
+    return {"validation": summary}
 
 
 def _memory(plan: Values, lines: Sequence[Values]) -> list[Values]:

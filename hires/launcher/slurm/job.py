@@ -131,24 +131,24 @@ class JobRun:
         It is not if others have completed the run since it was submitted, or if the command that
         submitted it gave it up and another attempt has taken its place.
         """
-        own = self.attempts
-        first = own[0].number if own else self.submitted
+        my_attempts = self.attempts
+        first = my_attempts[0].number if my_attempts else self.submitted
         if first is None:
             return None
         done = [number for number in rundir.done_attempts(self.path) if number >= first]
         if len(done) >= self.wanted:
             return 0
-        if not own:
+        if not my_attempts:
             given_up = Attempt(self.path, first)
             later = (Attempt(self.path, n) for n in attempt_numbers(self.path) if n > first)
             taken = any(attempt.job or attempt.launched for attempt in later)
             is_over = taken and given_up.has_ended and not given_up.job
             return RunError.exit_code if is_over else None
-        end = own[-1].exit
+        end = my_attempts[-1].exit
         if not end:
             return None
         if end.state == State.CANCELLED:
-            is_over = own[-1].is_cancelled
+            is_over = my_attempts[-1].is_cancelled
         elif end.reason == "timeout":
             is_over = self.timeouts > records.read_config(self.path).launcher.requeues
         else:
@@ -182,7 +182,7 @@ class JobRun:
             reason = "edited" if isinstance(error, EditedError) else "launch"
             end_without_ranks(self.path, number, End(State.FAILED, str(error), reason))
             raise
-        own = self.attempts  # no attempt of this job is added while this one runs
+        my_attempts = self.attempts  # no attempt of this job is added while this one runs
 
         def preemption() -> Preemption:
             return self._decide_requeue(self.job.after_sigusr2(config.launcher.signal_s), config)
@@ -196,7 +196,7 @@ class JobRun:
             places,
             preemption=preemption,
             termination=termination,
-            is_cancelled=lambda: any(attempt.is_cancelled for attempt in own),
+            is_cancelled=lambda: any(attempt.is_cancelled for attempt in my_attempts),
         )
         ranks: dict[str, Any] = {}
         if self.checkup:
