@@ -120,8 +120,5 @@ def setup_log(rank: int | None = None, stream: TextIO | None = None) -> None:
     """Logs this process to ``stream`` (unset: stderr); ranks above 0 only warn."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(RankFormatter(rank))
-    root = logging.getLogger()
-    for old in root.handlers[:]:
-        root.removeHandler(old)
-    root.addHandler(handler)
-    root.setLevel(logging.INFO if rank in (None, 0) else logging.WARNING)
+    level = logging.INFO if rank in (None, 0) else logging.WARNING
+    logging.basicConfig(handlers=[handler], level=level, force=True)

@@ -56,10 +56,9 @@ report that they have lost it."""
 class Interrupts:
     """Counts signals that end a run (SIGINT, SIGTERM, SIGHUP), and SIGUSR2, while it is entered.
 
-    The supervisor handles them between its steps, not inside one.
-
-    Only the main thread can set handlers: elsewhere nothing is counted and nothing changes. A
-    signal that was ignored before (``nohup``) stays ignored. Afterwards the former handlers return.
+    The supervisor handles them between its steps, not inside one. Only the main thread can set
+    handlers: elsewhere nothing is counted and nothing changes. A signal that was ignored before
+    (``nohup``) stays ignored. Afterwards the former handlers return.
     """
 
     def __init__(self) -> None:
