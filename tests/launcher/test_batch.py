@@ -281,7 +281,8 @@ def test_silent_attempt_is_ended_by_the_next_start_so_that_its_ranks_end(fake_wo
         gone = {"6": JobStatus(interface.GONE)}
         monkeypatch.setattr(interface, "job_states", lambda _, gone=gone: gone)
         old = time.time() - 2 * OLD_S
-        os.utime(run.attempt_dir / "events.jsonl", (old, old))
+        for name in ("events.jsonl", "job.json", "env.json"):
+            os.utime(run.attempt_dir / name, (old, old))
         assert JobRun(run.path, JOB, 0).take_attempt() == 1
         assert Attempt(run.path, 1).job_name == "7"
         assert (exit_json(run)["state"], exit_json(run)["reason"]) == (state, reason)
