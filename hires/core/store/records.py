@@ -129,8 +129,8 @@ def finish(run_dir: StrPath, attempt: int, state: str, cause: str | None = None)
     assert state in ENDS, state
     run_dir = Path(run_dir)
     ending = Attempt(run_dir, attempt, strict=True)
-    record = _build(ending, read_config(run_dir), read_plan(run_dir), state, cause)
-    record = _finite(record)
+    config, plan = read_config(run_dir), read_plan(run_dir)
+    record: Values = _finite(_build(ending, config, plan, state, cause))
     text = json.dumps(record, indent=1, allow_nan=False) + "\n"
     write_atomically(ending.folder / file_names.RECORD, text)
     if record["state"] == State.DONE or done_attempt(run_dir) in (None, attempt):
