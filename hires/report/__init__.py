@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hires.core import errors
-from hires.core.python_command import module_command
+from hires.core.programs import module_command
 from hires.core.store.file_names import StrPath
 
 if TYPE_CHECKING:
