@@ -93,6 +93,9 @@ def prepare(
         RunError: the calibration failed.
     """
     words = tuple(words)
+    for key, target in (("model.target", config.model.target), ("loss.target", config.loss.target)):
+        if target is not None:
+            frozen.require_target(key, target)
     config = with_classes(config, planner.sizes)
     findings = [*idle_keys(config, words)]
     config, choice = LayoutSearch(planner, words).chosen(config)
