@@ -33,7 +33,7 @@ def runs() -> list[Path]:
 def net(tmp_path, traced) -> Path:
     """The source of a network of the user's, whose trace is always the same."""
     path = tmp_path / "net.py"
-    path.write_text("relu")
+    path.write_text("net = relu")
     return path
 
 
@@ -41,20 +41,20 @@ def test_edited_network_is_a_new_run(hires, fake_ranks, net):
     assert hires("run", *CUSTOM).code == 0
     [first] = runs()
     record = (first / "record.json").read_text()
-    net.write_text("gelu")
+    net.write_text("net = gelu")
     answer = hires("run", *CUSTOM)
     assert f"network changed since {first.name} (complete): this is a new run" in answer.err
     assert len(runs()) == 2
     assert (first / "record.json").read_text() == record
     lines = [line.split() for line in hires("show", first.name, "--reproduce").out.splitlines()]
     assert ["net.py", "its", "source", "edited"] in lines
-    net.write_text("relu")  # the old numbers are those of the old network, and are there
+    net.write_text("net = relu")  # the old numbers are those of the old network, and are there
     answer = hires("run", *CUSTOM)
     assert f"complete since an earlier time: {first.absolute()}" in answer.err
     assert "model.source" in hires("compare", runs()[0].name, runs()[1].name).out
     fake_ranks({"0": "exit 3"})
     assert hires("run", *CUSTOM, "seed=1").code == 1
-    net.write_text("silu")
+    net.write_text("net = silu")
     answer = hires("retry")
     assert answer.code != 0
     assert "net.py of the network has changed since the run was planned" in answer.err
