@@ -215,9 +215,11 @@ def require_target(key: str, target: str) -> None:
             f"{key}={target!r} cannot be imported: there is no module {module!r} on the Python "
             f"path or below {Path.cwd()}; use package.module:function"
         )
-    if spec is None or not str(spec.origin).endswith(".py"):
-        return
-    with contextlib.suppress(OSError, ValueError, SyntaxError):  # which its import explains
+    mine = Path.cwd() / f"{module.replace('.', '/')}.py"
+    is_hidden = spec is not None and mine.exists() and str(mine) != spec.origin
+    if spec is None or is_hidden or not str(spec.origin).endswith(".py"):
+        return  # its import explains what is wrong
+    with contextlib.suppress(OSError, ValueError, SyntaxError):
         text = Path(str(spec.origin)).read_text(encoding="utf-8")
         words = {*re.findall(r"\w+", text)}
         if name not in words and "__getattr__" not in words and not _STAR.search(text):
