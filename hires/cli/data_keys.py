@@ -331,6 +331,8 @@ def words_of_training(words: Sequence[str]) -> list[str]:
         data = {key: one for key, one in held.get("data", {}).items() if key not in _OF_TRAINING}
         learns = trained.validates or trained.data.split == "train"
         taken["data"] = {**data, "split": "validation" if learns else trained.data.split}
+        if trained.data.name in _OF_SEED and "seed" in held:
+            taken["seed"] = held["seed"]
     return naming.overrides({}, taken)
 
 

@@ -135,6 +135,9 @@ def test_inference_has_the_network_and_an_evaluation_the_data_of_the_run_of_its_
     assert compose(["task=evaluate", weights, "data.split=train", "image=8"]).data.split == "train"
     others = compose(["task=predict", weights, "data=images", f"data.path={tmp_path}", "batch=2"])
     assert (others.model, others.data.name, others.batch) == (trained.model, "images", 2)
+    made = dataclasses.replace(compose(["data=textures", "seed=5"]), results=str(tmp_path))
+    seeded = rundir.create(made, {"world": 1}, ["hires"]).path
+    assert compose(["task=evaluate", f"weights={seeded}"]).seed == 5  # the same images
     for task, model in (("evaluate", "model=resnet18"), ("train", "steps=9")):
         config = compose([f"task={task}", weights, model])
         assert (config.model.name, config.image) == ("resnet", [224, 224])
