@@ -233,6 +233,13 @@ def _unmet(config: RunConfig, there: int | None, ranks: int) -> Iterator[Finding
             f"+cluster.options.gres=gpu:{there}"
         )
         yield Finding("warning", "cluster.options", text)
+    torch = machine.installed_torch()
+    if launcher.has_jobs and config.cluster.container is None and torch and torch.cuda is None:
+        text = (
+            "the job would compute on GPUs with the torch that is installed here, a build for CPUs "
+            "alone; install one that is built for CUDA, or name an image, cluster.container"
+        )
+        yield Finding("warning", "device", text)
     if there and ranks > there and backend_of(config) not in STREAMED:
         text = (
             f"{ranks} ranks of a node share {there} GPU{'s' if there > 1 else ''}: they compute in "

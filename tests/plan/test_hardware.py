@@ -73,6 +73,11 @@ def test_job_whose_gpus_and_device_do_not_fit_is_named(monkeypatch):
     [warning] = check_hardware(config(4, cluster=exclusive, launcher=JOB))
     assert "cluster.options.gres=gpu:4" in warning.text
     assert found(config(4, "cpu", **four)) == [("warning", "device")]
+    monkeypatch.setattr(machine, "installed_torch", lambda: Torch("2.13.0+cpu", None))
+    [warning] = check_hardware(config(4, **four))
+    assert "a build for CPUs alone; install one that is built for CUDA" in warning.text
+    four["cluster"]["container"] = "/images/torch.sif"  # with a torch of its own
+    assert found(config(4, **four)) == []
 
 
 def test_option_that_no_library_of_the_run_reads_is_named():
