@@ -400,7 +400,8 @@ def typed(kind: Any, value: Any, where: str = "its") -> Any:
     if origin is dict and isinstance(value, dict):
         return {str(text(k)): typed(inner[1], one, f"{where}.{k}") for k, one in value.items()}
     if kind is str and isinstance(value, str):
-        return text(value) if where.rpartition(".")[2] in _LONG else text(value, _MAX_NAME)
+        is_long = where.replace(" ", ".").rpartition(".")[2] in _LONG
+        return text(value) if is_long else text(value, _MAX_NAME)
     if kind is bool and isinstance(value, bool):
         return value
     if kind is int and type(value) is int and -1 <= value < 2**63:

@@ -58,6 +58,15 @@ def test_campaign_has_these_frames(campaign):
     assert pp["share_percent"] == pytest.approx(100 * pp["wait_s"] / step_s)
 
 
+def test_line_that_repeats_a_run_is_whole(tmp_path):
+    run, line = (
+        report_run(tmp_path),
+        f"hires run {' '.join(f'model.args.a{n}={n}' for n in range(60))}",
+    )
+    change(run, reproduce=line)
+    assert hires.load(run).runs.reproduce[0] == line
+
+
 def test_run_without_a_record_or_an_end_is_reported(tmp_path):
     run = report_run(tmp_path)
     original = json.loads((run / "record.json").read_text())
