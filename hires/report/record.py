@@ -351,6 +351,12 @@ class RunRecord:
         return getattr(self.evaluation, "top1", None)
 
     @property
+    def best_validation(self) -> float | None:
+        """The number by which the best evaluation in the middle of a training is judged."""
+        held = self.validation
+        return None if held is None else getattr(held.best, held.metric or "", None)
+
+    @property
     def peak_bytes(self) -> int | None:
         """Memory of the rank with the highest peak."""
         return max((rank.peak_bytes for rank in self.memory if rank.peak_bytes), default=None)

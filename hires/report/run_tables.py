@@ -57,6 +57,8 @@ _ERRORS = {
     "loss_first": "first_loss_error", "loss_last": "last_loss_error", "loss": "loss_error",
 }  # fmt: skip
 TOP1 = Column("top1", "top-1", "%", 100.0, 2)
+_BEST = Column("best_validation", "best validation", digits=4)
+"""By the metric that the training's evaluations are judged by, as it is counted."""
 _ORDER = {"infeasible": 0, "failed": 1, "done": 9}  # of the states of planned points; others: 2
 
 
@@ -68,7 +70,7 @@ _ORDER = {"infeasible": 0, "failed": 1, "done": 9}  # of the states of planned p
             predicted_bytes_max="predicted", messages_per_step="messages a step",
             bytes_per_step="sent a step", cores="cores",
         ),
-        *LOSSES, TOP1, *texts(memory_limit="limit"), *_ORIGIN, *texts(started="started"),
+        *LOSSES, TOP1, _BEST, *texts(memory_limit="limit"), *_ORIGIN, *texts(started="started"),
     ),
 )  # fmt: skip
 def runs(found: Found) -> Iterator[Row]:
@@ -95,6 +97,7 @@ def run_row(run: Run) -> Row:
         "loss_first": record.loss.first,
         "loss_last": record.loss.last,
         "top1": record.top1,
+        "best_validation": record.best_validation,
         "cores": origin.hardware.cores,
         "memory_limit": value_text(memory.get("limit") if isinstance(memory, dict) else None),
         "git": origin.git,

@@ -58,6 +58,15 @@ def test_campaign_has_these_frames(campaign):
     assert pp["share_percent"] == pytest.approx(100 * pp["wait_s"] / step_s)
 
 
+def test_best_evaluation_of_a_training_is_a_column(tmp_path):
+    run = report_run(tmp_path)
+    held = {"metric": "top1", "best": {"images": 9, "loss": 0.5, "top1": 0.75, "step": 4}}
+    change(run, validation=held)
+    assert hires.load(run).runs.best_validation[0] == 0.75
+    change(run, validation={**held, "metric": "loss"})
+    assert hires.load(run).runs.best_validation[0] == 0.5
+
+
 def test_line_that_repeats_a_run_is_whole(tmp_path):
     run, line = (
         report_run(tmp_path),

@@ -21,7 +21,8 @@ from hires.report.runs import Run, read_runs
 
 _SHOWN = (
     "hash", "state", "model", "image", "layout", "precision", "img_per_s_median", "peak_bytes_max",
-    "batch", "ranks", "loss_last", "top1", "started", "campaign",
+    "batch", "ranks", "loss_last", "top1", "best_validation", "started",
+    "campaign",
 )  # fmt: skip
 """Columns that a screen shows, as far as it has room."""
 _GROUPS = {"parallel": "layout", "precision": "precision", "task": "task", "model": "model"}
