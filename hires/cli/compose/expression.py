@@ -7,8 +7,10 @@ so is all that is not on the list below: powers and shifts, as their results may
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Callable, Collection
+from collections.abc import Set as AbstractSet
 from typing import Any, cast
 
 from hires.core.errors import ConfigError
@@ -20,6 +22,8 @@ _ALLOWED = (
     *(ast.BoolOp, ast.UnaryOp, ast.Not, ast.USub, ast.UAdd, ast.Compare),
     *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod),
 )
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%(?=\s*(?:$|[]),<>=!]|and\b|or\b))")
+"""As ``90%``, behind which nothing stands that it could be the rest of a division by."""
 _MOST_CHARACTERS = 500
 """Longer text could nest deeper than Python's parser can."""
 
@@ -27,8 +31,13 @@ _MOST_CHARACTERS = 500
 class Expression:
     """An expression that is true or false for given values of its names."""
 
-    def __init__(self, text: str, known: Collection[str]) -> None:
-        """Takes the expression and the names that it may hold: ``a.`` is all below ``a``."""
+    def __init__(
+        self, text: str, known: Collection[str], shares: AbstractSet[str] = frozenset()
+    ) -> None:
+        """Takes the expression and the names that it may hold: ``a.`` is all below ``a``.
+
+        ``shares`` are the names of numbers from 0 to 1, which tables show in percent.
+        """
         self.text = text
         if not text.strip():
             raise self.error("is empty; leave it out to keep all")
@@ -37,7 +46,9 @@ class Expression:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of odd text, as `1 is 1`
-                tree = ast.parse(text.strip(), mode="eval")
+                plain = _PERCENT.sub(lambda match: f"({match[1]} / 100)", text.strip())
+                tree = ast.parse(plain, mode="eval")
+                self._check_shares(tree, shares)
                 tree.body = cast(ast.expr, _Lookups(self, known).visit(tree.body))
                 self._code = compile(ast.fix_missing_locations(tree), "--where", "eval")
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
@@ -63,6 +74,16 @@ class Expression:
         if not isinstance(value, bool):
             raise self.error(f"is {value!r} and neither true nor false; compare it")
         return value
+
+    def _check_shares(self, tree: ast.Expression, shares: AbstractSet[str]) -> None:
+        for node in ast.walk(tree):
+            sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+            names = [ast.unparse(side) for side in sides]
+            numbers = [side.value for side in sides if isinstance(side, ast.Constant)]
+            for name in shares & {*names}:
+                for number in numbers:
+                    if isinstance(number, int | float) and number > 1:
+                        raise self.error(f"compares {name}, which is at most 1; write {number}%")
 
     def error(self, what: str) -> ConfigError:
         """Returns the error that names the expression."""

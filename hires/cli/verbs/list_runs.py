@@ -59,7 +59,10 @@ def list_runs(args: Any) -> int:
     names = {*config_keys(), *named, *METRICS, *keys(TABLES["runs"].all_columns)}
     where = None
     if args.where is not None:
-        where = Expression(args.where, {*names, "model.args.", "optimizer.args."})
+        columns = TABLES["runs"].all_columns
+        shares = {metric.name for metric in METRICS.values() if metric.unit == "%"}
+        shares |= {column.key for column in columns if column.unit == "%"}
+        where = Expression(args.where, {*names, "model.args.", "optimizer.args."}, shares)
     paths = select([] if args.campaign is None else [args.campaign], args.results).paths
     runs = read_runs(paths)
     add_live_states(runs)
@@ -76,8 +79,8 @@ def list_runs(args: Any) -> int:
         remarks = [{"where": note.where, "text": note.text} for note in notes]
         print_json({"runs": values, "notes": remarks})
     elif rows:
-        columns = {column.key: column for column in TABLES["runs"].all_columns}
-        shown_columns = [columns[key] for key in _SHOWN]
+        by_key = {column.key: column for column in TABLES["runs"].all_columns}
+        shown_columns = [by_key[key] for key in _SHOWN]
         table = filled(table_of("runs", "Runs", shown_columns, [row.values for row in rows]))
         # Of a time stamp day and minute fit.
         stamp = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d).*")

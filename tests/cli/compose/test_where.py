@@ -6,6 +6,7 @@ import pytest
 
 from hires.cli.compose.choices import groups
 from hires.cli.compose.compose_config import compose
+from hires.cli.compose.expression import Expression
 from hires.cli.sweep.sweep_points import Where
 from hires.core.errors import ConfigError
 
@@ -47,6 +48,17 @@ def test_mistakes_are_named(text, meant):
     with pytest.raises(ConfigError, match="--where") as caught:
         keeps(text)
     assert meant in str(caught.value)
+
+
+def test_percent_is_a_share_and_a_share_is_no_more_than_one():
+    def keeps(text, **values):
+        return Expression(text, {"top1", "batch"}, {"top1"}).truth(values.__getitem__)
+
+    for text in ("top1 > 90%", "top1 >= 91.5 % and batch % 3 == 2", "(top1 > 91%)", "90%<top1"):
+        assert keeps(text, top1=0.915, batch=8), text
+        assert not keeps(text, top1=0.89, batch=8), text
+    with pytest.raises(ConfigError, match=r"compares top1, which is at most 1; write 90%"):
+        keeps("top1 > 90", top1=0.9)
 
 
 def test_nothing_but_arithmetic_comparisons_and_keys(tmp_path, monkeypatch):
