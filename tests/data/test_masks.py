@@ -129,7 +129,7 @@ def test_label_map_of_floats_is_refused_as_such(folder):
     ("keys", "words"),
     [
         ({"values": [0, 255]}, r"one value for each of data\.classes=3; use data\.classes=2"),
-        ({"values": [0, 9, 9]}, r"data\.classes=3; use data\.classes=2"),
+        ({"values": [0, 9, 9]}, r"has a value twice; write that of each class once"),
         ({"values": [5, 6, 7], "ignore": 6}, r"has data\.ignore=6 as class 1; take it out"),
         ({"values": [5, 6, 7], "ignore": 0}, r"is also the number of the class 5 in data\.values"),
     ],

@@ -165,10 +165,12 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
                     f"data.ignore={number} is also the number of the class {label} in data.values="
                     f"{self.values}; write {number} there as class {number}"
                 )
-        if self.values is not None and len({*self.values}) != self.num_classes:
+        if self.values is not None and len({*self.values}) < len(self.values):
+            yield f"data.values={self.values} has a value twice; write that of each class once"
+        elif self.values is not None and len(self.values) != self.num_classes:
             yield (
                 f"data.values={self.values} must have one value for each of data.classes="
-                f"{self.num_classes}; use data.classes={len({*self.values})}"
+                f"{self.num_classes}; use data.classes={len(self.values)}"
             )
         for name, label in self.groups.items():
             if label is not None and (not isinstance(label, str) or not label):
