@@ -1,4 +1,4 @@
-"""Calibrates a network before it is quantised: a run of its own, kept and found again.
+"""Calibrates a network before it is quantised: a run of its own, which later runs reuse.
 
 hires run precision=int8 parallel=sp
   |  no scales named, none beside the weights
@@ -19,7 +19,7 @@ from pathlib import Path
 from hires.cli.compose.overrides import key_in
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.screens.screen import plural
-from hires.cli.start_run import ENDS, explain, wait_for
+from hires.cli.start_run import ENDS, print_failure, wait_for
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.data_config import DataConfig
 from hires.core.config.fields import build, keys_of, keys_with, names_of
@@ -59,9 +59,9 @@ def with_scales(
     argv: Sequence[str] = (),
     assumed: str | None = None,
 ) -> tuple[RunConfig, Finding | None]:
-    """Returns the config with scales if it needs some: those it names, found ones, or new ones.
+    """Returns the config with scales if it needs some: those it names, earlier ones, or new ones.
 
-    Beside it, which typed keys do nothing, or how its scales are found.
+    Beside it, which typed keys do nothing, or where its scales come from.
 
     Args:
         config: one of ``task=calibrate`` gets the data and steps of a calibration.
@@ -76,12 +76,13 @@ def with_scales(
         RunError: the calibration failed.
     """
     if config.task.name == "calibrate":
-        mine = calibration_of(config, words)
+        calibration = calibration_of(config, words)
         # The run is the calibration: its steps are those that the images take.
-        mine = dataclasses.replace(mine, campaign=config.campaign)
+        calibration = dataclasses.replace(calibration, campaign=config.campaign)
         if assumed is None:
-            kept_by_name(planner.graph(mine), mine)  # a wrong name costs no calibration
-        return mine, None
+            # A wrong name costs no calibration.
+            kept_by_name(planner.graph(calibration), calibration)
+        return calibration, None
     has_scales, finding = _given(config, words)
     if config.precision.name != INT8 or has_scales:
         return config, finding
@@ -105,14 +106,14 @@ def scales_of_images(
     It is an earlier calibration's, or else that of a new one, and ``again`` always; what the scales
     are worth is printed.
     """
-    mine = calibration_of(config, words)
-    graph = planner.graph(mine)
-    path = None if again else found_scales(mine, planner)
+    calibration = calibration_of(config, words)
+    graph = planner.graph(calibration)
+    path = None if again else earlier_scales(calibration, planner)
     if path is None:
-        split = "" if mine.data.split == "all" else f" data.split={mine.data.split}"
-        what = f"{mine.quant.images} images of data={mine.data.name}{split}"
+        split = "" if calibration.data.split == "all" else f" data.split={calibration.data.split}"
+        what = f"{calibration.quant.images} images of data={calibration.data.name}{split}"
         print(f"calibrating on {what}", file=sys.stderr)
-        path = calibrate(mine, planner, argv)
+        path = calibrate(calibration, planner, argv)
     else:
         print(f"reusing an earlier calibration: {path}", file=sys.stderr)
     for line in scale_lines(config, read_scales(path), graph):
@@ -123,17 +124,18 @@ def scales_of_images(
 def _assumed_scales(
     config: RunConfig, planner: Planner, words: Iterable[str], folder: Path
 ) -> tuple[Path, Finding | None]:
-    """Returns found scales, or a file with a scale for each value that stands for none."""
+    """Returns earlier scales, or a file with a scale for each value that stands for none."""
     try:
-        mine = calibration_of(config, words)
-        found, severity = found_scales(mine, planner), "note"
-        what = f"a run calibrates on {mine.quant.images} images of data={mine.data.name} first"
-        if found is not None:
-            return found, None
+        calibration = calibration_of(config, words)
+        earlier, severity = earlier_scales(calibration, planner), "note"
+        images = f"{calibration.quant.images} images of data={calibration.data.name}"
+        what = f"a run calibrates on {images} first"
+        if earlier is not None:
+            return earlier, None
     except ConfigError as error:
         severity, what = "warning", str(error)
-        mine = dataclasses.replace(config, precision=PrecisionConfig())
-    graph, path = planner.graph(mine), folder / file_names.SCALES
+        calibration = dataclasses.replace(config, precision=PrecisionConfig())
+    graph, path = planner.graph(calibration), folder / file_names.SCALES
     ranges = dict.fromkeys(observed_values(graph), (-1.0, 1.0))
     values = {name: affine_of(*ends) for name, ends in ranges.items()}
     write_scales(path, Scales(params_digest(graph), "none", 1, values, ranges))
@@ -180,7 +182,7 @@ def calibration_of(config: RunConfig, words: Iterable[str] = ()) -> RunConfig:
     """
     quant, data = config.quant, _data_of(config, words)
     steps = -(-quant.images // config.batch)
-    own = dataclasses.replace(
+    calibration = dataclasses.replace(
         config,
         campaign=CAMPAIGN,
         task=TaskConfig(name="calibrate"),
@@ -202,13 +204,13 @@ def calibration_of(config: RunConfig, words: Iterable[str] = ()) -> RunConfig:
             data={},
         ),
     )
-    held = len(open_data(own))
-    if held < quant.images:
+    images = len(open_data(calibration))
+    if images < quant.images:
         raise ConfigError(
-            f"quant.images={quant.images} asks for more than the {held} images of "
-            f"data={data.name}; use quant.images={held}, or name more with quant.data.path=FOLDER"
+            f"quant.images={quant.images} asks for more than the {images} images of "
+            f"data={data.name}; use quant.images={images}, or name more with quant.data.path=FOLDER"
         )
-    return own
+    return calibration
 
 
 def quantised_config(config: RunConfig, scales: Path | None) -> RunConfig:
@@ -225,7 +227,7 @@ def quantised_config(config: RunConfig, scales: Path | None) -> RunConfig:
     )
 
 
-def found_scales(config: RunConfig, planner: Planner) -> Path | None:
+def earlier_scales(config: RunConfig, planner: Planner) -> Path | None:
     """Returns scales that a calibration of the same network and images has left; None: none.
 
     Those of one that kept layers in float, whose values it could not calibrate, serve no network
@@ -236,9 +238,9 @@ def found_scales(config: RunConfig, planner: Planner) -> Path | None:
     key = calibration_key(config, planner.inputs(config).digests)
     for path in sorted(Path(config.results).absolute().glob(f"*/*/a*/{file_names.SCALES}")):
         with contextlib.suppress(HiresError):
-            held = read_scales(path)
-            whole = wanted <= held.values.keys()
-            if whole and held.source == key and held.network == params_digest(graph):
+            stored = planner.scales_in(path)
+            is_whole = wanted <= stored.values.keys()
+            if is_whole and stored.source == key and stored.network == params_digest(graph):
                 return path
     return None
 
@@ -255,7 +257,7 @@ def calibrate(config: RunConfig, planner: Planner, argv: Sequence[str]) -> Path:
         launcher.write_scripts(path, config, argv)
         job = launcher.submit(run, config, None)
     outcome = wait_for(config, run, plan.world, job)
-    explain(outcome, run, head=False)
+    print_failure(outcome, run, head=False)
     scales = run.attempt_dir / file_names.SCALES
     if outcome.exit_code != 0 or not scales.is_file():
         how = ENDS.get(outcome.state, f"left no {file_names.SCALES}")
@@ -292,7 +294,7 @@ def _given(config: RunConfig, words: Iterable[str]) -> tuple[bool, Finding | Non
 
 
 def _data_of(config: RunConfig, words: Iterable[str]) -> DataConfig:
-    quant, own = config.quant, config.data
+    quant, data = config.quant, config.data
     if quant.calibration == "noise":
         if quant.data:
             keys = ", ".join(f"quant.data.{key}" for key in quant.data)
@@ -304,13 +306,12 @@ def _data_of(config: RunConfig, words: Iterable[str]) -> DataConfig:
             "warning: quant.calibration=noise: scales of made-up images fit no real ones",
             file=sys.stderr,
         )
-        length = max(quant.images, own.length)
-        return DataConfig(MADE_UP, classes=own.classes, length=length, max_pixels=own.max_pixels)
-    mine = keys_of(DataConfig, quant.data.get("name", own.name))
-    of_some = {key for name in names_of(DataConfig) for key in keys_of(DataConfig, name)}
-    foreign = of_some.difference(mine)
-    read = {key: value for key, value in vars(own).items() if key not in foreign}
-    data = build(DataConfig, {**read, **quant.data})
+        length = max(quant.images, data.length)
+        return DataConfig(MADE_UP, classes=data.classes, length=length, max_pixels=data.max_pixels)
+    read = keys_of(DataConfig, quant.data.get("name", data.name))
+    every = {key for name in names_of(DataConfig) for key in keys_of(DataConfig, name)}
+    kept = {key: value for key, value in vars(data).items() if key not in every.difference(read)}
+    data = build(DataConfig, {**kept, **quant.data})
     if data.split in ("validation", "test") and "split" not in quant.data:
         data = dataclasses.replace(data, split="train")
     if data.name != MADE_UP:

@@ -125,7 +125,7 @@ class LayoutSearch:
         objective = objective or config.parallel.objective
         machine, ranks = machine_of(config, calibration_or_defaults()), ranks_of(config)
         for problem in ranks_offered(config, ranks):
-            raise PlanError(f"{problem.text} [{problem.key}]")
+            raise PlanError(str(problem))
         given = given_values(config, self.words)
         with tempfile.TemporaryDirectory(prefix="hires-choose-") as folder:
             scaled, _ = with_scales(config, self.planner, self.words, assumed=folder)
@@ -277,7 +277,7 @@ def choice_note(choice: Choice) -> Finding:
     text = (
         f"parallel=auto chose {best.candidate.overrides} among {choice.considered} layouts of "
         f"{choice.ranks} ranks (parallel.objective={choice.objective}): predicted "
-        f"{seconds(best.time.step_s)} a step, {size(best.peak_bytes)} on the fullest rank, limited "
+        f"{seconds(best.time.step_s)} a step, a highest peak of {size(best.peak_bytes)}, limited "
         f"by {best.limit}"
     )
     if second is not None:

@@ -10,8 +10,6 @@ pixel is read for that.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -23,14 +21,14 @@ from typing import Any, NamedTuple
 from hires.cli.compose.overrides import key_in
 from hires.cli.screens.screen import print_activity
 from hires.core.config.data_config import DataConfig
-from hires.core.config.fields import keys_with
+from hires.core.config.fields import keys_of, keys_with
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.config.training_config import INFERENCE, ONE_PASS
 from hires.core.errors import ConfigError, HiresError
 from hires.core.evaluation_summary import one_pass
 from hires.core.losses import CLASSES
 from hires.core.store import file_names, naming, records, run_names
-from hires.core.store.cache import cached, keep
+from hires.core.store.cache import cached, keep, mark_of
 from hires.core.store.file_names import StrPath
 from hires.core.store.network_weights import BEST, EMA, PICKLES, SAFETENSORS
 from hires.core.store.records import read_config
@@ -41,10 +39,6 @@ from hires.plan.validation import evaluation_of
 
 _NAMES_CLASSES = ("folder", "images", "slide", "masks", "cifar10", "digits")
 """``data.name`` of images whose classes have names that predictions should have."""
-_OF_SEED = ("synthetic", "textures", "hard")
-"""``data.name`` of images that are made from the seed of the run."""
-_SOURCE = ("name", "images", "masks", "level", "cut", "region", "stride", "tissue", "outside")
-"""Keys that say where the images come from, beside ``data.path``."""
 _OF_TRAINING = ("split", "shuffle", "balance", "prefetch", "mean", "std", "order")
 """Keys of a training's data that are not those of its evaluation, or that follow from it."""
 _NAMED = 12
@@ -62,7 +56,7 @@ class DataSize(NamedTuple):
     """Of the classes."""
 
 
-def with_classes(config: RunConfig, seen: dict[str, DataSize] | None = None) -> RunConfig:
+def resolve_data(config: RunConfig, seen: dict[str, DataSize] | None = None) -> RunConfig:
     """Returns the config with what follows from its data, which is opened unless it was ``seen``.
 
     ``data.order`` is that of the classes of its weights. ``model.classes`` are as many as the data
@@ -137,7 +131,7 @@ def training_overlap(config: RunConfig) -> Iterator[Finding]:
     """Yields findings on the run that trained the weights of an evaluation or prediction.
 
     Images that both read are a note for predictions and for ``data.split=train``, else a warning.
-    ``config`` is complete (``with_classes``).
+    ``config`` is complete (``resolve_data``).
     """
     if config.task.name not in ONE_PASS:
         return
@@ -201,17 +195,14 @@ def _with_order(config: RunConfig, seen: dict[str, DataSize]) -> RunConfig:
             remedy = "predict them with data=images, or rename them"
         elif config.task.name == "train":
             remedy += "; data.order=[NAME,...] trains its outputs as other classes"
+        wrong, theirs, ours = (listed(some, _NAMED) for some in (others, order, size.names))
         raise ConfigError(
-            f"data={config.data.name} has {_shown(others)}, which {training[0]} does not have: "
-            f"its classes are {_shown(order)}, and those of the data {_shown(size.names)}; {remedy}"
+            f"data={config.data.name} has {wrong}, which {training[0]} does not have: "
+            f"its classes are {theirs}, and those of the data {ours}; {remedy}"
         )
     config = _with_data(config, order=order)
     seen[_size_key(config)] = DataSize(len(order), size.images, tuple(order))
     return config
-
-
-def _shown(names: Sequence[str]) -> str:
-    return listed(names, _NAMED)
 
 
 def _as_trained(config: RunConfig) -> RunConfig:
@@ -242,7 +233,7 @@ def _with_statistics(config: RunConfig) -> RunConfig:
     learnt = learnt_from(config)
     files = content_of(learnt.data).digest if config.data.name in HAS_FILES else ""
     facts = [files, vars(learnt.data), config.image, config.model.channels, config.seed]
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    key = mark_of(facts)[:32]
     statistics = cached("statistics", key)
     if statistics is None:
 
@@ -275,10 +266,15 @@ def _reads_same_images(config: RunConfig, trained: RunConfig) -> bool:
 
 def _source(config: RunConfig) -> list[object]:
     data = config.data
-    if data.name in _OF_SEED:
+    if _is_made(data):
         return [data.name, data.num_classes, data.length, config.seed]
     path = None if data.path is None else Path(data.path).expanduser().resolve()
-    return [path, *(getattr(data, name) for name in _SOURCE)]
+    return [path, data.name, *(getattr(data, name) for name in keys_with(DataConfig, "source"))]
+
+
+def _is_made(data: DataConfig) -> bool:
+    """Whether images are made from the seed of the run."""
+    return "length" in keys_of(DataConfig, data.name)
 
 
 def _with_data(config: RunConfig, **values: Any) -> RunConfig:
@@ -331,7 +327,7 @@ def words_of_training(words: Sequence[str]) -> list[str]:
         data = {key: one for key, one in held.get("data", {}).items() if key not in _OF_TRAINING}
         learns = trained.validates or trained.data.split == "train"
         taken["data"] = {**data, "split": "validation" if learns else trained.data.split}
-        if trained.data.name in _OF_SEED and "seed" in held:
+        if _is_made(trained.data) and "seed" in held:
             taken["seed"] = held["seed"]
     return naming.overrides({}, taken)
 
@@ -359,11 +355,9 @@ def trained_network(config: RunConfig) -> str:
 
     Nothing if it is the same, or no run is known.
     """
-    run = run_of_weights(config.weights or "")
-    if run is None:
+    training = training_of(config)
+    if training is None:
         return ""
-    with contextlib.suppress(HiresError):
-        own, held = (to_dict(one)["model"] for one in (config, records.read_config(run)))
-        words = [f"model.{key}={written(held[key])}" for key in own if own[key] != held[key]]
-        return f"its run trained the network of {' '.join(words)}" if words else ""
-    return ""
+    ours, theirs = (to_dict(one)["model"] for one in (config, training[1]))
+    words = [f"model.{key}={written(theirs[key])}" for key in ours if ours[key] != theirs[key]]
+    return f"its run trained the network of {' '.join(words)}" if words else ""

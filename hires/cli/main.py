@@ -52,10 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         streams.secure()
     words = list(sys.argv[1:] if argv is None else argv)
     with terminal.printable_output():
-        return _answer(words)
+        return _run_verb(words)
 
 
-def _answer(words: list[str]) -> int:
+def _run_verb(words: list[str]) -> int:
     try:
         return _dispatch(words)
     except SystemExit as end:  # of argparse, after it has shown help

@@ -15,6 +15,7 @@ from hires.core import terminal
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
 from hires.core.store import trust
+from hires.core.store.files import make_folder
 
 CONF = "HIRES_CONF"
 """Environment variable that stands in for ``--config-dir``."""
@@ -135,6 +136,16 @@ def chosen(option: str, text: str, choices: Iterable[str]) -> list[str]:
     if not names:
         raise ConfigError(f"{option} names none; choose from {', '.join(choices)}")
     return names
+
+
+def file_to_write(name: str | None, *endings: str) -> Path:
+    """Returns what ``--out`` names, in a folder that is made; ConfigError: it ends otherwise."""
+    path = Path(name or "").expanduser().absolute()
+    if path.suffix not in endings:
+        many = " or ".join(endings)
+        raise ConfigError(f"--out {name or 'FILE'} must end in {many}, as net{endings[0]}")
+    make_folder(path.parent, "--out FILE")
+    return path
 
 
 def overrides(current: str) -> Iterable[str]:

@@ -11,7 +11,7 @@ import itertools
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -19,7 +19,7 @@ from hires.cli.compose.overrides import key_in
 from hires.cli.data_keys import DataSize, trained_network
 from hires.cli.screens.screen import print_activity
 from hires.cli.screens.show_plan import finding_lines
-from hires.cli.tracing import TorchProcess, trace_key
+from hires.cli.tracing import Shapes, TorchProcess, tensors_of, trace_key
 from hires.core.config.fields import keys_without
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError
@@ -51,10 +51,9 @@ from hires.plan.route_choice import table_digest
 from hires.plan.search.candidates import DECIDED
 from hires.plan.search.remedies import fewer_on_a_node, offered
 from hires.plan.validation import evaluation_of, with_evaluations, with_validation
-from hires.quant.scales import require_pair, scales_of, stored_scales
+from hires.quant.scales import Scales, read_scales, require_pair, scales_of, stored_scales
 
 T = TypeVar("T")
-Shapes = Mapping[str, list[int]]
 _DECIDE = (
     "image", "model", "data", "parallel", "precision", "comm", "task", "memory", "optimizer",
     "loss", "seed", "ahead",
@@ -100,8 +99,6 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """Plans, graphs and what files hold, by what they are and the keys that decide them."""
         self.sizes: dict[str, DataSize] = {}
         """Those of each data that was looked at."""
-        self._before = ""
-        """What stands before the activities that are shown: which point of a sweep it is."""
 
     def __exit__(self, *error: Any) -> None:
         self._process.__exit__(*error)
@@ -109,7 +106,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     def plan(self, config: RunConfig, argv: Sequence[str] = (), *, memory: bool = True) -> Plan:
         """Returns the plan of a config, with all findings.
 
-        The config is one of :func:`hires.cli.data_keys.with_classes`, ``argv`` its command line.
+        The config is one of :func:`hires.cli.data_keys.resolve_data`, ``argv`` its command line.
         With ``memory`` the memory of every rank is predicted and compared with what there is; what
         does not fit is an error. ConfigError: the network cannot be built or traced, or
         ``checkpoint.resume`` names nothing that the run can go on with.
@@ -131,13 +128,6 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """Starts the process with torch before its first question, so that it imports meanwhile."""
         self._process.start()
 
-    def begin_point(self, text: str) -> None:
-        """Takes what is shown before what is done next, as ``point 2 of 6: ``."""
-        self._before = text
-
-    def _show(self, text: str) -> None:
-        print_activity(f"{self._before}{text}")
-
     def graph(self, config: RunConfig) -> Graph:
         """Returns the network that the ranks of a config compute; errors are those of a trace."""
         return rewritten(config, self.traced(config))
@@ -158,7 +148,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """
         if not plan.ok:
             return plan
-        self._show("predicting the memory ...")
+        print_activity("predicting the memory ...")
         try:
             plan = plan.with_results(memory=self._memory_of(config, plan))
         except PlanError as error:  # a rank cannot run it
@@ -220,13 +210,12 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     def _require_fit(
         self, config: RunConfig, place: WeightsPlace, is_quantised: bool, needed: Shapes
     ) -> None:
-        shapes = self._process.weights(place.path) if place.is_pickle else place.shapes()
+        shapes, types = tensors_of(place, self._process)
         # A network of the user's may hold tensors that no layer reads.
         others = self._process.tensors.get(trace_key(config), ())
         how = _AS_QUANTISED if is_quantised else trained_network(config)
         require_fit(place.key, shapes, needed, others, how)
         if not is_quantised:
-            types = self._process.weight_types(place.path) if place.is_pickle else place.dtypes()
             params = self.traced(config).params.items()
             require_types(place.key, types, {name: one.dtype for name, one in params})
 
@@ -240,7 +229,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         return self._once("weights", config.weights or "", make)
 
     def inputs(self, config: RunConfig) -> RunInputs:
-        """Returns what decides a run beside its config (:func:`hires.cli.data_keys.with_classes`).
+        """Returns what decides a run beside its config (:func:`hires.cli.data_keys.resolve_data`).
 
         ConfigError: the network's files or the images cannot be read.
         """
@@ -264,20 +253,23 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         key = json.dumps([target, files])
         return self._once("network", key, lambda: network_sources(target, files))
 
+    def scales_in(self, path: Path) -> Scales:
+        """Returns the scales of a file, read once in a command; errors are those of read_scales."""
+        return self._once("scales", str(path), lambda: read_scales(path))
+
     def traced(self, config: RunConfig) -> Graph:
         """Returns the network of a config, for one microbatch, as it is traced."""
         self._sources(config)  # one that is edited while it is traced is refused by its ranks
 
         def make() -> Graph:
-            self._show("tracing the network ...")
+            print_activity("tracing the network ...")
             try:
                 return self._process.trace(config)
             except ConfigError as error:  # which also says what is wrong with the layout
                 problems = [*check_numbers(config), *offered(config)]
                 # The samples that were traced are those of no batch that divides.
                 texts = [] if indivisible(config) else [str(error)]
-                texts += [f"{problem.text} [{problem.key}]" for problem in problems]
-                raise ConfigError("; ".join(texts)) from None
+                raise ConfigError("; ".join([*texts, *map(str, problems)])) from None
 
         return self._once("graph", trace_key(config), make, _MOST_GRAPHS)
 
@@ -352,12 +344,10 @@ def _data_findings(config: RunConfig) -> list[Finding]:
 def require_feasible(plan: Plan) -> None:
     """Prints warnings and notes; raises PlanError with all errors of a plan that has any."""
     others = [finding for finding in plan.findings if finding.severity != "error"]
-    for line in finding_lines([dataclasses.asdict(finding) for finding in others]):
+    for line in finding_lines(others):
         print(line, file=sys.stderr)
     if not plan.ok:
-        raise PlanError(
-            f"the layout cannot run: {'; '.join(finding_texts(plan.findings, 'error'))}"
-        )
+        raise PlanError(f"the layout cannot run: {plan.errors}")
 
 
 def shapes_of(graph: Graph) -> Shapes:
@@ -365,8 +355,3 @@ def shapes_of(graph: Graph) -> Shapes:
     names = (name for node in graph.nodes for name in node.params)
     own = (one for name in dict.fromkeys(names) for one in sorted(graph.own_params([name])))
     return {name: list(graph.params[name].shape) for name in own}
-
-
-def finding_texts(findings: Sequence[Finding], severity: str) -> list[str]:
-    """Returns the findings of a severity in words, each with its key."""
-    return [f"{f.text} [{f.key}]" for f in findings if f.severity == severity]

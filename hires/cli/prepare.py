@@ -18,7 +18,7 @@ from pathlib import Path
 from hires.cli.calibration import with_scales
 from hires.cli.choosing import LayoutSearch, choice_note, explicit, plain_choice
 from hires.cli.compose.overrides import idle_keys
-from hires.cli.data_keys import training_overlap, with_classes
+from hires.cli.data_keys import resolve_data, training_overlap
 from hires.cli.planning import Planner
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
@@ -27,7 +27,7 @@ from hires.core.store.checkpoints import Checkpoint
 from hires.core.store.files import write_atomically
 from hires.core.store.frozen import Frozen, RunInputs
 from hires.core.store.records import done_attempt
-from hires.plan.plan import Finding
+from hires.plan.plan import Finding, Plan
 from hires.plan.search.choice import Choice
 
 
@@ -64,8 +64,9 @@ class Prepared:
         """Whether its scales stand in a folder for those of a calibration that was not run."""
         return Path(self.config.quant.scales or ".").parent == Path(folder)
 
-    def keep_choice(self) -> None:
-        """Writes what its layout was chosen from into its folder, which is there."""
+    def freeze(self, plan: Plan) -> None:
+        """Makes its folder as it is planned, with what its layout was chosen from."""
+        rundir.freeze(self.config, plan.to_dict(), self.argv, self.inputs)
         if self.choice is not None:
             text = json.dumps(plain_choice(self.choice), indent=1) + "\n"
             write_atomically(self.path / file_names.CHOICE, text)
@@ -96,7 +97,7 @@ def prepare(
     for key, target in (("model.target", config.model.target), ("loss.target", config.loss.target)):
         if target is not None:
             frozen.require_target(key, target)
-    config = with_classes(config, planner.sizes)
+    config = resolve_data(config, planner.sizes)
     findings = [*idle_keys(config, words)]
     config, choice = LayoutSearch(planner, words).chosen(config)
     if choice is not None:

@@ -18,7 +18,7 @@ from typing import Any, TextIO, TypeVar
 from hires.cli.screens.screen import print_activity
 from hires.core import terminal
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import RunError
+from hires.core.errors import HiresError, RunError
 from hires.core.store import campaign, file_names, records
 from hires.core.store.attempts import Attempt
 from hires.core.store.ends import End
@@ -58,7 +58,7 @@ def submit(
                 if path in held:
                     raise RunError(f"{path.name} is under way: {held[path]}")
                 freeze(path)
-            except RunError as error:
+            except HiresError as error:  # it does not stop the others
                 refused[path] = str(error)
         submitted = [Submitted(path, None, why) for path, why in refused.items()]
         free = [run for run in runs if run.path not in refused]
@@ -87,7 +87,7 @@ def wait_for(
         raise
 
 
-def explain(outcome: End, run: RunDir, keep: bool = True, *, head: bool = True) -> None:
+def print_failure(outcome: End, run: RunDir, keep: bool = True, *, head: bool = True) -> None:
     """Prints what went wrong with checkpoints, and why an attempt failed; names a kept folder.
 
     Without ``head`` the cause itself is left to an error of the caller's.
@@ -200,25 +200,18 @@ class StepProgress(Bars):
             self._printed_at = time.monotonic()
 
 
-def show_planning(
-    points: Sequence[T], name: Callable[[T], str], begin: Callable[[str], None]
-) -> Iterator[T]:
-    """Yields the points of a sweep, and shows which of them is planned.
-
-    ``name`` says what a point is; ``begin`` gets what stands before the activities of a point.
-    """
+def show_planning(points: Sequence[T], name: Callable[[T], str]) -> Iterator[T]:
+    """Yields the points of a sweep, and shows which of them is planned, by its name."""
     printed_s = time.monotonic()
     try:
         for number, point in enumerate(points, start=1):
             text = f"planning point {number} of {len(points)}: {name(point)}".removesuffix(": ")
-            begin(f"point {number} of {len(points)}: ")
             print_activity(f"{text} ...")
             if not terminal.moves(sys.stderr) and time.monotonic() - printed_s > _PLANNING_EVERY_S:
                 print(text, file=sys.stderr, flush=True)
                 printed_s = time.monotonic()
             yield point
     finally:
-        begin("")
         print_activity("")
 
 

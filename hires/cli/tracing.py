@@ -25,10 +25,12 @@ from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, PlanError, RunError
 from hires.core.programs import module_command
 from hires.core.store.cache import cached, keep, key_of
+from hires.core.store.network_weights import WeightsPlace
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
 from hires.plan.plan import Plan
 
+Shapes = Mapping[str, list[int]]
 _END_S = 5.0  # of a process that gave no answer, to end by itself
 
 
@@ -67,15 +69,8 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         self.tensors[key] = answer.get("tensors", [])
         return Graph.from_dict(answer["graph"])
 
-    def weights(self, path: Path) -> dict[str, list[int]]:
-        """Returns the shapes of the tensors in a pickle of torch; ConfigError: it holds others."""
-        return cast("dict[str, list[int]]", self._held(path)["shapes"])
-
-    def weight_types(self, path: Path) -> dict[str, str]:
-        """Returns the types of the tensors in a pickle of torch; ConfigError: it holds others."""
-        return cast("dict[str, str]", self._held(path)["dtypes"])
-
-    def _held(self, path: Path) -> dict[str, Any]:
+    def weights(self, path: Path) -> dict[str, Any]:
+        """Returns ``shapes`` and ``dtypes`` of a pickle of torch; ConfigError: no tensors alone."""
         return self._ask("reading the weights", {"weights": str(path)})
 
     def write_weights(
@@ -163,6 +158,14 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
                 pipe.close()
         self._process.wait()
         self._process, self._pipes = None, []
+
+
+def tensors_of(place: WeightsPlace, process: TorchProcess) -> tuple[Shapes, Mapping[str, str]]:
+    """Returns shapes and types of the tensors of some weights; the process reads a pickle."""
+    if place.is_pickle:
+        answer = process.weights(place.path)
+        return answer["shapes"], answer["dtypes"]
+    return place.shapes(), place.dtypes()
 
 
 def trace_key(config: RunConfig) -> str:

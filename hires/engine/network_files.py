@@ -207,7 +207,7 @@ def write_quantised(config: RunConfig, plan: Plan, path: Path, mark: str) -> dic
     names = sorted(stored_params(plan.graph))
     held = {name: every[name] if name in every else derived.made(name) for name in names}
     require_finite(config, plan.graph, held)
-    with whole_file(path, "out=FILE") as hidden:
+    with whole_file(path, "--out FILE") as hidden:
         tensorfile.write(hidden, held, {MARK: mark})
     after = sum(tensor.nbytes for tensor in held.values())
     noise = _weight_noise(plan.graph, derived, held)

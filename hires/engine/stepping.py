@@ -155,8 +155,7 @@ class Engine:
         self.config = _scaled(self.config, graph.shape(graph.output))
         plan = make_plan(self.config, graph)
         if not plan.ok:
-            errors = [f"{f.text} [{f.key}]" for f in plan.findings if f.severity == "error"]
-            raise ConfigError(f"hires.Engine: {'; '.join(errors)}")
+            raise ConfigError(f"hires.Engine: {plan.errors}")
         return plan
 
 

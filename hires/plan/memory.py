@@ -13,7 +13,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
@@ -32,30 +32,35 @@ MPI_BYTES = 4 * 2**20
 """What an MPI library takes of a rank beside its messages; MPICH took 3 to 4 MiB."""
 
 
+def _part(letter: str, name: str, **default: Any) -> Any:
+    """Returns a field that is a part of a bar of memory, with its letter and name there."""
+    return dataclasses.field(metadata={"letter": letter, "name": name}, **default)
+
+
 @dataclass(frozen=True)
 class RankMemory:
     """The bytes of one rank at the fullest moment of a step, by what they are for."""
 
-    params_bytes: int
+    params_bytes: int = _part("P", "parameters")
     """Parameters and running statistics."""
-    grads_bytes: int
+    grads_bytes: int = _part("G", "gradients")
     """Gradients that were complete at that moment."""
-    optimizer_bytes: int
-    activations_bytes: int
+    optimizer_bytes: int = _part("O", "optimiser")
+    activations_bytes: int = _part("A", "activations")
     """What autograd and the schedule keep, and what operators pass on."""
-    buffers_bytes: int
+    buffers_bytes: int = _part("B", "buffers")
     """Images read ahead, receives, messages under way, scratch memory, the process itself."""
-    workspace_bytes: int = 0
+    workspace_bytes: int = _part("W", "cuDNN and cuBLAS", default=0)
     """On a GPU: what cuDNN and cuBLAS held at that moment, in place of scratch memory."""
-    allocator_bytes: int = 0
+    allocator_bytes: int = _part("R", "reserved by torch", default=0)
     """On a GPU: what torch's allocator holds beyond the tensors of that moment, as usual."""
-    nccl_bytes: int = 0
+    nccl_bytes: int = _part("N", "NCCL", default=0)
     """On a GPU: buffers of NCCL's communicators."""
-    context_bytes: int = 0
+    context_bytes: int = _part("C", "CUDA context", default=0)
     """On a GPU: CUDA's context and kernels."""
-    mpi_bytes: int = 0
+    mpi_bytes: int = _part("M", "MPI library", default=0)
     """On a CPU: buffers of the MPI library."""
-    shm_bytes: int = 0
+    shm_bytes: int = _part("S", "memory of shm", default=0)
     """On a CPU: memory of the backend shm, which other ranks of the machine share."""
     host_bytes: int = 0
     """Beside a GPU: memory of the host, pinned or shared, and the part of CUDA that lies there."""

@@ -48,6 +48,9 @@ class Finding:
     """The config key to change."""
     text: str
 
+    def __str__(self) -> str:
+        return f"{self.text} [{self.key}]"
+
 
 class Box(NamedTuple):
     """A part of a value, or of its map."""
@@ -344,11 +347,15 @@ class Plan:
         """Returns the plan with more findings."""
         return self.with_results(findings=[*self.findings, *findings])
 
+    @property
+    def errors(self) -> str:
+        """Its errors in words; nothing if there is none."""
+        return "; ".join(str(one) for one in self.findings if one.severity == "error")
+
     def require_ok(self) -> None:
         """Raises PlanError with all errors if there are any."""
-        errors = [f"{f.text} [{f.key}]" for f in self.findings if f.severity == "error"]
-        if errors:
-            raise PlanError("; ".join(errors))
+        if self.errors:
+            raise PlanError(self.errors)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values for ``plan.json``, with the slots of every rank."""

@@ -105,7 +105,7 @@ class Scales:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def write_scales(path: StrPath, scales: Scales, option: str = "out=FILE") -> None:
+def write_scales(path: StrPath, scales: Scales, option: str = "--out FILE") -> None:
     """Writes a file that is there as a whole or not at all."""
     write_atomically(path, scales.text(), option=option)
 

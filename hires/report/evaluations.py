@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -21,10 +21,10 @@ from hires.report.record import (
     RunRecord,
     cells_of,
     columns_of,
-    typed,
 )
 from hires.report.run_tables import QUANT, most_exact, precision_mates
 from hires.report.runs import Found, Run
+from hires.report.typed_values import typed
 
 ACCURACY = columns_of(RecordedEvaluation)
 _DATA = Column("data", "data")
@@ -203,13 +203,6 @@ def predictions(found: Found) -> Iterator[Row]:
         if run.end[0] == "done" and record.prediction is not None:
             row = {**run.point, _DATA.key: data_label(run), **cells_of(record.prediction)}
             yield row | {"s_per_mp": _seconds_per_megapixel(record)}
-
-
-def with_reference(columns: Iterable[Column], references: Iterable[object]) -> list[Column]:
-    """Returns columns whose heading of the agreement names the precision that all rows share."""
-    names = {str(one) for one in references if one is not None}
-    title = f"same class as {names.pop()}" if len(names) == 1 else "same class"
-    return [replace(one, title=title) if one.key == "agreement" else one for one in columns]
 
 
 def data_label(run: Run) -> str:

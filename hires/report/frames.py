@@ -7,7 +7,7 @@ The names of columns end with units; what a run did not record is missing, never
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +69,9 @@ class Frames:
         return list(dict.fromkeys(notes))
 
 
-def load(
-    paths: Iterable[Path],
-    campaigns: Iterable[StrPath] = (),
-    add_states: Callable[[Iterable[Run]], None] = lambda runs: None,
-) -> Frames:
-    """Returns the frames of some run folders, and of the points that some campaigns planned.
-
-    ``add_states`` sets the status of runs without an exit record.
-    """
-    found = find(paths, campaigns)
-    add_states(found.runs)
-    return Frames(found)
+def load(paths: Iterable[Path], campaigns: Iterable[StrPath] = ()) -> Frames:
+    """Returns the frames of some run folders, and of the points that some campaigns planned."""
+    return Frames(find(paths, campaigns))
 
 
 def write_frames(frames: Frames, out: Path) -> list[Path]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hires.core import units
-from hires.core.config.training_config import LrScheduleConfig
+from hires.core.config.fields import keys_without
+from hires.core.config.run_config import RunConfig
 from hires.core.store import file_names, message_files, reading
 from hires.core.store.message_files import PLANNED_KEYS, ROUTED_KEYS, SUMS, LoggedCall, added
 from hires.core.store.reading import Note
@@ -19,11 +20,8 @@ from hires.report.columns import POINT, RANKS, Column, Row, Table, counts, table
 from hires.report.record import RecordedMessages
 from hires.report.runs import Found, Run
 
-_NOT_PLANNED = (
-    "seed", "steps", "optimizer.lr", "optimizer.scale_lr",
-    *(f"lr_schedule.{field.name}" for field in fields(LrScheduleConfig)),
-)  # fmt: skip
-"""Keys that change no message of the plan."""
+_NOT_PLANNED = {"seed", *keys_without(RunConfig, "plan")}
+"""Keys and sections that change no message of the plan."""
 STAGED = " staged"
 """Behind an algorithm whose messages go through buffers of the host."""
 _COUNT, _BYTES = Column("count", "calls", digits=0), Column("bytes", "bytes", "MiB", 1 / MIB, 3)
@@ -192,7 +190,8 @@ def communication(found: Found) -> Iterator[Row]:
     for run in found.runs:
         if run.record.messages.messages == 0:
             continue  # one rank sends nothing: its plan need not be read
-        key = tuple(sorted(run.identity(*_NOT_PLANNED).items()))
+        facts = run.identity(*_NOT_PLANNED).items()
+        key = tuple(one for one in sorted(facts) if one[0].partition(".")[0] not in _NOT_PLANNED)
         if key not in counted:  # equal plans are counted once
             plan, sums = run.plan(), counted.setdefault(key, {})
             try:

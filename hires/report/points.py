@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hires.core.precisions import INT8
 from hires.core.units import MIB
 from hires.report.columns import BATCH, KEYS, POINT, RANKS, Column, Row, counts, table, texts
+from hires.report.record import RecordedThroughput, columns_of
 from hires.report.runs import JOIN, Found, Run, defaults, repeats_of
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ SIZED = (
     *POINT, *counts(height="height", width="width"), *texts(task="task"), BATCH, RANKS,
     *KEYS_OF_RUN,
 )  # fmt: skip
-RATES = tuple(
-    Column(f"img_per_s_{part}", part, "img/s", digits=2) for part in ("median", "p10", "p90")
-)
+RATES = columns_of(RecordedThroughput)[:3]
 SPEEDUP = Column("speedup", "over single", "x", digits=2)
 EFFICIENCY = Column("efficiency_percent", "efficiency", "%", digits=1)
 
@@ -135,25 +134,20 @@ def efficiency(row: Row, singles: Mapping[tuple[str, ...], float]) -> float | No
     return 100 * speed / (single * ranks) if single and ranks and speed is not None else None
 
 
-def group_key(frame: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
-    """Returns a text for each row, equal for rows that share these columns, missing or not."""
-    import pandas as pd
-
-    columns = [frame[key].astype(object) for key in keys]
-    texts = ["\x1f".join(map(str, row)) for row in zip(*columns, strict=True)]
-    return pd.Series(texts, index=frame.index, dtype="object")
+def parts_of(frame: pd.DataFrame, keys: Sequence[str]) -> list[pd.DataFrame]:
+    """Returns the rows that share the values of some columns, missing or not, in their order."""
+    return [part for _, part in frame.groupby([*keys], dropna=False)]
 
 
 def fastest(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns one row for each campaign, work, layout and number of ranks: the fastest point."""
     ordered = frame.sort_values("img_per_s_median", ascending=False, kind="stable")
-    return ordered[~group_key(ordered, RIVALS).duplicated()]
+    return ordered.drop_duplicates([*RIVALS])
 
 
 def common_work(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Returns of at least one point those of the work with most layouts (:func:`weight`)."""
-    groups = [part for _, part in frame.groupby(group_key(frame, keys), sort=True)]
-    return max(groups, key=weight)
+    return max(parts_of(frame, keys), key=weight)
 
 
 def weight(part: pd.DataFrame) -> tuple[float, ...]:

@@ -12,20 +12,21 @@ import base64
 import collections
 import hashlib
 import io
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import hires
 from hires.core.store import provenance
+from hires.core.store.ends import State
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.reading import Note
 from hires.core.units import listed, size
 from hires.report import tables
 from hires.report.columns import TABLES, Table, value_text
 from hires.report.compare.comparison import origin
-from hires.report.frames import Frames, load, setting
+from hires.report.frames import Frames, setting
 from hires.report.plots import base as figures
 from hires.report.plots import style
 from hires.report.plots.base import Plot
@@ -35,7 +36,6 @@ from hires.report.runs import Run, defaults
 PAGE = "index.html"
 OPTION = "--out DIR"
 TABLE_FORMATS = ("csv", "md", "tex", "parquet")
-_MAX_NOTES = 20  # notes that are printed one by one
 
 
 @dataclass
@@ -48,11 +48,8 @@ class ReportFiles:
     notes: list[Note] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """Returns everything as text."""
-        lines = [f"note: {note.where}: {note.text}" for note in self.notes[:_MAX_NOTES]]
-        if len(self.notes) > _MAX_NOTES:
-            lines.append(f"note: and {len(self.notes) - _MAX_NOTES} more")
-        lines += [f"not drawn: {line}" for line in self.left_out]
+        """Returns as text what was written, and which plots were not drawn."""
+        lines = [f"not drawn: {line}" for line in self.left_out]
         runs = f"{self.num_runs} run{'' if self.num_runs == 1 else 's'}"
         first = self.files[0] if self.files else None
         where = first if first is None or first.name == PAGE else first.parent
@@ -69,22 +66,15 @@ class ReportFiles:
 
 
 def write_report(
-    paths: Sequence[Path],
-    campaigns: Sequence[Path],
-    formats: Collection[str],
-    out: Path,
-    title: str | None = None,
-    add_states: Callable[[Iterable[Run]], None] = lambda runs: None,
+    frames: Frames, formats: Collection[str], out: Path, title: str | None = None,
     width: float = style.WIDTH,
-) -> ReportFiles:
-    """Writes a report of some run folders, and of the planned points of some campaigns, to ``out``.
+) -> ReportFiles:  # fmt: skip
+    """Writes a report of some runs and planned points to the folder ``out``.
 
     It replaces an earlier report there: its page, and its folders of tables and plots. ``formats``
     are ``html`` and those of tables and plots; without a ``title`` the page is headed by the
-    campaigns' names; ``add_states`` sets the status of runs without an exit record; ``width`` is of
-    a figure, in inches. ConfigError: a file cannot be written.
+    campaigns' names; ``width`` is of a figure, in inches. ConfigError: a file cannot be written.
     """
-    frames = load(paths, campaigns, add_states)
     report = ReportFiles(len(frames.run_list))
     make_folder(out, OPTION)
     _remove_earlier(out)
@@ -164,6 +154,7 @@ def render(
         "origins": origins(frames),
         "counts": counts(frames),
         "colour": _colour,
+        "states": [*State],
         "figures": [plot for plot in plots if plot.figure is not None],
         # matplotlib has escaped the texts of a drawing.
         "svg": lambda plot: Markup(figures.inline(plot)),

@@ -21,14 +21,16 @@ from hires.core.ranks.timeline import StepSpans
 from hires.core.store import campaign, file_names, reading
 from hires.core.store.attempts import Attempt
 from hires.core.store.campaign import Campaign
+from hires.core.store.ends import ENDS
 from hires.core.store.file_names import StrPath
-from hires.core.store.naming import COSMETIC, SCHEMA, model_label
+from hires.core.store.naming import COSMETIC, SCHEMA, leaves, model_label
 from hires.core.store.reading import Note, Values, text
 from hires.core.store.step_lines import pass_lines
 from hires.plan.plan import Plan
-from hires.report.columns import Row, flat, value_text
-from hires.report.record import RecordedProvenance, RunRecord, typed
+from hires.report.columns import Row, value_text
+from hires.report.record import RecordedProvenance, RunRecord
 from hires.report.timelines import read_timeline
+from hires.report.typed_values import typed
 
 End = tuple[str, str | None, str | None]  # state, reason and cause
 INPUTS = {"network": "model.source", "data": "data.content", "weights": "weights.content"}
@@ -36,7 +38,6 @@ INPUTS = {"network": "model.source", "data": "data.content", "weights": "weights
 SEED = "seed"  # key in which the repeats of a point differ
 MAX_WORLD = 2**16  # ranks of a plan that is opened
 _MAX_NAME = 80  # characters of a campaign's name
-_ENDED = ("done", "failed", "cancelled", "lost", "infeasible")
 WITH_COLUMN = (
     SEED, "image", "batch", "model.name", "precision.name", "task.name", "parallel.name",
 )  # fmt: skip
@@ -80,7 +81,7 @@ class Run:
     def flat_config(self) -> Values:
         """The config's leaves by their whole keys, and the digests of what it names beside."""
         digests = next((one.inputs for one in (self.record, *self.records) if one.inputs), {})
-        return flat(self.config) | {k: digests[n] for n, k in INPUTS.items() if n in digests}
+        return _flat(self.config) | {k: digests[n] for n, k in INPUTS.items() if n in digests}
 
     def identity(self, *without: str) -> dict[str, str]:
         """Returns the keys that decide what it computes and measures, with their values as text."""
@@ -317,8 +318,8 @@ def campaign_labels(folders: Iterable[Path]) -> dict[Path, str]:
 def end_of(values: Values) -> End:
     """Returns how an attempt ended, from its ``exit.json`` or record."""
     state = values.get("state")
-    known = state if state in _ENDED else "unknown"
-    return str(known), text(values.get("reason"), 40), text(values.get("cause"))
+    known = str(state) if state in ENDS else "unknown"
+    return known, text(values.get("reason"), 40), text(values.get("cause"))
 
 
 def size_columns(image: Any) -> Row:
@@ -335,7 +336,12 @@ def size_columns(image: Any) -> Row:
 @functools.cache
 def defaults() -> Mapping[str, str]:
     """Returns every key of a config with its default as text."""
-    return {key: value_text(value) for key, value in flat(to_dict(RunConfig())).items()}
+    return {key: value_text(value) for key, value in _flat(to_dict(RunConfig())).items()}
+
+
+def _flat(config: Values) -> Values:
+    """Returns the values of a config by their whole keys; an empty section has none."""
+    return {text(key, 200) or "?": value for key, value in leaves(config).items() if value != {}}
 
 
 def _of(config: Values, group: str, key: str) -> Any:

@@ -31,10 +31,10 @@ from hires.report.columns import (
     filled,
     table_of,
 )
-from hires.report.evaluations import with_reference
 from hires.report.points import differing_keys
-from hires.report.record import RunRecord, typed
+from hires.report.record import RunRecord
 from hires.report.runs import Found, Run, find
+from hires.report.typed_values import typed
 
 _OF_POINT = tuple(column.key for column in POINT)
 OF_A_RUN: dict[str, Sequence[str]] = {
@@ -88,7 +88,6 @@ def _table(
 ) -> Table:
     rows = rows_of(found, declared.name)
     columns = [*before, *declared.columns, *behind]
-    columns = with_reference(columns, (row.get("reference") for row in rows))
     if len({*(run.campaign for run in found.runs), *found.campaigns}) < 2:
         columns = [column for column in columns if column is not CAMPAIGN]
     table = table_of(declared.name, declared.title, columns, rows)

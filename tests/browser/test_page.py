@@ -9,6 +9,7 @@ import pytest
 
 from hires.core.store import campaign
 from hires.core.store.campaign import Campaign, ExcludedPoint
+from hires.report.frames import load
 from hires.report.report import write_report
 from tests.helpers.browser import browser
 from tests.helpers.hostile import hostile_campaign
@@ -37,7 +38,7 @@ def page(tmp_path_factory):
     paths += [report_run(folder / "results", name, image=[64, 64]) for name in ("sp grid", "dp")]
     excluded = [ExcludedPoint(["image=999"], "rank 0 needs more [memory.limit]")]
     campaign.write(paths[0].parent, Campaign("a", excluded=excluded))
-    return write_report(paths, [paths[0].parent], ("html",), folder / "report").files[0]
+    return write_report(load(paths, [paths[0].parent]), ("html",), folder / "report").files[0]
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +145,7 @@ def test_boxes_of_runs_are_filtered_and_opened_by_keyboard_and_by_links(opened):
 
 def test_hostile_runs_execute_nothing(one_browser, tmp_path):
     paths = hostile_campaign(tmp_path / "results")
-    made = write_report(paths, [paths[0].parent], ("html",), tmp_path)
+    made = write_report(load(paths, [paths[0].parent]), ("html",), tmp_path)
     one_browser.resize(1600)
     one_browser.open(made.files[0])
     one_browser.run(_OPEN)

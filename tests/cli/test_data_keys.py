@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hires.cli.data_keys import training_overlap, with_classes
+from hires.cli.data_keys import resolve_data, training_overlap
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
 from hires.core.store import rundir
@@ -22,7 +22,7 @@ from hires.engine.seen_outputs import names_of_classes
 
 def resolved(**keys: Any) -> RunConfig:
     """Returns a config of 10 images with what follows from them."""
-    return with_classes(from_dict({"image": 8, "batch": 4, "data": {"length": 10}, **keys}))
+    return resolve_data(from_dict({"image": 8, "batch": 4, "data": {"length": 10}, **keys}))
 
 
 def test_every_image_is_taken_as_often_as_there_are_epochs():
@@ -60,13 +60,13 @@ TEXTURES = {"name": "textures", "length": 40}
 def run_of(folder, data, **keys):
     """Returns the folder of a training that has not begun, and what it reads."""
     config = from_dict({"image": 16, "batch": 4, "steps": 3, "model": NET, "data": data, **keys})
-    config = with_classes(dataclasses.replace(config, results=str(folder)))
+    config = resolve_data(dataclasses.replace(config, results=str(folder)))
     return str(rundir.create(config, {}, ["hires", "run"]).path)
 
 
 def findings_of(weights, data, task="evaluate", **keys):
     values = {"image": 16, "batch": 4, "model": NET, "data": data, "task": {"name": task}, **keys}
-    found = training_overlap(with_classes(from_dict({**values, "weights": weights})))
+    found = training_overlap(resolve_data(from_dict({**values, "weights": weights})))
     return [(one.severity, one.key, one.text) for one in found]
 
 
@@ -153,7 +153,7 @@ def config_for(task, data, weights=None, **keys):
     values = {**KEYS, "data": data, "task": {"name": task}, "weights": weights, **keys}
     if data["name"] == "masks":
         values["model"] = UNET
-    return with_classes(from_dict(values))
+    return resolve_data(from_dict(values))
 
 
 def trained(results, data, **keys):

@@ -153,6 +153,16 @@ def test_point_whose_job_waits_is_not_submitted_again(hires, slurm, cluster):
     assert len(slurm()) == 1
 
 
+def test_point_that_cannot_be_frozen_does_not_stop_the_others(hires, slurm):
+    hires("run", *SLURM, "--dry-run")
+    only_run().chmod(0o777)  # others could have written what its job would execute
+    answer = hires("sweep", *SLURM, "seed=0,1", "--json")
+    assert answer.code == 1, answer.err
+    first, second = json.loads(answer.out)["submitted"]
+    assert (first["job"], "may be written by every user" in first["why"]) == (None, True)
+    assert second["job"] == "1_0"
+
+
 def test_refused_array_does_not_stop_the_others(hires, slurm):
     answer = hires("sweep", *SLURM, "seed=0,1", "launcher.partition=no,null", "--json")
     assert answer.code == 1

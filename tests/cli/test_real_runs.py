@@ -34,8 +34,8 @@ def test_network_of_a_training_is_written_at_its_best(hires, run):
         written.append(Path(words[-1]).read_bytes())
     assert written[0] != written[1] == written[2]
     for out, text in (
-        (".", "--out . names no file of --to onnx; use net.onnx"),
-        ("nb.pt2", "--out nb.pt2 names no file of --to onnx; use net.onnx"),
+        (".", "--out . must end in .onnx, as net.onnx"),
+        ("nb.pt2", "--out nb.pt2 must end in .onnx, as net.onnx"),
     ):
         answer = hires("export", run.name, "--to", "onnx", "--out", out)
         assert (answer.code, text in answer.err) == (2, True)

@@ -12,7 +12,7 @@ import pytest
 import tifffile
 from PIL import Image
 
-from hires.cli.data_keys import with_classes
+from hires.cli.data_keys import resolve_data
 from hires.cli.main import main
 from hires.core.config.data_config import AugmentConfig, DataConfig
 from hires.core.config.run_config import to_dict
@@ -286,7 +286,7 @@ def test_microbatch_without_labels_adds_nothing_in_every_layout(folder, tmp_path
     model = {"name": "unet", "levels": 1, "width": 4}
     keys = {"image": [*SIZE], "batch": 2, "steps": 3, "data": data, "model": model, "loss": loss}
     config = dataclasses.replace(
-        with_classes(config_of(parallel=layout, **keys)), results=str(tmp_path)
+        resolve_data(config_of(parallel=layout, **keys)), results=str(tmp_path)
     )
     if "tiles" in layout:
         assert verified(tmp_path, **to_dict(config))["max_rel_err"] < 1e-10

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from hires.cli.data_keys import with_classes
+from hires.cli.data_keys import resolve_data
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.data.image_format import ImageError
@@ -183,7 +183,7 @@ def test_wrong_keys_and_files_are_answered_with_the_remedy(folder, monkeypatch):
         with pytest.raises(ConfigError, match=text):
             source_of(folder, labels="labels.csv")
     with pytest.raises(ConfigError, match=r"data=slide has no classes.*data\.labels"):
-        with_classes(config_of(data={"name": "slide", "path": str(folder)}, image=[32, 32]))
+        resolve_data(config_of(data={"name": "slide", "path": str(folder)}, image=[32, 32]))
     (folder / "annotations" / "000.geojson").unlink()
     with pytest.raises(ConfigError, match=r"000\.tif has no annotations .*data\.outside=CLASS"):
         source_of(folder, labels="annotations/*.geojson")

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hires.cli.data_keys import with_classes
+from hires.cli.data_keys import resolve_data
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.core.store import rundir
@@ -29,7 +29,7 @@ def test_network_gets_numbers_of_mean_0_and_deviation_1_of_all_pixels():
     assert mean == pytest.approx(values.mean((0, 2, 3)), rel=1e-12)
     assert std == pytest.approx(values.std((0, 2, 3)), rel=1e-9)
     assert channel_statistics(config_of(data=DATA, augment={"brightness": 0.5})) == (mean, std)
-    config = with_classes(config)
+    config = resolve_data(config)
     read = image_of(open_data(config), (0, config.height, 0, config.width), config.data)
     made = np.stack([read(i) for i in range(24)])
     assert made.dtype == np.float32
@@ -37,19 +37,19 @@ def test_network_gets_numbers_of_mean_0_and_deviation_1_of_all_pixels():
     assert np.abs(made.std((0, 2, 3)) - 1).max() < 1e-5
     for split in ("validation", "test"):  # of the images that were learnt
         data = {**DATA, "split": split, split: 0.25}
-        other = with_classes(config_of(data=data, task={"name": "evaluate"}))
-        train = with_classes(config_of(data={**data, "split": "train"}))
+        other = resolve_data(config_of(data=data, task={"name": "evaluate"}))
+        train = resolve_data(config_of(data={**data, "split": "train"}))
         assert other.data.mean == train.data.mean != mean
 
 
 def test_inference_takes_the_numbers_of_the_run_of_its_weights(tmp_path):
-    config = dataclasses.replace(with_classes(config_of(data=DATA)), results=str(tmp_path))
+    config = dataclasses.replace(resolve_data(config_of(data=DATA)), results=str(tmp_path))
     run = str(rundir.create(config, {}, ["hires", "run"]).path)
     data, task = {"length": 5, "classes": 4}, {"name": "evaluate"}
     later = config_of(data=data, task=task, weights=run)
-    assert with_classes(later).data.mean == config.data.mean
+    assert resolve_data(later).data.mean == config.data.mean
     own = dataclasses.replace(later.data, mean=[0.5] * 3, std=[0.2] * 3)
-    assert with_classes(dataclasses.replace(later, data=own)).data.mean == [0.5] * 3
+    assert resolve_data(dataclasses.replace(later, data=own)).data.mean == [0.5] * 3
 
 
 def test_senseless_numbers_are_refused():
@@ -64,4 +64,4 @@ def test_senseless_numbers_are_refused():
         with pytest.raises(ConfigError, match=words):
             error_of(**keys)
     with pytest.raises(ConfigError, match="data=images has no classes, which task=train"):
-        with_classes(config_of(data={"name": "images", "path": "x"}))
+        resolve_data(config_of(data={"name": "images", "path": "x"}))

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from hires.cli.data_keys import with_classes
+from hires.cli.data_keys import resolve_data
 from hires.core.errors import ConfigError
 from hires.core.losses import LOSSES
 from hires.core.store import file_names
@@ -75,7 +75,7 @@ def files(root, data, channels):
 
 
 def folder_of(tmp_path, **keys):
-    config = with_classes(config_of(**keys))
+    config = resolve_data(config_of(**keys))
     return config, run_folder(tmp_path / config.task.name, config)
 
 
@@ -136,4 +136,4 @@ def test_cases_have_every_loss():
 def test_one_score_cannot_tell_three_classes():
     keys = {"model": {"name": "unet", "classes": 1}, "data": {"classes": 3, "length": 8}}
     with pytest.raises(ConfigError, match=r"model\.classes=1"):
-        plan_of(with_classes(config_of(**keys, image=[32, 32]))).require_ok()
+        plan_of(resolve_data(config_of(**keys, image=[32, 32]))).require_ok()

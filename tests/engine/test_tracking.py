@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.data_keys import with_classes
+from hires.cli.data_keys import resolve_data
 from hires.core import trackers
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
@@ -116,7 +116,7 @@ def resumed(tmp_path_factory) -> Path:
         measure={"track": [name for name in READERS if not TRACKERS[name].lacks()], "warmup": 0},
         validate={"every": 2}, optimizer={"clip_norm": 1.0}, lr_schedule={"name": "cosine"},
     )  # fmt: skip
-    path = run_folder(folder / "runs", with_classes(config))
+    path = run_folder(folder / "runs", resolve_data(config))
     killed_attempt(path, 3)
     second = int(time.time())  # TensorBoard sorts files of one second by their processes
     until(lambda: int(time.time()) > second)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hires import comm
-from hires.cli.data_keys import with_classes
+from hires.cli.data_keys import resolve_data
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, PlanError
 from hires.core.evaluation_metrics import PIXELS
@@ -41,7 +41,7 @@ TRAINING: dict[str, Any] = {
 
 
 def training(**keys: Any) -> RunConfig:
-    return with_classes(config_of(**{**TRAINING, **keys}))
+    return resolve_data(config_of(**{**TRAINING, **keys}))
 
 
 MEANS = {"optimizer": {"lr": 0.05, "ema": 0.5}, "validate": {"every": 2, "weights": "ema"}}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hires.cli.data_keys import with_classes
+from hires.cli.data_keys import resolve_data
 from hires.core.config.run_config import RunConfig
 from hires.core.evaluation_metrics import IMAGES, PIXELS
 from hires.data.opening import open_data
@@ -35,7 +35,7 @@ GEMS = {"tiles": [2, 1], "stages": 2, "directions": 2, "schedule": "gems"}
 
 
 def evaluation(**keys: Any) -> RunConfig:
-    return with_classes(config_of(**{**EVALUATE, **keys}))
+    return resolve_data(config_of(**{**EVALUATE, **keys}))
 
 
 def prediction(**keys: Any) -> RunConfig:

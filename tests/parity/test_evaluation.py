@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from hires.cli.data_keys import with_classes
+from hires.cli.data_keys import resolve_data
 from hires.core.config.run_config import RunConfig
 from hires.core.evaluation_metrics import METRICS
 from hires.core.store import file_names, records, rundir
@@ -85,7 +85,7 @@ def test_every_layout_trains_evaluates_and_predicts_alike(tmp_path: Path, name: 
     size = [12, 12] if name == "pairs" else [24, 24]
     data = data_of(name, tmp_path / "images")
     keys = {"image": size, "batch": 4, "steps": 3, "data": data, "model": NETS[name]}
-    runs = run_in_layouts(tmp_path / "train", with_classes(config_of(**keys, **TRAINING)))
+    runs = run_in_layouts(tmp_path / "train", resolve_data(config_of(**keys, **TRAINING)))
     results = {layout: records.read_record(path) for layout, path in runs.items()}
     expected, losses = results["single"]["validation"]["last"], mean_losses(runs["single"], 0)
     metrics = [metric for metric in METRICS if expected.get(metric) is not None]
@@ -100,7 +100,7 @@ def test_every_layout_trains_evaluates_and_predicts_alike(tmp_path: Path, name: 
     keys["data"] = {**data, "split": "validation"}
     predict = {"task": {"name": "predict"}, "predict": {"reduce": "probability"}}
     config = config_of(**keys, **predict, weights=str(runs["sp+gems"]))
-    predictions = run_in_layouts(tmp_path / "predict", with_classes(config))
+    predictions = run_in_layouts(tmp_path / "predict", resolve_data(config))
     numbers, tolerance = predicted(predictions["single"])
     assert np.isfinite(numbers).all()
     for layout, path in predictions.items():

@@ -153,6 +153,16 @@ def test_runs_of_other_images_are_no_repeats(campaign):
         assert [result.repeats for result in compare(*sides).results] == [repeats]
 
 
+def test_loss_of_0_or_less_has_no_ratio(tmp_path):
+    # Of a log-likelihood, for example: it was unknown without a word about why.
+    sides = [compared_run(tmp_path, [STEPS], campaign=c, losses=[-1.2]) for c in "ab"]
+    made = compare(sides[:1], sides[1:], "loss", "throughput")
+    assert verdicts(made) == [("unknown", "unknown"), SAME]
+    assert made.results[0].why == (
+        "A: loss is missing (it recorded -1.2, of which there is no ratio)"
+    )
+
+
 def test_one_worse_or_failed_point_makes_all_worse(tmp_path, before, campaign):
     sides = (
         campaign("a", dict.fromkeys(range(1, 5), 1)),
@@ -198,6 +208,7 @@ def test_references_have_units_clusters_and_a_tolerance_below_and_above(tmp_path
         ([{**memory, "value": 1024}], ("more", "worse")),
         ([{"value": 4.0, "point": {"batch": 4}}, {}], SAME),  # the one with more keys counts
         ([{"value": 4.0, "cluster": "elsewhere"}, {}], SAME),
+        ([{"value": 4.0, "point": {"image": 64}}, {"point": {"image": 224}}], SAME),
     ):
         assert verdicts(judged(tmp_path, entries, run)) == [verdict], entries
     other = compared_run(tmp_path, [STEPS], batch=8)
@@ -217,8 +228,8 @@ MISTAKES = [
     ({"metric": "speed"}, "none of"), ({"unit": "images"}, "img/s"), ({"value": -1}, "above 0"),
     ({"value": float("nan")}, "value"), ({"tolerance": None}, "tolerance"),
     ({"tolerance": ["5"]}, "write 5%"), ({"point": "sp"}, "sp"),
-    ({"clustr": "node17"}, r"yaml: reference 1 has an unknown key 'clustr'; did you mean cluster"),
-    ({"point": None}, "yaml: reference 1 has no point"),
+    ({"clustr": "node17"}, r"yaml: unknown key reference 1.clustr; choose one of cluster"),
+    ({"point": None}, r"yaml: reference 1.point=None must be keys and values"),
 ]  # fmt: skip
 CODE = "references: !!python/object/apply:os.system ['touch made']\n"
 
@@ -232,7 +243,7 @@ def test_mistakes_in_a_file_of_references_are_named_and_no_code_of_it_runs(tmp_p
     for text, why in (
         *((text, "holds no references") for text in ("", "[]", "references: []", "references: 3")),
         *(
-            ("references: [3]", "reference 1 is 3"),
+            ("references: [3]", "reference 1 must hold keys, not 3"),
             ("a: [", ""),
             ("\0", ""),
             (CODE, ""),

@@ -94,7 +94,7 @@ def test_report_and_tables_of_a_campaign_tell_keys_of_quant_apart(runs):
     every = {table.name: table for table in tables(loaded.found)}
     rows = shown(every["precision"])
     assert [row["loss_error"] for row in rows] == [None, pytest.approx(0.02), pytest.approx(0.2)]
-    assert "same class as fp32 [%]" in [one.heading for one in every["evaluations"].columns]
+    assert "same class [%]" in [one.heading for one in every["evaluations"].columns]
     points = [PlannedPoint(run.name, [], 1) for run in runs]
     table = campaign_tables(runs[0].parent, Campaign("c", points=points))[0]
     rows = shown(table)

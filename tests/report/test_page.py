@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from hires.report.frames import load
 from hires.report.plots import style
 from hires.report.plots.base import registered
 from hires.report.report import write_report
@@ -36,7 +37,7 @@ def report(tmp_path_factory):
     """The files of a campaign with one good run, the page's text and its tags."""
     folder = tmp_path_factory.mktemp("hostile")
     paths = hostile_campaign(folder / "results")
-    report = write_report(paths, [paths[0].parent], FORMATS, folder / "out")
+    report = write_report(load(paths, [paths[0].parent]), FORMATS, folder / "out")
     text = (folder / "out" / "index.html").read_text(encoding="utf-8")
     return report, text, Tags(text).tags
 
@@ -100,7 +101,7 @@ def test_hostile_runs_leave_the_good_one_in_page_and_tables(report, tmp_path):
     for path in sorted(run.rglob("*"), reverse=True):
         if path.name != "config.yaml":
             path.rmdir() if path.is_dir() else path.unlink()
-    pending = write_report([run], [run.parent], ("html",), tmp_path / "out")
+    pending = write_report(load([run], [run.parent]), ("html",), tmp_path / "out")
     assert "No run is complete" in pending.files[0].read_text(encoding="utf-8")
     assert len(pending.left_out) == len(registered())
 
@@ -108,7 +109,7 @@ def test_hostile_runs_leave_the_good_one_in_page_and_tables(report, tmp_path):
 def test_cause_of_a_failed_run_is_text(tmp_path):
     cause = "<img src=x onerror=a>"
     run = report_run(tmp_path / "results", state="failed", cause=cause, reason="nan")
-    page = write_report([run], [run.parent], ("html",), tmp_path / "out").files[0].read_text()
+    page = write_report(load([run], [run.parent]), ("html",), tmp_path / "out").files[0].read_text()
     assert "<img src=x" not in page
     assert "&lt;img src=x onerror=a&gt;" in page
 
@@ -117,7 +118,7 @@ def test_failure_of_a_campaign_links_to_its_own_run(tmp_path):
     # Both campaigns have a run of that name, and only one failed.
     failed = report_run(tmp_path / "results", campaign="before", state="failed", reason="nan")
     runs = [report_run(tmp_path / "results", campaign="after"), failed]
-    page = write_report(runs, [], ("html",), tmp_path / "out").files[0].read_text()
+    page = write_report(load(runs), ("html",), tmp_path / "out").files[0].read_text()
     table = re.search(r'<table id="table-failures".*?</table>', page, re.DOTALL)[0]
     [box] = re.findall(r'href="#(run-\d+)"', table)
     card = re.search(rf'id="{box}".*?</summary>', page, re.DOTALL)[0]
@@ -127,9 +128,9 @@ def test_failure_of_a_campaign_links_to_its_own_run(tmp_path):
 def test_report_replaces_an_earlier_one_in_its_folder(tmp_path):
     run, out = report_run(tmp_path / "results"), tmp_path / "out"
     own = out / "tables" / "own.csv"
-    write_report([run], [], ("html", "csv"), out)
+    write_report(load([run]), ("html", "csv"), out)
     own.write_text("a")
-    write_report([run], [], ("md",), out)
+    write_report(load([run]), ("md",), out)
     names = {path.name for path in out.rglob("*") if path.is_file()}
     assert {"throughput.md", "memory.md", "own.csv"} <= names
     assert not {"index.html", "throughput.csv"} & names

@@ -17,6 +17,7 @@ from hires.core.errors import RunError
 from hires.core.store.campaign import Campaign, PlannedPoint
 from hires.report import tables
 from hires.report.columns import TABLES, Column, Table, keys
+from hires.report.frames import load
 from hires.report.record import RecordedRank, cells_of
 from hires.report.report import write_report
 from tests.helpers.report_runs import change, report_run
@@ -151,7 +152,7 @@ def test_tables_of_a_report_have_units_and_a_line_that_makes_each_row_again(
         heads = [c.heading for c in made[name].columns if c.key.endswith(("_bytes", "_s"))]
         assert all("[" in heading for heading in heads)
     throughput = made["throughput"]
-    write_report(sized_paths, [], ("parquet",), tmp_path)
+    write_report(load(sized_paths), ("parquet",), tmp_path)
     read = pd.read_parquet(tmp_path / "tables/throughput.parquet")
     assert list(read.columns) == list(keys(throughput.columns))
     assert (read["img_per_s_median"].dtype.kind, read["ranks"].dtype.kind) == ("f", "i")

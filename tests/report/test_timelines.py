@@ -15,8 +15,9 @@ from hires.core.store.message_files import ROUTED_KEYS, summed
 from hires.plan.program import edge_messages
 from hires.plan.simulation.simulate import Link, Network, simulate
 from hires.report.logged_messages import message_sums
-from hires.report.record import RunRecord, typed
+from hires.report.record import RunRecord
 from hires.report.timelines import chrome_events, draw, timeline_lines, write_trace
+from hires.report.typed_values import typed
 from tests.helpers.report_runs import message_line
 from tests.helpers.simulated import STEP, EqualCosts
 from tests.helpers.small_plans import LAYOUTS, plan_of

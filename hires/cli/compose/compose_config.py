@@ -103,11 +103,13 @@ class Composer:
         if words not in self._bases:
             from hydra import compose as hydra_compose
             from hydra import initialize_config_dir
+            from hydra.core.override_parser.types import Quote, QuotedString
             from omegaconf import open_dict
 
             overrides = list(words)
             if self._extra is not None:
-                overrides.append(f"hydra.searchpath=['file://{self._extra}']")
+                place = QuotedString(f"file://{self._extra}", Quote.single).with_quotes()
+                overrides.append(f"hydra.searchpath=[{place}]")
                 for word in words:  # Hydra does not name a file that is no text
                     path = self._extra / f"{word.lstrip('+').replace('=', '/', 1)}.yaml"
                     if path.is_file():

@@ -180,7 +180,7 @@ def _refuse_torn_brackets(words: list[str]) -> None:
 def idle_keys(config: RunConfig, words: Iterable[str]) -> Iterator[Finding]:
     """Yields a note for each key among the typed ``words`` that a config does not read.
 
-    ``config`` has the steps of its one pass (``with_classes``).
+    ``config`` has the steps of its one pass (``resolve_data``).
     """
     typed, warmup = {*map(key_in, words)}, config.measure.warmup
     left = config.steps - (config.measure.steps or 1)

@@ -15,11 +15,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
 from hires.core import terminal
-from hires.core.config.run_config import RunConfig, to_dict
-from hires.core.store.reading import Note, printable
+from hires.core.config.run_config import RunConfig
+from hires.core.store.naming import plain
+from hires.core.store.reading import Note, printable, yaml_text
 from hires.core.terminal import behind
 from hires.report.columns import Column
 
@@ -53,21 +52,12 @@ def print_json(facts: Any, indent: int | None = 2) -> None:
     print(json.dumps(facts, indent=indent, default=str))
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes keys below each other and lists on one line, as one types them."""
-
-
-_Dumper.add_representer(
-    list, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, True)
-)
-
-
 def print_config(config: RunConfig, as_json: bool = False) -> int:
     """Prints a config as the YAML that a run would freeze, or as JSON; returns 0."""
     if as_json:
-        print_json(to_dict(config))
-        return 0
-    print(yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False), end="")
+        print_json(plain(config))
+    else:
+        print(yaml_text(plain(config)), end="")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from itertools import chain, groupby, repeat, zip_longest
 from typing import Any
 
@@ -11,8 +12,8 @@ from hires.cli.screens.screen import plural, table_lines
 from hires.core import terminal
 from hires.core.config.parallel_config import OBJECTIVES
 from hires.core.units import MIB, count, seconds, size
-from hires.plan.memory import Room
-from hires.plan.plan import Plan
+from hires.plan.memory import RankMemory, Room
+from hires.plan.plan import Finding, Plan
 from hires.plan.search.choice import Choice, Option
 
 Facts = dict[str, Any]
@@ -22,25 +23,10 @@ MAX_REPLICAS = 8
 _MOST = 8  # problems of one proof
 _INDENT = 2  # characters before the lines of a section
 _WIDTH = 24  # characters of a full bar; all columns together fit 80
-_PARTS = (
-    ("params_bytes", "P", "parameters"),
-    ("grads_bytes", "G", "gradients"),
-    ("optimizer_bytes", "O", "optimiser"),
-    ("activations_bytes", "A", "activations"),
-    ("buffers_bytes", "B", "buffers"),
-)
-_LIBRARY_PARTS = (
-    ("mpi_bytes", "M", "MPI library"),
-    ("shm_bytes", "S", "memory of shm"),
-)
-"""Shown where a rank has some."""
-_GPU_PARTS = (
-    ("workspace_bytes", "W", "cuDNN and cuBLAS"),
-    ("allocator_bytes", "R", "reserved by torch"),
-    ("nccl_bytes", "N", "NCCL"),
-    ("context_bytes", "C", "CUDA context"),
-)
-"""Assumptions (``hires.plan.memory``), but for what torch's allocator reserves."""
+_PARTS = [
+    (f.name, f.metadata["letter"], f.metadata["name"]) for f in fields(RankMemory) if f.metadata
+]
+_ALWAYS = 5  # of these are shown though no rank has any
 
 
 def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> list[str]:
@@ -48,7 +34,7 @@ def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> li
     width = terminal.columns()
     findings = [
         part
-        for line in finding_lines(plan["findings"])
+        for line in finding_lines(Finding(**one) for one in plan["findings"])
         for part in (textwrap.wrap(line, width - _INDENT) if width else [line])
     ]
     if not any(stage["num_layers"] for stage in plan["stages"]):
@@ -154,7 +140,7 @@ def start_reason(params: Mapping[str, Facts]) -> str:
 def memory_lines(
     memory: Sequence[dict[str, Any]], limit: int | None = None, why: str = ""
 ) -> list[str]:
-    """Returns a bar for each rank of a replica at the fullest moment, alike ones on one line.
+    """Returns a bar for each rank of a replica at its peak, alike ones on one line.
 
     ``why`` says for what the start may need more (:func:`start_reason`).
     """
@@ -162,7 +148,7 @@ def memory_lines(
         return []
     full = limit or max(entry["device_bytes"] for entry in memory)
     parts = _parts(memory)
-    digits = 1 if len(parts) == len(_PARTS) else 0  # all columns fit 80
+    digits = 1 if len(parts) == _ALWAYS else 0  # all columns fit 80
     rows = [("rank", "", "peak", *(letter for _, letter, _ in parts))]
     for entry, run in groupby(enumerate(memory), key=lambda item: item[1]):
         ranks = [str(rank) for rank, _ in run]
@@ -173,7 +159,7 @@ def memory_lines(
     lines = table_lines(rows, "ll" + "r" * (len(parts) + 1), indent=_INDENT)
     scale = f"memory.limit, {size(full)}" if limit else size(full)
     named = [f"{letter} {name}" for _, letter, name in parts]
-    names = [", ".join(some) for some in (named[: len(_PARTS)], named[len(_PARTS) :]) if some]
+    names = [", ".join(some) for some in (named[:_ALWAYS], named[_ALWAYS:]) if some]
     start = max(entry.get("start_bytes", 0) for entry in memory)
     more = start > max(entry["device_bytes"] for entry in memory)
     note = ": ".join(filter(None, (f"the start needs up to {size(start)}", why)))
@@ -212,16 +198,15 @@ def bar(entry: dict[str, Any], full: int) -> str:
 
 def _parts(memory: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
     """Returns what memory is for: on GPUs more than on CPUs."""
-    on_gpu = any(entry.get("context_bytes") for entry in memory)
-    used = [part for part in _LIBRARY_PARTS if any(entry.get(part[0]) for entry in memory)]
-    return [*_PARTS, *used, *(_GPU_PARTS if on_gpu else ())]
+    used = [part for part in _PARTS[_ALWAYS:] if any(entry.get(part[0]) for entry in memory)]
+    return [*_PARTS[:_ALWAYS], *used]
 
 
-def finding_lines(findings: list[Facts]) -> list[str]:
+def finding_lines(findings: Iterable[Finding]) -> list[str]:
     """Returns one line a finding, errors first."""
     order = {"error": 0, "warning": 1, "note": 2}
-    ranked = sorted(findings, key=lambda finding: order[finding["severity"]])
-    return [f"{f['severity']}: {f['text']} [{f['key']}]" for f in ranked]
+    ranked = sorted(findings, key=lambda finding: order[finding.severity])
+    return [f"{finding.severity}: {finding}" for finding in ranked]
 
 
 def _block(slots: list[Facts], stage: Facts) -> list[str]:
@@ -253,7 +238,7 @@ MEANING = {
     "compute": "computing takes most of the step",
     "messages": "waiting for messages takes most of it",
     "bubble": "waiting for other stages takes most of it",
-    "cores": "ranks wait for cores or GPUs that others use: there are more ranks than these",
+    "cores": "there are more ranks than cores or GPUs, and they take turns",
     "memory": "memory decides: nearly all of it is used, or passes are computed again to save it",
 }
 """What the column ``limited by`` says."""
@@ -314,7 +299,7 @@ def _others(choice: Choice) -> Iterable[str]:
     if more > 0:
         yield f"{more} more that fit, most with other orders or cuts of the same ranks: --json"
     for one in choice.out[:SHOWN_REASONS]:
-        needs = f"needs {size(one.peak_bytes)} on its fullest rank"
+        needs = f"needs {size(one.peak_bytes)} on one rank"
         yield f"out: {one.candidate.overrides} ({needs if one.limit in MEANING else one.limit})"
     for reason, number in choice.reasons.most_common(SHOWN_REASONS):
         yield f"out: {plural(number, 'layout')}: {reason}"

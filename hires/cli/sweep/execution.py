@@ -76,22 +76,21 @@ class Sweep:
         """Returns a point as what a launcher starts."""
         run, needs = point.ready, point.needs
         assert needs is not None
+        # One whose memory is unknown has the machine for itself.
+        host_bytes = needs.host_bytes or machine_bytes() or 0
         return FrozenRun(
             run.path,
             tuple(run.argv),
             run.config,
             attempts,
-            needs.host_bytes,
+            host_bytes,
             len(run.done),
             needs.gpus,
         )
 
     def freeze(self, point: SweepPoint) -> None:
         """Freezes a point in its run folder."""
-        run = point.ready
-        plan = self.planner.plan(run.config)
-        rundir.freeze(run.config, plan.to_dict(), run.argv, run.inputs)
-        run.keep_choice()
+        point.ready.freeze(self.planner.plan(point.ready.config))
 
 
 def run_sweep(sweep: Sweep) -> tuple[int, dict[str, Any]]:

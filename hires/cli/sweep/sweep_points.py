@@ -24,7 +24,7 @@ from hires.cli.compose.compose_config import Composer, config_of
 from hires.cli.compose.expression import Expression
 from hires.cli.compose.overrides import key_in, parsed
 from hires.cli.data_keys import saves_end
-from hires.cli.planning import MemoryNeeds, Planner, finding_texts
+from hires.cli.planning import MemoryNeeds, Planner
 from hires.cli.prepare import EarlierRuns, Prepared, prepare
 from hires.cli.start_run import show_planning
 from hires.cli.sweep.axes import SweepAxis
@@ -244,9 +244,7 @@ def plan_all(
     be calibrated.
     """
     earlier = EarlierRuns()
-    for point in show_planning(
-        points.listed, lambda point: " ".join(point.swept), planner.begin_point
-    ):
+    for point in show_planning(points.listed, lambda point: " ".join(point.swept)):
         if point.config is None or point.reason:
             continue
         argv = ["hires", "run", *point.words]
@@ -260,11 +258,11 @@ def plan_all(
                 run.begin(earlier, go_on)
                 plan = planner.plan(run.config, argv)
                 point.needs = MemoryNeeds.of(run.config, plan)
-                point.reason = "; ".join(finding_texts(plan.findings, "error"))
+                point.reason = plan.errors
                 findings += plan.findings
             # Before the run of its weights has ended, a point lacks them.
             point.warnings = [
-                f"{one.text} [{one.key}]"
+                str(one)
                 for one in findings
                 if one.severity == "warning" and (point.before is None or one.key != WEIGHTS)
             ]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from hires.cli.compose.choices import config_keys, groups
 from hires.cli.compose.expression import Expression
@@ -29,8 +28,7 @@ _GROUPS = {"parallel": "layout", "precision": "precision", "task": "task", "mode
 """Groups of the config whose choice is a column."""
 
 
-@dataclasses.dataclass(frozen=True)
-class RunRow:
+class RunRow(NamedTuple):
     """One run as a row, with a value for every name that ``--where`` and ``--sort`` take."""
 
     run: Run
@@ -45,12 +43,7 @@ class RunRow:
             return height if height == width else [height, width]
         if name in self.values:
             return self.values[name]
-        if name in groups():
-            name += ".name"
-        value: Any = self.run.config
-        for key in name.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        return value
+        return self.run.flat_config.get(f"{name}.name" if name in groups() else name)
 
 
 def list_runs(args: Any) -> int:

@@ -25,7 +25,7 @@ from typing import Any
 
 from hires.cli.compose.compose_config import Composer, config_of
 from hires.cli.compose.overrides import key_in
-from hires.cli.data_keys import with_classes
+from hires.cli.data_keys import resolve_data
 from hires.cli.options import JSON, Option, Parser, chosen, composing, number, option
 from hires.cli.screens.screen import print_config
 from hires.core.config.fields import Section, build, value
@@ -175,11 +175,11 @@ def main(args: Namespace) -> int:
     if args.rows in PARSERS:
         if "sizes" not in args:
             raise ConfigError(f"{args.rows} has options of its own; write it first")
-        return become(message_task(args, "comm", args.rows))
+        return exec_benchmark(message_task(args, "comm", args.rows))
     task = composed_task(args)
     if args.cfg:  # of the first row
         return print_config(from_dict(task["rows"][0]["config"]), args.json)
-    return become(task)
+    return exec_benchmark(task)
 
 
 def message_task(args: Namespace, kind: str, name: str) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def message_task(args: Namespace, kind: str, name: str) -> dict[str, Any]:
     return {**values, "kind": kind, "name": name, "command": shlex.join(args.argv)}
 
 
-def become(task: Mapping[str, Any]) -> int:
+def exec_benchmark(task: Mapping[str, Any]) -> int:
     """Becomes the process that measures a task."""
     sys.stdout.flush()
     with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
@@ -348,7 +348,7 @@ def composed_rows(args: Namespace, data: RowFile) -> Iterator[dict[str, Any]]:
                 title = f"{row['name']} {' '.join(more)}"
             kept = {name: row[name] for name in row if name not in FRONT}
             first = {"name": row["name"], "title": title, "words": keys}
-            yield {**first, **kept, "config": to_dict(with_classes(config))}
+            yield {**first, **kept, "config": to_dict(resolve_data(config))}
 
 
 def rows_named(rows: Sequence[Mapping[str, Any]], only: str) -> set[str]:

@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata, util
@@ -26,10 +25,10 @@ from typing import Any
 
 from hires.cli.compose.choices import conf_dir
 from hires.cli.compose.compose_config import compose
-from hires.cli.data_keys import with_classes
+from hires.cli.data_keys import resolve_data
 from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.screens.screen import print_config, print_json, print_lines, table_lines
-from hires.cli.verbs.verb_bench import become
+from hires.cli.verbs.verb_bench import exec_benchmark
 from hires.core import programs
 from hires.core.config.launcher_config import DIALECTS
 from hires.core.config.run_config import RunConfig, to_dict
@@ -93,9 +92,9 @@ def calibrate(args: Namespace) -> int:
             "`hires doctor --calibrate` measures this machine and takes no --config-dir, --cfg "
             "or --nodes; keys of a network add its layers"
         )
-    config = to_dict(with_classes(compose(args.overrides))) if args.overrides else None
+    config = to_dict(resolve_data(compose(args.overrides))) if args.overrides else None
     task = {"kind": "calibrate", "name": "calibrate", "command": shlex.join(args.argv)}
-    return become({**task, "config": config, "timeout": 1200, "out": "", "json": args.json})
+    return exec_benchmark({**task, "config": config, "timeout": 1200, "out": "", "json": args.json})
 
 
 def all_checks(config: RunConfig, argv: Sequence[str], timeout_s: float) -> list[Check]:
@@ -204,9 +203,9 @@ def machine_checks(results: Path, nodes: int) -> list[Check]:
     place = next(one for one in (results.absolute(), *results.absolute().parents) if one.is_dir())
     checks: dict[str, Callable[[], Check]] = {
         # A Python older than hires supports could not have come this far.
-        "python": lambda: _ok("python", f"{platform.python_version()} at {sys.executable}"),
+        "python": lambda: Check("python", OK, f"{platform.python_version()} at {sys.executable}"),
         "packages": _packages,
-        "config": lambda: _ok("config", str(conf_dir())),
+        "config": lambda: Check("config", OK, str(conf_dir())),
         "machine": _machine,
         "precisions": _instructions,
         "results": lambda: _results(results, place),
@@ -233,7 +232,7 @@ def torch_checks() -> list[Check]:
     remedy = "install it again, or remove it: it is optional"
     tensorrt = _good("tensorrt", code == 0, last(text), remedy)
     version = f"{facts['version']}, {facts['threads']} threads in one process"
-    return [_ok("torch", version), *gpu_checks(facts), compiles, tensorrt, _gloo()]
+    return [Check("torch", OK, version), *gpu_checks(facts), compiles, tensorrt, _gloo()]
 
 
 def mpi_checks() -> list[Check]:
@@ -247,9 +246,9 @@ def mpi_checks() -> list[Check]:
     mpirun = "not here; launcher=mpirun needs one, nothing else does"
     if where is not None:
         mpirun = f"{launcher or 'of an unknown kind'} at {where}"
-    checks = [_ok("mpirun", mpirun), _mpi4py(launcher)]
+    checks = [Check("mpirun", OK, mpirun), _mpi4py(launcher)]
     code, text = ask("srun", "--mpi=list", most_s=30)
-    return [*checks, *([] if code else [_ok("pmi", f"srun offers {' '.join(text.split())}")])]
+    return [*checks, *([] if code else [Check("pmi", OK, f"srun offers {' '.join(text.split())}")])]
 
 
 def gpu_checks(facts: dict[str, Any]) -> list[Check]:
@@ -265,7 +264,7 @@ def gpu_checks(facts: dict[str, Any]) -> list[Check]:
     remedy = "install a torch with NCCL; until then GPUs talk over gloo"
     nccl = facts["nccl"]
     checks = [
-        _ok("cuda", f"CUDA {facts['cuda']}: {len(devices)} x {devices[0]}"),
+        Check("cuda", OK, f"CUDA {facts['cuda']}: {len(devices)} x {devices[0]}"),
         _good("nccl", nccl is not None, nccl or "this torch has no NCCL", remedy),
     ]
     if len(devices) > 1:
@@ -277,12 +276,8 @@ def gpu_checks(facts: dict[str, Any]) -> list[Check]:
     return checks
 
 
-def _ok(name: str, text: str) -> Check:
-    return Check(name, OK, text)
-
-
 def _good(name: str, is_good: bool, text: str, remedy: str) -> Check:
-    return _ok(name, text) if is_good else Check(name, WARNING, text, remedy)
+    return Check(name, OK, text) if is_good else Check(name, WARNING, text, remedy)
 
 
 def _packages() -> Check:
@@ -302,7 +297,7 @@ def _packages() -> Check:
             wrong.append(f"{name} is missing")
     if wrong:
         return Check("packages", FAILED, "; ".join(sorted(wrong)), "pip install hires again")
-    return _ok("packages", f"all {len(lines)} are installed")
+    return Check("packages", OK, f"all {len(lines)} are installed")
 
 
 def _numbers(version: str) -> list[int]:
@@ -321,7 +316,7 @@ def _machine() -> Check:
 def _instructions() -> Check:
     """What the CPU multiplies itself; its speed only, as every precision runs on every CPU."""
     if not cpu_flags():
-        return _ok("precisions", "this system does not show what its CPU multiplies")
+        return Check("precisions", OK, "this system does not show what its CPU multiplies")
     slow = [precision for precision in CPU_FLAGS if lacks_instructions(precision)]
     fast = [precision for precision in CPU_FLAGS if precision not in slow]
     text = f"this CPU has instructions for {' and '.join(fast) or 'fp32 only'}"
@@ -357,7 +352,7 @@ def _shared_memory() -> Check:
 
 
 def _clock(place: Path) -> Check:
-    ahead_s = heartbeat.file_clock(place) - time.time()
+    ahead_s = heartbeat.clock_ahead_s(place)
     text = f"the file system of the results is {abs(ahead_s):.1f} s "
     text += "ahead of this machine" if ahead_s > 0 else "behind this machine"
     remedy = "set both clocks (chrony, ntpd); hires goes by the file system's own, so runs are fine"
@@ -372,7 +367,7 @@ def _address(nodes: int) -> Check:
     except OSError as error:
         text = f"the name of this host, {name}, leads nowhere ({error.strerror})"
         if nodes == 1:
-            return _ok("address", f"{text}; ranks on one machine meet at 127.0.0.1")
+            return Check("address", OK, f"{text}; ranks on one machine meet at 127.0.0.1")
         return Check("address", FAILED, text, "add it to DNS or to /etc/hosts of all nodes")
     reached = nodes == 1 or not network.is_loopback(address)
     text = f"{name} is {address}" + ("" if reached else "; no other machine reaches that")
@@ -391,7 +386,7 @@ def _gloo() -> Check:
             second.kill()
             second.wait()
     if code == 0:
-        return _ok("gloo", "two processes agreed on a sum")
+        return Check("gloo", OK, "two processes agreed on a sum")
     remedy = "set GLOO_SOCKET_IFNAME=lo, and let no firewall block this machine's own address"
     return Check("gloo", FAILED, last(text), remedy)
 
@@ -399,12 +394,12 @@ def _gloo() -> Check:
 def _mpi4py(launcher: str) -> Check:
     """Which library mpi4py loads beside the mpirun that names itself so."""
     if util.find_spec("mpi4py") is None:
-        text = f"not here; only comm.backend=mpi needs it: {mpi_library.INSTALL}"
-        return _ok("mpi4py", text)
+        what = f"not here; only comm.backend=mpi needs it: {mpi_library.INSTALL}"
+        return Check("mpi4py", OK, what)
     kinds = [n for n, d in DIALECTS.items() if d.version and re.search(d.version, launcher, re.I)]
     found = mpi_library.variables(kinds[0] if kinds else "srun", "mpirun", os.environ)
     code, text = ask(*code_command(_MPI), environ={**os.environ, **found})
     if code and not launcher:
-        return _ok("mpi4py", "it is here, and no MPI; only comm.backend=mpi needs one")
+        return Check("mpi4py", OK, "it is here, and no MPI; only comm.backend=mpi needs one")
     remedy = "load the site's MPI (module load ...), then pip install --no-binary mpi4py mpi4py"
     return _good("mpi4py", not code, last(text), remedy)

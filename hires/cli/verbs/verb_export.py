@@ -6,7 +6,15 @@ from argparse import Namespace
 from pathlib import Path
 
 from hires.cli.data_keys import path_of_weights, run_of_weights
-from hires.cli.options import JSON, TRUST_OWNER, Parser, chosen, named_runs, option
+from hires.cli.options import (
+    JSON,
+    TRUST_OWNER,
+    Parser,
+    chosen,
+    file_to_write,
+    named_runs,
+    option,
+)
 from hires.cli.screens.screen import print_json, print_notes
 from hires.cli.tracing import TorchProcess
 from hires.cli.verbs.list_runs import add_live_states
@@ -16,7 +24,6 @@ from hires.core.config.training_config import TaskConfig
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
 from hires.core.store import checkpoints, records, trust
-from hires.core.store.files import make_folder
 from hires.core.store.network_weights import BEST, find_weights
 from hires.core.units import size
 from hires.launcher.status.state import select
@@ -56,7 +63,8 @@ def main(args: Namespace) -> int:
         raise ConfigError(no_runs(args.results, "export"))
     from hires.report.frames import load, write_frames  # pandas: --help does without
 
-    frames = load(selection.paths, selection.whole_campaigns, add_live_states)
+    frames = load(selection.paths, selection.whole_campaigns)
+    add_live_states(frames.run_list)
     files = [str(file) for file in write_frames(frames, Path(args.out))]
     print_notes(frames.all_notes())
     if args.json:
@@ -81,10 +89,7 @@ def _network(args: Namespace, form: str) -> int:
         )
     weights = path_of_weights(args.names[0], args.results)
     config, run = _of_inference(weights)
-    path = Path(args.out or f"{run.name}{_ENDINGS[form]}").expanduser().absolute()
-    if path.is_dir() or path.suffix != _ENDINGS[form]:
-        raise ConfigError(f"--out {args.out} names no file of --to {form}; use net{_ENDINGS[form]}")
-    make_folder(path.parent, "--out")
+    path = file_to_write(args.out or f"{run.name}{_ENDINGS[form]}", _ENDINGS[form])
     with TorchProcess() as process:
         facts = process.write_network(config, form, path)
     if args.json:

@@ -55,7 +55,7 @@ PARSER = Parser(
         "--where",
         "EXPR",
         "runs: those of which it is true: keys, groups, throughput (img/s), step_time (s), "
-        "memory (bytes of the fullest rank), loss, state, reason, host, git, ...",
+        "memory (bytes of the rank with the highest peak), loss, state, reason, host, git, ...",
     ),
     option("--campaign", "NAME", "runs: those of one campaign"),
     option("--sort", "NAME", "runs: in the order of any of these; --sort=-NAME: descending"),

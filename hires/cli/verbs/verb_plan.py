@@ -9,7 +9,7 @@ from argparse import Namespace
 from hires.cli.choosing import IMAGE, LayoutSearch, plain_choice
 from hires.cli.compose.compose_config import compose
 from hires.cli.compose.overrides import key_in
-from hires.cli.data_keys import with_classes
+from hires.cli.data_keys import resolve_data
 from hires.cli.options import JSON, Parser, composing, flag, number
 from hires.cli.planning import Planner
 from hires.cli.prepare import prepare
@@ -48,10 +48,10 @@ def main(args: Namespace) -> int:
     with Planner() as planner:
         if (args.choose or args.largest) and not args.cfg:
             planner.expect_questions()
-        return _answer(args, planner)
+        return _show_plan(args, planner)
 
 
-def _answer(args: Namespace, planner: Planner) -> int:
+def _show_plan(args: Namespace, planner: Planner) -> int:
     config = compose(_words(args), args.config_dir)
     if args.nodes is not None:
         if not config.launcher.has_jobs:
@@ -116,7 +116,7 @@ def _choose(args: Namespace, config: RunConfig, planner: Planner) -> int:
             f"parallel.objective={IMAGE} looks for a size, and --choose lists the layouts of one; "
             f"use --largest"
         )
-    config = with_classes(config)
+    config = resolve_data(config)
     search = LayoutSearch(planner, tuple(args.overrides))
     if args.largest:
         config, choice = search.largest(config)

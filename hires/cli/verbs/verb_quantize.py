@@ -13,16 +13,17 @@ from typing import Any
 from hires.cli.calibration import quantised_config, scales_of_images
 from hires.cli.compose.compose_config import compose
 from hires.cli.compose.overrides import key_in
-from hires.cli.data_keys import with_classes
-from hires.cli.options import JSON, Parser, composing, flag, option
+from hires.cli.options import JSON, Parser, composing, file_to_write, flag, option
 from hires.cli.planning import Planner, require_feasible
+from hires.cli.prepare import prepare
 from hires.cli.screens.screen import plural, print_config, print_json, print_table
-from hires.core.config.precision_config import DYNAMIC, QuantConfig
+from hires.cli.screens.show_plan import finding_lines
+from hires.core.config.precision_config import DYNAMIC, PrecisionConfig, QuantConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.config.training_config import CheckpointConfig
+from hires.core.config.training_config import CheckpointConfig, TaskConfig
 from hires.core.errors import ConfigError
 from hires.core.precisions import INT8
-from hires.core.store.files import cannot_write, make_folder
+from hires.core.store.files import cannot_write
 from hires.core.store.network_weights import SAFETENSORS, find_weights
 from hires.core.units import size
 from hires.launcher.ranks import spawn
@@ -39,23 +40,22 @@ from hires.quant.scales import (
 )
 from hires.report.columns import Column
 
-OUT = "out="
-OPTION = "out=FILE"
+OPTION = "--out FILE"
 _SHOWN = 8
 """Layers of the table, the worst ones."""
 
 PARSER = Parser(
     "quantize",
     (
-        "hires quantize weights=results/default/RUN data=folder data.path=train out=n8.safetensors",
-        "hires quantize weights=net.pt data=digits data.split=train out=n8.safetensors",
-        "hires quantize weights=net.pt data=digits quant.observer=percentile out=p8.safetensors",
-        "hires quantize weights=vit.pt data=digits quant.linear=dynamic out=v8.safetensors",
-        "hires quantize quant.calibration=noise out=fast.safetensors        to measure speed only",
+        "hires quantize weights=default/RUN data=folder data.path=train --out n8.safetensors",
+        "hires quantize weights=net.pt data=digits data.split=train --out n8.safetensors",
+        "hires quantize weights=net.pt data=digits quant.observer=percentile --out p8.safetensors",
+        "hires quantize weights=vit.pt data=digits quant.linear=dynamic --out v8.safetensors",
+        "hires quantize quant.calibration=noise --out fast.safetensors    to measure speed only",
         "hires run task=infer precision=int8 weights=n8.safetensors parallel=sp",
     ),
     *composing(),
-    option("--out", "FILE", "file of the weights, beside FILE.json of the scales; as out=FILE"),
+    option("--out", "FILE", "file of the weights, beside FILE.json of the scales"),
     flag("--again", "calibrate even if an earlier run has the same scales"),
     JSON,
 )
@@ -63,16 +63,12 @@ PARSER = Parser(
 
 def main(args: Namespace) -> int:
     """Writes the scales and the weights of a quantised network; returns the exit code."""
-    words = [word for word in args.overrides if not word.startswith(OUT)]
-    outs = [word.removeprefix(OUT) for word in args.overrides if word.startswith(OUT)]
+    words = args.overrides
     config = compose(_of_inference(words), args.config_dir)
-    if config.task.name == "train" and not config.data.has_labels:  # which a calibration needs not
-        config = compose(["task=infer", *words], args.config_dir)
     if args.cfg:
         return print_config(config, args.json)
-    outs += [args.out] if args.out else []
-    out = _out(outs)
-    require_own(out.with_suffix(SAFETENSORS[0]), f"{OUT}{outs[0]}")
+    out = file_to_write(args.out, *SAFETENSORS, SUFFIX).with_suffix(SUFFIX)
+    require_own(out.with_suffix(SAFETENSORS[0]), f"--out {args.out}")
     _refuse_quantised(config)
     if config.checkpoint.source is not None:  # the parameters of that run
         weights = config.checkpoint.source
@@ -80,10 +76,19 @@ def main(args: Namespace) -> int:
     if config.weights is None:
         text = "warning: no weights=PATH: these are the scales of first weights from the seed"
         print(text, file=sys.stderr)
-    config = with_classes(config)
+    is_int8 = config.precision.name == INT8
+    config = dataclasses.replace(
+        config,
+        task=TaskConfig("infer"),
+        precision=PrecisionConfig() if is_int8 else config.precision,  # of the calibration
+    )
     with spawn.warm(config.launcher.threads), Planner() as planner:
         _require_folder(out.parent)
-        path, graph = scales_of_images(config, planner, words, args.argv, args.again)
+        ready = prepare(config, words, planner, args.argv)
+        config = ready.config
+        for line in finding_lines(ready.findings):
+            print(line, file=sys.stderr)
+        path, graph = scales_of_images(config, planner, words, ready.argv, args.again)
         scales, facts = _write(config, path, read_scales(path), out, planner, graph)
     if args.json:
         print_json({"scales": str(out), "calibration": str(path), **facts})
@@ -114,7 +119,7 @@ def _refuse_quantised(config: RunConfig) -> None:
         keep = f" quant.keep=[{','.join(config.quant.keep)}]" if config.quant.keep else ""
         raise ConfigError(
             f"weights={config.weights} holds a network of 8 bits already; quantise the float "
-            f"weights that it was made from, as `hires quantize weights=FLOAT{keep} {OUT}...`"
+            f"weights that it was made from, as `hires quantize weights=FLOAT{keep} {OPTION}`"
         )
 
 
@@ -166,19 +171,8 @@ def _write(
     return scales, facts
 
 
-def _out(names: list[str]) -> Path:
-    if len(names) != 1 or not names[0]:
-        raise ConfigError("name one file to write, as out=net.safetensors")
-    path = Path(names[0]).expanduser().absolute()
-    if path.suffix not in (*SAFETENSORS, SUFFIX):
-        good = f"{path.stem}{SAFETENSORS[0]}"
-        raise ConfigError(f"out={names[0]} must end in {SAFETENSORS[0]}, as out={good}")
-    return path.with_suffix(SUFFIX)
-
-
 def _require_folder(folder: Path) -> None:
     # A calibration takes long: what cannot be written is refused before it.
-    make_folder(folder, OPTION)
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".hires-"):
             pass

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hires.cli.options import JSON, Parser, chosen, named_runs, option
-from hires.cli.screens.screen import print_json
+from hires.cli.screens.screen import print_json, print_notes
 from hires.cli.verbs.list_runs import add_live_states
 from hires.cli.verbs.verb_export import no_runs
 from hires.core.errors import ConfigError
@@ -55,27 +55,22 @@ PARSER = Parser(
 
 def main(args: Namespace) -> int:
     """Writes a report; returns 0, however the runs ended."""
-    from hires.report.report import write_report  # matplotlib: --help does without
+    from hires.report.frames import load  # pandas and matplotlib: --help does without
+    from hires.report.report import write_report
 
     formats: Sequence[str] = DEFAULT
     if args.format:
         formats = chosen("--format", ",".join(args.format), [*FORMATS, "all"])
         formats = FORMATS if "all" in formats else formats
     selection = select(args.names, args.results)
-    paths = selection.paths
-    if not paths and not selection.planned:
+    if not selection.paths and not selection.planned:
         raise ConfigError(no_runs(args.results, "report"))
-    report = write_report(
-        paths,
-        selection.whole_campaigns,
-        formats,
-        Path(args.out),
-        args.title,
-        add_live_states,
-        args.width,
-    )
+    frames = load(selection.paths, selection.whole_campaigns)
+    add_live_states(frames.run_list)
+    report = write_report(frames, formats, Path(args.out), args.title, args.width)
     if args.json:
         print_json(report.to_dict())
     else:
+        print_notes(report.notes)
         print("\n".join(report.lines()))
     return 0

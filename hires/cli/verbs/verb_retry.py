@@ -24,7 +24,7 @@ from hires.cli.options import (
 )
 from hires.cli.prepare import EarlierRuns, begin
 from hires.cli.screens.screen import print_json
-from hires.cli.start_run import explain, submit, wait_for
+from hires.cli.start_run import print_failure, submit, wait_for
 from hires.cli.verbs.verb_status import count
 from hires.cli.verbs.verb_status import repeats as lacking
 from hires.core.config.run_config import RunConfig, from_dict
@@ -211,7 +211,7 @@ def _run_here(
             results.append({"run": path.name, "why": str(error)})
             code = RunError.exit_code
             continue
-        explain(outcome, run)
+        print_failure(outcome, run)
         results.append({"run": run.name, "attempt": run.attempt, "state": outcome.state})
         if not args.json:  # the next run may take hours
             print(f"{run.name}: {outcome.state}", flush=True)

@@ -22,15 +22,17 @@ from hires.cli.options import (
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.prepare import EarlierRuns, prepare
 from hires.cli.screens.screen import print_config, print_json
-from hires.cli.start_run import explain, wait_for
+from hires.cli.start_run import print_failure, wait_for
 from hires.cli.verbs.verb_show import print_record
-from hires.core.store import campaign, checkpoints, rundir
+from hires.core.store import campaign, checkpoints
+from hires.core.store.attempts import next_attempt
 from hires.core.store.file_names import RECORD, last_number
 from hires.core.store.records import done_attempt, read_record
+from hires.core.store.rundir import RunDir
 from hires.launcher.interface import launcher_of
 from hires.launcher.ranks import spawn
 from hires.launcher.status.running_elsewhere import exclusive_start, refuse_begun
-from hires.report.tables import write_run_tables
+from hires.report.tables import record_of, write_run_tables
 
 PARSER = Parser(
     "run",
@@ -90,8 +92,7 @@ def main(args: Namespace) -> int:
             print(f"note: {note}", file=sys.stderr)
         if args.dry_run:
             with campaign.starting([path.parent]), exclusive_start(path, closes=False):
-                rundir.freeze(config, plan.to_dict(), ready.argv, ready.inputs)
-                ready.keep_choice()
+                ready.freeze(plan)
                 scripts = launcher.write_scripts(path, config, ready.argv)
             print(f"run folder: {path}", file=sys.stderr)
             files = [str(one) for one in scripts]
@@ -106,8 +107,8 @@ def main(args: Namespace) -> int:
                 return 0
             refuse_begun(path, seen)
             with exclusive_start(path):
-                run = rundir.create(config, plan.to_dict(), ready.argv, ready.inputs)
-                ready.keep_choice()
+                ready.freeze(plan)
+                run = RunDir(path, next_attempt(path, ready.argv))
                 launcher.write_scripts(path, config, ready.argv)
                 print(f"run folder: {path}", file=sys.stderr)
                 job = launcher.submit(run, config, after)
@@ -127,7 +128,7 @@ def main(args: Namespace) -> int:
         if job is not None:
             print(f"job {job}", file=sys.stderr)
         outcome = wait_for(config, run, plan.world, job)
-        explain(outcome, run)
+        print_failure(outcome, run)
     _print(path, args.json)
     return outcome.exit_code
 
@@ -145,4 +146,4 @@ def _print(path: Path, as_json: bool) -> None:
     if as_json:
         print_json(record)
     elif record["state"] == "done":  # numbers of half a run would look like a result
-        print_record(record, path)
+        print_record(record_of(record), path)

@@ -32,10 +32,11 @@ from hires.report.compare.comparison import Difference, named_differences, origi
 from hires.report.evaluations import evaluation_in
 from hires.report.logged_messages import CAPTION, message_sums
 from hires.report.points import median_speed
-from hires.report.record import RecordedProvenance, RunRecord, typed
+from hires.report.record import RecordedProvenance, RunRecord
 from hires.report.runs import read_run
 from hires.report.tables import record_of, tables_of_run
 from hires.report.timelines import absent, read_timeline, timeline_lines, write_trace
+from hires.report.typed_values import typed
 
 _EXAMPLES = (
     "hires show results/default/resnet50-224x224-single-fp32-0123abcd",
@@ -82,26 +83,27 @@ def main(args: Namespace) -> int:
 
 def _show(run: RunDir, as_json: bool) -> None:
     saved = _checkpoint_lines(run.path)
-    record = _record_of(run, saved)
+    values = _record_of(run, saved)
     if as_json:
-        print_json(record)
+        print_json(values)
         return
-    held = record_of(record)
-    where = f"{text(str(run.path))}, attempt a{held.attempt}"
-    print(f"{where}: {held.state or 'unknown'}{f': {held.cause}' if held.cause else ''}")
-    if (begin := held.resumed) is not None:
+    record = record_of(values)
+    where = f"{text(str(run.path))}, attempt a{record.attempt}"
+    print(f"{where}: {record.state or 'unknown'}{f': {record.cause}' if record.cause else ''}")
+    if (begin := record.resumed) is not None:
         of = "" if begin.attempt is None else f" of attempt a{begin.attempt}"
         place = "" if begin.checkpoint is None else f" from {begin.checkpoint}"
         print(f"it went on at step {begin.step}{place}{of}")
     lineage = [
         f"{one.run} up to step {one.step}"
         f"{f' (which has {value_text(one.differs)})' if one.differs else ''}"
-        for one in held.lineage
+        for one in record.lineage
     ]
     if lineage:
         print(f"it continues {', which continues '.join(lineage)}")
-    if held.inputs:
-        print(f"made from: {', '.join(f'{key} {digest}' for key, digest in held.inputs.items())}")
+    if record.inputs:
+        inputs = (f"{key} {digest}" for key, digest in record.inputs.items())
+        print(f"made from: {', '.join(inputs)}")
     for line in saved:
         print(line)
     read = read_run(run.path)
@@ -121,8 +123,7 @@ def _show(run: RunDir, as_json: bool) -> None:
             lines = ["time line of a step", *(f"  {line}".rstrip() for line in lines)]
         placement = [f"  {line}" for line in placement_lines(plan.to_dict())]
         print("\n".join(["placement (ranks)", *placement, "", *lines]))
-    for note in read.notes:
-        print(f"note: {note.where}: {note.text}")
+    print_notes(read.notes)
 
 
 def _checkpoint_lines(run: Path) -> list[str]:
@@ -147,15 +148,8 @@ def _record_of(run: RunDir, more: Sequence[str] = ()) -> Values:
     return record
 
 
-def _shown_attempt(run: RunDir) -> Path:
-    # The attempt of the record.
-    record = read_record(run.path)
-    attempt = None if record is None else record_of(record).attempt
-    return run.attempt_dir if attempt is None else attempt_dir(run.path, attempt)
-
-
 def _show_timeline(run: RunDir, drawn: bool, trace: str | None, as_json: bool) -> None:
-    steps = read_timeline(_shown_attempt(run))
+    steps = read_timeline(read_run(run.path).shown.folder)
     plan = Plan.from_dict(read_plan(run.path))
     if trace is not None:
         num_spans = write_trace(trace, plan, steps)
@@ -211,24 +205,23 @@ Memory was predicted as with engine.compile=off: the compiler takes about 80 MiB
 and in inference on a CPU, and in engines of TensorRT, the weights are held twice."""
 
 
-def print_record(values: Values, run: Path) -> None:
+def print_record(record: RunRecord, run: Path) -> None:
     """Prints the tables of a run's record, if it has any, and how to make it again.
 
     Before them it prints the skipped steps, that no step counts, and where in the folder ``run``
     predictions or the scales of a calibration lie; behind them which classes were taken for which,
     and the weights of a training there.
     """
-    record = record_of(values)
     if (skipped := record.skipped_steps) is not None:
         steps, were = plural(skipped, "step"), "was" if skipped == 1 else "were"
         scale = "unknown" if record.loss_scale is None else f"{record.loss_scale:.10g}"
         print(f"fp16: {steps} overflowed and {were} skipped, the last loss scale is {scale}")
     if without := record.unlabelled_microbatches:
         print(f"microbatches without a label that counts, which added nothing: {without}")
-    if (held := record.prediction) is not None:
-        maps = f", {held.kind} in {run / held.folder}" if held.folder else ""
-        images = plural(held.images or 0, "image")
-        print(f"predictions of {images}: {run / (held.table or '')}{maps}\n")
+    if (made := record.prediction) is not None:
+        maps = f", {made.kind} in {run / made.folder}" if made.folder else ""
+        images = plural(made.images or 0, "image")
+        print(f"predictions of {images}: {run / (made.table or '')}{maps}\n")
     scales = attempt_dir(run, record.attempt or 0) / SCALES
     if is_calibration := record.attempt is not None and scales.is_file():
         print(f"scales: {scales}\n")
@@ -236,7 +229,11 @@ def print_record(values: Values, run: Path) -> None:
     if state != "done" and samples:
         print(f"{state}: the tables hold what was measured until then\n")
     if state == "done" and not samples and (left_out := record.throughput.discarded):
-        print(f"{_uncounted(len(left_out))}\n")
+        print(
+            f"no throughput: of the {plural(len(left_out), 'step')} of this attempt none counts, "
+            f"as each attempt begins with measure.warmup; use a smaller measure.warmup or more "
+            f"steps\n"
+        )
     if samples or state == "done":
         for table in tables_of_run(record):
             if table.name == "classes" and len(table.rows) > _MOST_CLASSES:
@@ -257,25 +254,17 @@ def print_record(values: Values, run: Path) -> None:
         print(f"again: {record.reproduce}")
 
 
-def _uncounted(steps: int) -> str:
-    """Returns why a run of some steps has no throughput, and what would give it one."""
-    return (
-        f"no throughput: of the {plural(steps, 'step')} of this attempt none counts, as each "
-        f"attempt begins with measure.warmup; use a smaller measure.warmup or more steps"
-    )
-
-
 def training_lines(record: RunRecord, run: StrPath) -> list[str]:
     """Returns why a training ended early, and what ``weights=`` takes of it; none of other runs."""
-    lines, held = [], record.validation
-    if held is not None and held.ended_early is not None:
-        lines.append(ended_text({**vars(held), "step": held.ended_early}))
+    lines, validation = [], record.validation
+    if validation is not None and validation.ended_early is not None:
+        lines.append(ended_text({**vars(validation), "step": validation.ended_early}))
     there, _ = checkpoints.whole_checkpoints(run)
     best = checkpoints.read_best(run)
     if best is not None and any(one.step == best.step for one in there):
         words = f"{text(best.metric, 20)} {best.value:.4g} after step {best.step}"
         lines.append(f"weights={text(str(run))}/{BEST} are the best ones: {words}")
-    elif there and held is not None and held.best is not None:
+    elif there and validation is not None and validation.best is not None:
         lines.append(
             f"which weights are the best is unknown: {file_names.BEST} is missing or damaged"
         )
@@ -288,13 +277,13 @@ def confusion_table(record: RunRecord, run: StrPath) -> Table | None:
     """Returns the confusion matrix of an evaluation; None: there is none, or it is too large."""
     if record.attempt is None or record.evaluation is None:
         return None
-    found = evaluation_in(attempt_dir(Path(run), record.attempt))
-    if not found.confusion or len(found.names) > MOST_SHOWN:
+    file = evaluation_in(attempt_dir(Path(run), record.attempt))
+    if not file.confusion or len(file.names) > MOST_SHOWN:
         return None
     columns = [Column("class", "class")]
-    columns += [Column(f"as{n}", name, digits=0) for n, name in enumerate(found.names)]
+    columns += [Column(f"as{n}", name, digits=0) for n, name in enumerate(file.names)]
     rows: list[list[Cell]] = [
-        [name, *counts] for name, counts in zip(found.names, found.confusion, strict=True)
+        [name, *counts] for name, counts in zip(file.names, file.confusion, strict=True)
     ]
     title = "Confusion: a row for each class, a column for what was predicted"
     return Table("confusion", title, columns, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from hires.cli.options import Parser, flag, option
-from hires.cli.verbs.verb_bench import TUNED, become, message_options, message_task
+from hires.cli.verbs.verb_bench import TUNED, exec_benchmark, message_options, message_task
 from hires.plan.route_choice import TUNED_FOLDER
 
 SUBVERBS = ("comm",)
@@ -27,4 +27,4 @@ PARSER = Parser(
 
 def main(args: Namespace) -> int:
     """Becomes the measurement."""
-    return become(message_task(args, "tune", "tuning"))
+    return exec_benchmark(message_task(args, "tune", "tuning"))

@@ -17,7 +17,7 @@ from hires.cli.options import JSON, Parser, composing
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.prepare import prepare
 from hires.cli.screens.screen import print_config, print_json, print_table
-from hires.cli.start_run import ENDS, explain, wait_for
+from hires.cli.start_run import ENDS, print_failure, wait_for
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
@@ -62,9 +62,10 @@ def main(args: Namespace) -> int:
     with folders as folder, spawn.warm(config.launcher.threads):
         with Planner() as planner:
             # Calibrations are looked for, and kept, in the results of the user's.
-            config = prepare(config, args.overrides, planner, args.argv).config
-            config = dataclasses.replace(config, results=folder)
+            ready = prepare(config, args.overrides, planner, args.argv)
+            config = dataclasses.replace(ready.config, results=folder)
             plan = planner.plan(config, memory=False)  # rank 0 holds the whole network besides
+            plan = plan.with_findings(*ready.findings)
         require_feasible(plan)
         run = create(config, plan.to_dict(), args.argv)
         outcome = wait_for(config, run, plan.world, args=("--verify",))
@@ -72,7 +73,7 @@ def main(args: Namespace) -> int:
         if not file.exists():
             if outcome.exit_code == 0:
                 raise RunError("the ranks ended without comparing anything")
-            explain(outcome, run, keep=False, head=False)
+            print_failure(outcome, run, keep=False, head=False)
             error = RunError(f"the run {ENDS[outcome.state]}: {outcome.cause}")
             error.exit_code = outcome.exit_code
             raise error

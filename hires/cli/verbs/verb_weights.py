@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.compose.compose_config import compose
-from hires.cli.data_keys import path_of_weights, with_classes
-from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, option
+from hires.cli.data_keys import path_of_weights, resolve_data
+from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, file_to_write, option
 from hires.cli.planning import shapes_of
 from hires.cli.screens.screen import plural, print_json, print_table
-from hires.cli.tracing import TorchProcess, trace_key
+from hires.cli.tracing import Shapes, TorchProcess, tensors_of, trace_key
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
-from hires.core.store.files import make_folder
 from hires.core.store.network_weights import (
     PICKLES,
     SAFETENSORS,
@@ -32,7 +31,6 @@ from hires.core.units import size
 from hires.report.columns import Column
 
 SUBVERBS = ("show", "import", "export")
-OPTION = "--out"
 _OF_IMPORT = ("rename", "without", "fresh")
 
 
@@ -76,11 +74,11 @@ def main(args: Namespace) -> int:
         if getattr(args, name) and args.action != "import":
             raise ConfigError(f"--{name} is for `hires weights import`; leave it out")
     if args.action == "show" and args.out:
-        raise ConfigError(f"{OPTION} is for import and export; leave it out")
+        raise ConfigError("--out is for import and export; leave it out")
     with TorchProcess() as process:
         if args.action == "show":
             return _show(args, place, process)
-        path = _out(args.out)
+        path = file_to_write(args.out, *SAFETENSORS, *PICKLES)
         facts = (_import if args.action == "import" else _export)(args, place, path, process)
     if args.json:
         print_json({"weights": str(path), **facts})
@@ -89,26 +87,9 @@ def main(args: Namespace) -> int:
     return 0
 
 
-def _out(name: str | None) -> Path:
-    if not name:
-        raise ConfigError(f"name the file to write, as {OPTION} net.safetensors")
-    path = Path(name).expanduser().absolute()
-    if path.suffix not in (*SAFETENSORS, *PICKLES):
-        good = f"{path.stem}{SAFETENSORS[0]}"
-        raise ConfigError(f"{OPTION} {name} must end in .safetensors, .pt or .pth, as {good}")
-    make_folder(path.parent, OPTION)
-    return path
-
-
-def _held(place: WeightsPlace, process: TorchProcess) -> tuple[Mapping[str, list[int]], Any]:
-    if place.is_pickle:
-        return process.weights(place.path), process.weight_types(place.path)
-    return place.shapes(), place.dtypes()
-
-
 def _show(args: Namespace, place: WeightsPlace, process: TorchProcess) -> int:
-    shapes, types = _held(place, process)
-    needed: Mapping[str, list[int]] = {}
+    shapes, types = tensors_of(place, process)
+    needed: Shapes = {}
     others: Collection[str] = ()
     found: dict[str, Any] = {}
     if args.overrides:
@@ -128,7 +109,7 @@ def _show(args: Namespace, place: WeightsPlace, process: TorchProcess) -> int:
     return 0
 
 
-def _print_tensors(place: WeightsPlace, shapes: Mapping[str, list[int]], types: Any) -> None:
+def _print_tensors(place: WeightsPlace, shapes: Shapes, types: Mapping[str, str]) -> None:
     heads: list[Column | str] = ["tensor", "shape", "type", Column("numbers", "numbers", digits=0)]
     rows = [
         [name, " x ".join(map(str, shape)) or "one", types[name], str(prod(shape))]
@@ -142,7 +123,7 @@ def _export(
 ) -> dict[str, Any]:
     if args.overrides:
         raise ConfigError(f"{args.overrides[0]} is a key, which hires weights export does not take")
-    names = {name: name for name in _held(place, process)[0]}
+    names = {name: name for name in tensors_of(place, process)[0]}
     return process.write_weights(RunConfig(), place.path, path, names)
 
 
@@ -154,13 +135,13 @@ def _import(
     needed, others = _network(config, process)
     first = of_first_values(args.fresh or (), needed)
     rest = {name: shape for name, shape in needed.items() if name not in first}
-    held = _held(place, process)[0]
+    stored = tensors_of(place, process)[0]
     rules = NameRules(renames, args.without or ())
-    names = rules.renamed(held)
+    names = rules.renamed(stored)
     prefix = common_prefix(names.values(), rest)
     names = {old: new.removeprefix(prefix) for old, new in names.items()}
     names = {old: new for old, new in names.items() if new not in first}
-    require_fit(place.key, {new: held[old] for old, new in names.items()}, rest, others, _HOW)
+    require_fit(place.key, {new: stored[old] for old, new in names.items()}, rest, others, _HOW)
     return {**process.write_weights(config, place.path, path, names, first), "fresh": first}
 
 
@@ -180,12 +161,10 @@ def _renaming(text: str) -> tuple[str, str]:
 def _composed(args: Namespace) -> RunConfig:
     # A network has the classes of the data unless it names its own, perhaps fewer ones.
     config = compose(args.overrides, args.config_dir)
-    return config if config.model.classes is not None else with_classes(config)
+    return config if config.model.classes is not None else resolve_data(config)
 
 
-def _network(
-    config: RunConfig, process: TorchProcess
-) -> tuple[Mapping[str, list[int]], Collection[str]]:
+def _network(config: RunConfig, process: TorchProcess) -> tuple[Shapes, Collection[str]]:
     # The shapes of the tensors that a network needs, and what it holds beside them.
     needed = shapes_of(process.trace(config))
     return needed, process.tensors[trace_key(config)]

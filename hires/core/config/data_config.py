@@ -43,23 +43,23 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
     must be set."""
     length: int = value(1024, 1, MOST_STEPS, of=_MADE, plan=False)
     """Of images that are made: number of images."""
-    images: str = value("images/*", line=True, of=("masks",), plan=False)
+    images: str = value("images/*", line=True, of=("masks",), plan=False, source=True)
     """Of ``masks``: names of the images below ``data.path``; the star is a name without suffix."""
-    masks: str = value("masks/*", line=True, of=("masks",), plan=False)
+    masks: str = value("masks/*", line=True, of=("masks",), plan=False, source=True)
     """Of ``masks``: names of the label maps; the star is the name of the image."""
     ignore: int | None = value(None, 0, MOST_LABEL, of=("masks",))
     """Of ``masks``: the value of pixels that have no label."""
     values: list[int] | None = value(None, 0, 2**16 - 1, of=("masks",), plan=False)
     """Of ``masks``: the value of each class in the label maps, as ``[0,255]``; null: its number."""
-    level: int = value(0, 0, of=_SLIDE, plan=False)
+    level: int = value(0, 0, of=_SLIDE, plan=False, source=True)
     """Of ``slide``: level of the pyramid; 0 is the finest."""
-    cut: str = value("patches", choices=("patches", "whole"), of=_SLIDE, plan=False)
+    cut: str = value("patches", choices=("patches", "whole"), of=_SLIDE, plan=False, source=True)
     """Of ``slide``: ``patches`` of the size of ``image``, each an image, or the ``whole`` slide."""
-    region: list[int] | None = value(low=0, of=_SLIDE, plan=False)
+    region: list[int] | None = value(low=0, of=_SLIDE, plan=False, source=True)
     """Of ``slide``: [row, column, height, width] in pixels of the level; null: all of a slide."""
-    stride: int | None = value(None, 1, of=_SLIDE, plan=False)
+    stride: int | None = value(None, 1, of=_SLIDE, plan=False, source=True)
     """Of ``slide``: pixels from one patch to the next; null: the size of ``image``."""
-    tissue: float = value(0.5, 0, below=1, of=_SLIDE, plan=False)
+    tissue: float = value(0.5, 0, below=1, of=_SLIDE, plan=False, source=True)
     """Of ``slide``: least share of a patch that is tissue, by Otsu's threshold of saturation; 0
     takes all patches."""
     labels: str | None = value(of=("images", *_SLIDE), plan=False)
@@ -72,7 +72,7 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
     what it covers has no class. Those that are not named keep their name."""
     detections: bool = value(False, of=_SLIDE, plan=False)
     """Of ``slide`` with outlines: whether QuPath's detections, cells and tiles are regions, too."""
-    outside: str | None = value(of=_SLIDE, plan=False)
+    outside: str | None = value(of=_SLIDE, plan=False, source=True)
     """Of ``slide`` with outlines: class of patches that they do not cover by half; null leaves
     these patches out."""
     names: list[str] | None = value(identity=False, plan=False)

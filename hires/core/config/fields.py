@@ -57,6 +57,7 @@ def value(
             ``plan=False``: it changes neither the network, nor the plan, nor its memory; a key that
             does not say so costs time and gives no wrong answer. ``tasks``: those that read it.
             ``calibrates``: a run with scales does not read it. ``divides``: it divides the data.
+            ``source``: it says which images the data has.
     """
     facts |= {"low": low, "high": high}
     if isinstance(default, (list, dict)):

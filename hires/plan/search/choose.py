@@ -101,7 +101,7 @@ class Chooser:
     def choose(self, ranks: int) -> Choice:
         """Returns the layouts of so many ranks; PlanError: none exists or fits, and what would."""
         for problem in check_tiles(self.config):
-            raise PlanError(f"{problem.text} [{problem.key}]")
+            raise PlanError(str(problem))
         began_s = time.monotonic()
         choice = Choice(ranks, self.objective, self._source())
         estimator = self._estimator(ranks)

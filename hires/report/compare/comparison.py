@@ -13,19 +13,20 @@ A run fits if its host matches ``cluster``, all columns (of the frame ``runs``) 
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from hires.core.config.fields import build
 from hires.core.errors import ConfigError
-from hires.core.registry import offer
 from hires.core.store import reading
 from hires.core.store.files import write_atomically
 from hires.core.units import listed, size
-from hires.report.columns import same_value, value_text
+from hires.report.columns import value_text
 from hires.report.compare.bootstrap import CONFIDENCE, center
 from hires.report.compare.metrics import METRICS, ComparedPoint, Metric, pair, per_image, points
 from hires.report.compare.verdicts import (
@@ -39,8 +40,8 @@ from hires.report.compare.verdicts import (
     overall,
     parse_tolerance,
 )
-from hires.report.record import RecordedProvenance, typed
-from hires.report.runs import INPUTS, WITH_COLUMN, Run, defaults
+from hires.report.record import RecordedProvenance
+from hires.report.runs import INPUTS, WITH_COLUMN, Run, defaults, size_columns
 
 OPTION = "--write-reference FILE"
 _COLUMNS = ("model", "image", "layout", "precision", "task", "batch", "ranks")  # of a new point
@@ -60,9 +61,12 @@ class Reference:
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
-            raise ValueError(f"metric {self.metric!r} is none of {', '.join(METRICS)}")
-        if self.unit != METRICS[self.metric].unit or self.value <= 0:
-            raise ValueError(f"{self.metric} is above 0 and in {METRICS[self.metric].unit}")
+            raise ConfigError(f"metric {self.metric!r} is none of {', '.join(METRICS)}")
+        if self.unit != METRICS[self.metric].unit or not 0 < self.value < math.inf:
+            raise ConfigError(
+                f"value={self.value}, unit={self.unit}: {self.metric} is above 0 and in "
+                f"{METRICS[self.metric].unit}"
+            )
         self.accepted()
 
     def accepted(self) -> Tolerance:
@@ -72,7 +76,8 @@ class Reference:
     def fits(self, run: Run) -> bool:
         """Whether it is about a run."""
         row = {**run.flat_config, **run.point}
-        equal = all(same_value(row.get(key), value_text(v)) for key, v in self.point.items())
+        point = self.point | size_columns(self.point.get("image"))  # 64 and [64,64] are 64x64
+        equal = all(value_text(row.get(key)) == value_text(v) for key, v in point.items())
         others = _keys(run, METRICS[self.metric]).keys() - self.point.keys()
         return equal and not others and fnmatch.fnmatchcase(_host(run), self.cluster)
 
@@ -84,33 +89,10 @@ def read_references(path: Path) -> list[Reference]:
         entries = values.get("references") if isinstance(values, dict) else None
         if not entries or not isinstance(entries, list):
             raise ValueError("it holds no references, which are a list named `references`")
-        return [_reference(entry, f"reference {n}") for n, entry in enumerate(entries, start=1)]
-    except (OSError, ValueError, LookupError, RecursionError, ConfigError, yaml.YAMLError) as error:
+        return [build(Reference, one, f"reference {n}.") for n, one in enumerate(entries, start=1)]
+    except (OSError, ValueError, RecursionError, ConfigError, yaml.YAMLError) as error:
         why = " ".join(str(error).split())
         raise ConfigError(f"{path}: {why}; `{OPTION}` writes such a file") from None
-
-
-def _reference(entry: object, name: str) -> Reference:
-    known = [one.name for one in fields(Reference)]
-    if not isinstance(entry, dict):
-        raise ValueError(f"{name} is {value_text(entry)}, and not keys with values")
-    for key in entry:
-        if key not in known:
-            raise ValueError(f"{name} has an unknown key {str(key)!r}; {offer(str(key), known)}")
-    for one in fields(Reference):
-        if one.default is MISSING and entry.get(one.name) is None:
-            raise ValueError(f"{name} has no {one.name}")
-    try:
-        made: Reference = typed(Reference, entry, name)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-    return made
-
-
-def best_reference(references: Sequence[Reference], metric: Metric, run: Run) -> Reference | None:
-    """Returns the first reference with the most keys of those that fit a run, if any fits."""
-    fits = [r for r in references if r.metric == metric.name and r.fits(run)]
-    return max(fits, key=lambda r: len(r.point), default=None)
 
 
 def measured_references(
@@ -222,7 +204,10 @@ def compare_runs(
         if not runs:
             raise ConfigError(f"no run of {name} has a config.yaml that can be read")
     pairs = pair(read_a, read_b)
-    config, machine = run_differences(read_a, read_b)
+    sides = read_a, read_b
+    machine = named_differences(*([origin(run.provenance) for run in side] for side in sides))
+    config = named_differences(*([run.flat_config for run in side] for side in sides))
+    config = [one for one in config if one.what not in _PLACES]
     shared = [both for both in pairs if both[1].runs and both[2].runs]
     if not shared:
         keys = [f"{d.what} ({d.a} in A, {d.b} in B)" for d in config]
@@ -263,12 +248,13 @@ def compare_references(
     for metric in every if metrics is None else metrics:
         verdicts = []
         for label, point in measured:
-            fit = best_reference(references, metric, point.runs[0])
-            if fit is None:
+            fits = [r for r in references if r.metric == metric.name and r.fits(point.runs[0])]
+            if not fits:
                 without.append(f"{metric.name} of {label}")
-            else:
-                tolerant = replace(settings, tolerance=fit.accepted())
-                verdicts.append(judge(label, metric, fit.value * metric.base, point, tolerant))
+                continue
+            best = max(fits, key=lambda r: len(r.point))  # of several the first with the most keys
+            tolerant = replace(settings, tolerance=best.accepted())
+            verdicts.append(judge(label, metric, best.value * metric.base, point, tolerant))
         if verdicts:
             comparison.add(metric, verdicts)
     if not comparison.results:
@@ -279,15 +265,6 @@ def compare_references(
         comparison.notes.append(f"no reference for {listed(without, _MOST, '; ')}")
     _add_notes(comparison, [point for _, point in measured], runs)
     return comparison
-
-
-def run_differences(
-    a: Sequence[Run], b: Sequence[Run]
-) -> tuple[list[Difference], list[Difference]]:
-    """Returns what differs of the configs, keys of one side among them, and of code and machine."""
-    config = named_differences(*([run.flat_config for run in side] for side in (a, b)))
-    machine = named_differences(*([origin(run.provenance) for run in side] for side in (a, b)))
-    return [one for one in config if one.what not in _PLACES], machine
 
 
 def named_differences(

@@ -18,7 +18,8 @@ from hires.core.store.reading import read_json
 from hires.core.units import MIB
 from hires.report.plots import style
 from hires.report.plots.base import MAX_RUNS, Drawing, PlotData, labelled, plot
-from hires.report.record import RunRecord, typed
+from hires.report.record import RunRecord
+from hires.report.typed_values import typed
 
 
 @dataclass

@@ -10,7 +10,7 @@ from hires.core.units import MIB
 from hires.report.frames import numeric, plain_rows
 from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, MAX_RANKS, Drawing, PlotData, plot
-from hires.report.points import group_key
+from hires.report.points import parts_of
 from hires.report.record import RecordedRank
 from hires.report.run_tables import planned_rows, run_row
 
@@ -47,7 +47,7 @@ def per_rank(data: PlotData) -> Drawing | str:
 def largest_image(data: PlotData) -> Drawing | str:
     """Draws the image sizes of each layout: those that ran, and those that memory refused."""
     frame = _images(data)
-    groups = [part for _, part in frame.groupby(group_key(frame, _PANEL)) if part["refused"].any()]
+    groups = [part for part in parts_of(frame, _PANEL) if part["refused"].any()]
     if not groups:
         return "memory refused no image, so the largest one that fits is not known"
     shown = sorted(groups, key=lambda part: -part["edge"].nunique())[:MAX_PANELS]

@@ -88,10 +88,9 @@ def _map_of(run: Run) -> RecordedMap | None:
     return kind if len(kind.shape) == len(kind.axes) and min(kind.shape) > 0 else None
 
 
-def _natural(path: Path) -> list[Any]:
-    """Returns a key by which 2.tif is before 10.tif."""
-    parts = re.split(r"(\d{1,9})", path.name)
-    return [(int(part), "") if place % 2 else (0, part) for place, part in enumerate(parts)]
+def _natural(path: Path) -> str:
+    # 2.tif stands before 10.tif.
+    return re.sub(r"\d+", lambda digits: digits[0].zfill(9), path.name)
 
 
 def _overview(path: Path, kind: RecordedMap) -> Overview:

@@ -11,7 +11,7 @@ from hires.report.columns import Row
 from hires.report.frames import Frames, numeric, plain_rows
 from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, Drawing, PlotData, plot
-from hires.report.points import WORK, common_work, differing_keys, fastest, group_key, weight
+from hires.report.points import WORK, common_work, differing_keys, fastest, parts_of, weight
 
 MAX_BARS = 20
 SPREAD = "Medians over attempts; bars reach from p10 to p90 of all their steps."
@@ -54,10 +54,10 @@ def by_layout(data: PlotData) -> Drawing | str:
 def by_image(data: PlotData) -> Drawing | str:
     """Draws throughput against image size, one line for each layout and number of ranks."""
     frame = _points(data.frames)
-    # Those with the most image sizes, in order of their names.
-    panels = [item for item in frame.groupby(group_key(frame, _PANEL)) if _is_line(item[1])]
-    panels.sort(key=lambda item: (-item[1]["pixels"].nunique(), -len(item[1])))
-    parts = [part for _, part in sorted(panels[:MAX_PANELS], key=lambda item: str(item[0]))]
+    every = [part for part in parts_of(frame, _PANEL) if _is_line(part)]
+    # Those with the most image sizes, in their order.
+    most = sorted(every, key=lambda part: (-part["pixels"].nunique(), -len(part)))[:MAX_PANELS]
+    parts = [part for part in every if any(part is one for one in most)]
     if not parts:
         return "no network and precision was run to the end with two image sizes"
     fig, axes = style.panels(len(parts), 2, 2.9)
@@ -88,7 +88,7 @@ def by_ranks(data: PlotData) -> Drawing | str:
     """Draws throughput and efficiency against ranks, at the work with the most of them."""
     frame = _points(data.frames)
     frame = frame[frame["ranks"].notna()]
-    works = [part for _, part in frame.groupby(group_key(frame, ("campaign", *WORK)))]
+    works = parts_of(frame, ("campaign", *WORK))
     works = [part for part in works if part.groupby("layout")["ranks"].nunique().max() > 1]
     if not works:
         return (

@@ -66,11 +66,14 @@ def test_layout_is_called_what_its_keys_make_it():
         assert (layout.name, found) == (name, numbers)
 
 
-def test_paths_need_no_quotes_of_their_own():
+def test_paths_need_no_quotes_of_their_own(tmp_path):
     for path in ("/tmp/my images (2024)/a=b", "/tmp/it's", '/tmp/"quoted"', "/tmp/ünïcode"):
         assert compose(["data=folder", f"data.path={path}"]).data.path == path
     relative = compose(["data=folder", "data.path=images"]).data.path
     assert relative == str(Path("images").absolute())  # ranks may start elsewhere
+    folder = tmp_path / "it's, [mine]"
+    folder.mkdir()
+    assert compose(["cluster=mine"], store(folder, "cluster", "name: ours")).cluster.name == "ours"
 
 
 def test_broken_choice_of_a_user_is_one_paragraph(tmp_path):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from hires.cli import planning
+from hires.cli.sweep import execution
 from hires.core.errors import PlanError, RunError
 from hires.core.store import campaign, provenance
 from tests.helpers.commands import SMALL, fake_hires
@@ -78,6 +79,27 @@ def test_a_raising_point_fails_the_sweep_and_stops_no_other(hires, fake_ranks, m
     assert [point.state for point in recorded().excluded] == ["failed", "infeasible"]
     assert {(point.what or {}).get("model") for point in recorded().excluded} == {"resnet18"}
     assert hires("status", "default").out.count("failed") >= 1
+
+
+def test_points_whose_memory_is_unknown_run_alone(hires, fake_ranks, monkeypatch):
+    # They counted as needing nothing, and ran side by side.
+    class Process(planning.TorchProcess):
+        def footprint(self, config, plan):
+            raise RunError("killed")
+
+    queues = []
+
+    def queue(tasks, rooms, *more, **facts):
+        queues.append(kept(tasks, rooms, *more, **facts))
+        assert [task.needs_bytes for task in tasks] == [rooms.memory_bytes] * 2
+        return queues[0]
+
+    kept = execution.LocalQueue
+    monkeypatch.setattr(planning, "TorchProcess", Process)
+    monkeypatch.setattr(execution, "LocalQueue", queue)
+    answer = hires(*TWO, "--max-parallel", "2")
+    assert (answer.code, len(queues)) == (0, 1), answer.err
+    assert "the memory of the ranks could not be predicted: killed" in answer.err
 
 
 def test_dry_run_writes_nothing_and_run_m_is_the_same_verb(hires):

@@ -30,7 +30,7 @@ def test_failing_check_ends_with_1_and_its_remedy(hires, monkeypatch):
 
 def test_calibration_is_a_benchmark_that_takes_keys(hires, monkeypatch):
     seen = []
-    monkeypatch.setattr(verb_doctor, "become", lambda task: seen.append(task) or 1)
+    monkeypatch.setattr(verb_doctor, "exec_benchmark", lambda task: seen.append(task) or 1)
     assert hires("doctor", "--calibrate", "--json", "model=unet", "image=64").code == 1
     [task] = seen
     assert (task["kind"], task["json"]) == ("calibrate", True)

@@ -14,7 +14,7 @@ from hires.cli.screens.show_plan import finding_lines, memory_lines, node_lines
 from hires.core.store.ends import End
 from hires.core.units import MIB, size
 from hires.plan.memory import LIBRARIES_BYTES, RankMemory, Room
-from hires.plan.plan import Plan
+from hires.plan.plan import Finding, Plan
 from tests.helpers.commands import SMALL
 from tests.helpers.small_plans import plan_of
 
@@ -73,7 +73,7 @@ def test_memory_is_drawn_in_proportion_and_alike_ranks_and_nodes_stand_on_one_li
         f"nodes 2-3: 1 rank needs {size(one)} of 2.0 MiB",
         f"all 4 nodes together: {size(2 * two + 2 * one)}",
     ]
-    kinds = [{"severity": one, "text": "t", "key": "k"} for one in ("note", "error", "warning")]
+    kinds = [Finding(severity, "k", "t") for severity in ("note", "error", "warning")]
     assert [line[0] for line in finding_lines(kinds)] == ["e", "w", "n"]
 
 
@@ -129,6 +129,7 @@ def test_error_and_noise_decide_the_verdict_and_no_folder_is_left(hires, rank_0_
     rank_0_finds(1e-12)
     assert json.loads(hires("verify", *SMALL, "precision=bf16", "--json").out)["ok"] is True
     assert (seen["precision"], seen["path"].exists()) == ("bf16", False)
+    assert "note: parallel=auto chose" in hires("verify", *SMALL, "parallel=auto", "ranks=2").err
     assert not Path("results").exists()
 
 

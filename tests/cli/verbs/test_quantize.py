@@ -29,8 +29,10 @@ pytestmark = pytest.mark.usefixtures("traced")
 REAL = ("quantize", *SMALL, "quant.images=10")
 """Names no data."""
 QUANTIZE = (*REAL, "data=synthetic")
-AUTO = (*QUANTIZE, "quant.auto=30dB", "out=a.safetensors")
+AUTO = (*QUANTIZE, "quant.auto=30dB", "--out=a.safetensors")
 INT8 = ("plan", *SMALL, "task=infer", "precision=int8", "weights=n8.safetensors")
+INT8_OF_IMAGES = (*SMALL, "task=infer", "precision=int8", "data=synthetic", "quant.images=10")
+INT8_OF_IMAGES += ("quant.keep=[fc]",)  # as ``quantised``
 FILE, SCALES = Path("n8.safetensors"), Path("n8.json")
 
 
@@ -62,13 +64,13 @@ def ranks(monkeypatch, traced):
 
 @pytest.fixture
 def quantised(hires, ranks):
-    answer = hires(*QUANTIZE, "quant.keep=[fc]", "out=n8.safetensors")
+    answer = hires(*QUANTIZE, "quant.keep=[fc]", "--out=n8.safetensors")
     assert answer.code == 0, answer.err
     return answer
 
 
 def test_scales_and_weights_are_written_and_the_worst_values_shown(hires, ranks, traced):
-    answer = hires(*QUANTIZE, "parallel=sp", "precision=int8", "out=net.safetensors")
+    answer = hires(*QUANTIZE, "parallel=sp", "precision=int8", "--out=net.safetensors")
     assert answer.code == 0, answer.err
     assert "no weights=PATH" in answer.err
     assert "made-up images" in answer.err
@@ -83,7 +85,7 @@ def test_scales_and_weights_are_written_and_the_worst_values_shown(hires, ranks,
     assert [path.name for path in sorted(Path().glob("net*"))] == ["net.json", "net.safetensors"]
     # Layers that stay in float are not counted.
     every, less = (
-        json.loads(hires(*QUANTIZE, "out=net.safetensors", "--json", f"quant.keep={keep}").out)
+        json.loads(hires(*QUANTIZE, "--out=net.safetensors", "--json", f"quant.keep={keep}").out)
         for keep in ("[]", "[fc]")
     )
     assert every["quantised"] == sum(node.kind == "conv2d" for node in traced.nodes) + 1
@@ -94,22 +96,22 @@ def test_images_without_classes_calibrate(hires, ranks, tmp_path):
     for number in range(2):
         Image.new("RGB", (32, 32), (number, 9, 200)).save(tmp_path / f"{number}.png")
     keys = "data=images", f"data.path={tmp_path}", "model.classes=10", "quant.images=2", "batch=2"
-    answer = hires("quantize", *SMALL, *keys, "out=net.safetensors")
+    answer = hires("quantize", *SMALL, *keys, "--out=net.safetensors")
     assert answer.code == 0, answer.err
     assert ranks[0]["data"]["name"] == "images"
 
 
 def test_earlier_calibration_is_found_whatever_its_layout(hires, ranks):
     words = "quant.calibration=noise", "--json"
-    first = json.loads(hires(*REAL, *words, "out=a.json").out)
-    again = hires(*REAL, *words, "parallel=sp", "batch=8", "out=b.json")
+    first = json.loads(hires(*REAL, *words, "--out=a.json").out)
+    again = hires(*REAL, *words, "parallel=sp", "batch=8", "--out=b.json")
     assert len(ranks) == 1
     assert json.loads(again.out)["calibration"] == first["calibration"]
     assert "reusing an earlier calibration" in again.err
     assert Path("a.json").read_text() == Path("b.json").read_text()
     others = "quant.observer=min_max", "seed=1", "engine.fuse=off", "--again"
     for number, more in enumerate(others, 2):
-        answer = hires(*REAL, *words, more, "out=c.json")
+        answer = hires(*REAL, *words, more, "--out=c.json")
         assert (answer.code, len(ranks)) == (0, number), answer.err
     # One that lacks values, as one that left layers in float, is made again.
     values = json.loads(Path(first["calibration"]).read_text())
@@ -117,21 +119,49 @@ def test_earlier_calibration_is_found_whatever_its_layout(hires, ranks):
         del values[name]["fc"]
     for file in Path("results").glob("calibrations/*/a*/scales.json"):
         file.write_text(json.dumps(values))
-    assert hires(*REAL, *words, "out=a.json").code == 0
+    assert hires(*REAL, *words, "--out=a.json").code == 0
     assert (len(ranks), "fc" in read_scales("a.json").values) == (6, True)
+
+
+def test_network_is_prepared_as_that_of_a_run(hires, ranks):
+    # The layout stayed open.
+    answer = hires(*QUANTIZE, "parallel=auto", "ranks=2", "--out=a.json")
+    assert answer.code == 0, answer.err
+    assert "note: parallel=auto chose parallel." in answer.err
+    assert ranks[0]["parallel"]["name"] != "auto"
+
+
+def test_verification_takes_an_earlier_calibration(hires, quantised, monkeypatch):
+    # It was looked for in the folder that a verification leaves nothing in.
+    launch = "hires.launcher.kinds.this_machine.launch"
+    monkeypatch.setattr(launch, lambda *_, **__: End("done", exit_codes={0: 0}))
+    answer = hires("verify", *INT8_OF_IMAGES)
+    assert "reusing an earlier calibration" in answer.err
+    assert (answer.code, "without comparing" in answer.err) == (1, True)
+
+
+def test_scales_of_earlier_calibrations_are_read_once_in_a_command(hires, quantised, monkeypatch):
+    files = []
+    read = "hires.cli.planning.read_scales"
+    monkeypatch.setattr(read, lambda path: files.append(path) or read_scales(path))
+    answer = hires("sweep", *INT8_OF_IMAGES, "steps=2,4", "--dry-run")
+    assert (answer.code, len(files)) == (0, 1), answer.err
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["out=a.json"], "needs real images and none are named"),
-        (["data=synthetic", "quant.images=5000", "out=a.json"], "5000 .*than the 1024 images"),
-        (["data=synthetic", "out=a.pt"], "must end in .safetensors"),
-        (["data=synthetic", "out=a.json", "quant.keep=[no_such]"], "no_such names no layer"),
-        (["data=synthetic", "out=a.json", "precision=int8", "task=train"], "task=train learns"),
-        (["data=synthetic", "quant.scales=b.json", "out=a.json"], "makes scales of its own; leave"),
-        (["data=synthetic", "out=/proc/x.safetensors"], "cannot write /proc: "),
-        (["data=synthetic", "out=mine.safetensors"], "mine.json, which `hires quantize` has not"),
+        (["--out=a.json"], "needs real images and none are named"),
+        (["data=synthetic", "quant.images=5000", "--out=a.json"], "5000 .*than the 1024 images"),
+        (["data=synthetic", "--out=a.pt"], "must end in .safetensors"),
+        (["data=synthetic", "--out=a.json", "quant.keep=[no_such]"], "no_such names no layer"),
+        (["data=synthetic", "--out=a.json", "precision=int8", "task=train"], "task=train learns"),
+        (
+            ["data=synthetic", "quant.scales=b.json", "--out=a.json"],
+            "makes scales of its own; leave",
+        ),
+        (["data=synthetic", "--out=/proc/x.safetensors"], "cannot write /proc: "),
+        (["data=synthetic", "--out=mine.safetensors"], "mine.json, which `hires quantize` has not"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_any_rank_starts(hires, ranks, words, text):
@@ -149,11 +179,11 @@ def test_full_disk_leaves_an_earlier_pair_or_nothing(hires, ranks, monkeypatch):
 
     for earlier in (False, True):
         if earlier:
-            assert hires(*QUANTIZE, "out=n8.safetensors").code == 0
+            assert hires(*QUANTIZE, "--out=n8.safetensors").code == 0
         before = {path.name: path.read_bytes() for path in Path().glob("*n8*")}
         with monkeypatch.context() as patch:
             patch.setattr("hires.cli.verbs.verb_quantize.write_scales", full)
-            answer = hires(*QUANTIZE, "out=n8.safetensors", "quant.keep=[fc]")
+            answer = hires(*QUANTIZE, "--out=n8.safetensors", "quant.keep=[fc]")
         assert (answer.code, "No space left" in answer.err) == (2, True)
         assert {path.name: path.read_bytes() for path in Path().glob("*n8*")} == before
 
@@ -165,7 +195,7 @@ def test_calibration_that_does_not_end_well_leaves_no_file(hires, monkeypatch, s
     ended, begun = End(state, "conv1 cannot be calibrated", exit_codes={0: code}), []
     launch = "hires.launcher.kinds.this_machine.launch"
     monkeypatch.setattr(launch, lambda *a, **k: begun.append(a) or ended)
-    answer = hires(*QUANTIZE, "out=n8.safetensors")
+    answer = hires(*QUANTIZE, "--out=n8.safetensors")
     assert answer.code == code
     assert f"{how}, so there are no scales: conv1 cannot be calibrated" in answer.err
     assert not list(Path().glob("n8*"))
@@ -202,7 +232,7 @@ def test_layer_kept_by_name_stays_in_float_where_the_file_is_read(hires, quantis
     plan = Plan.from_dict(json.loads(hires(*INT8, "parallel=sp", "--json").out))
     assert plan.graph.by_name["fc"].kind == "linear"
     assert not any(fact.recipe for fact in plan.graph.params.values())
-    assert hires(*QUANTIZE, "out=n8.safetensors").code == 0  # an earlier pair is overwritten
+    assert hires(*QUANTIZE, "--out=n8.safetensors").code == 0  # an earlier pair is overwritten
     assert read_scales("n8.json").kept == {}
     SCALES.unlink()
     answer = hires("run", *INT8[1:], "data=synthetic")

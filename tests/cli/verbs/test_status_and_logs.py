@@ -3,6 +3,7 @@ themselves, and end without a word on Ctrl-C."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -71,6 +72,9 @@ def test_watching_goes_on_while_runs_wait(hires, tmp_path, monkeypatch):
 
     monkeypatch.setattr(verb_status.time, "sleep", sleep)
     assert hires("status", "--watch").code == 130  # it looks again
+    for words in (("status", "--watch"), ("logs", "one-00000001", "--follow")):
+        answer = hires(*words, "--json")  # objects were printed one after the other
+        assert (answer.code, json.loads(answer.out)["error"]["exit_code"]) == (2, 2)
 
 
 def following(folder: Path, *words: str) -> subprocess.Popen[str]:
