@@ -276,6 +276,7 @@ print("\\n".join(sys.modules))
 def test_quick_verbs_load_nothing_that_is_slow_to_load(python):
     # Each of these takes a tenth of a second or more; without them an answer takes about as much.
     slow = {"torch", "numpy", "pandas", "hydra", "omegaconf", "matplotlib", "submitit", "rich"}
+    slow |= {"importlib.metadata"}  # half of that
     answer = python("-c", LOADED)
     assert answer.code == 0, answer.err
     assert not slow & {*answer.out.split()}

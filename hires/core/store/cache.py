@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -89,8 +88,10 @@ def key_of(*facts: Any) -> str:
 def _versions() -> list[Any]:
     """Returns torch's version, and name, size and time of every file of hires."""
     torch = ""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        torch = importlib.metadata.version("torch")
+    from importlib import metadata  # takes as long as a verb's own start
+
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        torch = metadata.version("torch")
     folder = Path(__file__).parents[2]
     files = [(path, path.stat()) for path in sorted(folder.rglob("*.py"))]
     code = [(str(path.relative_to(folder)), s.st_size, s.st_mtime_ns) for path, s in files]

@@ -15,7 +15,6 @@ import platform
 import signal
 import socket
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,8 @@ def collect() -> dict[str, Any]:
     """
     cores = len(os.sched_getaffinity(0))
     memory = torch = None
+    from importlib import metadata  # takes as long as a verb's own start
+
     with contextlib.suppress(metadata.PackageNotFoundError):
         torch = metadata.version("torch")
     with contextlib.suppress(ValueError, OSError):
