@@ -246,7 +246,7 @@ def test_simulated_step_has_the_events_of_the_plan_and_the_length_of_its_schedul
         for rank, line in enumerate(simulated.ranks):
             passes = [span.action for span in line.spans if span.kind in ("forward", "backward")]
             assert passes == plan.actions_of(rank)
-            items = timed_program(plan, rank, EqualCosts(plan))
+            items = timed_program(plan, rank, EqualCosts(plan), events(plan, rank))
             assert [item.event for item in items if item.event.role != ALONE] == [
                 e for e in events(plan, rank) if e.role != ALONE and e.kind != BARRIER
             ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -17,7 +18,7 @@ from hires.plan.layout import shares_of
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.ownership import updated_elements
 from hires.plan.plan import CommOp, Plan, Slot, Stage, derived
-from hires.plan.program import events, steps_of
+from hires.plan.program import steps_of
 from hires.plan.simulation.node_work import NodeWork, node_work
 from hires.plan.tiling import area
 
@@ -169,10 +170,10 @@ class Item(NamedTuple):
     seconds: float = 0.0
 
 
-def timed_program(plan: Plan, rank: int, costs: Roofline) -> list[Item]:
-    """Returns what takes a rank's time in one step, in order; all begin together, so no barrier."""
+def timed_program(plan: Plan, rank: int, costs: Roofline, own: Iterable[Event]) -> list[Item]:
+    """Returns what takes time of a rank's own events of a step, which all begin together."""
     items: list[Item] = []
-    stream = events(plan, rank)
+    stream = iter(own)
     for event in stream:
         action = event.part.action
         if event.computes == PASS:

@@ -26,7 +26,7 @@ from hires.plan.simulation.calibrated_device import CalibratedDevice
 from hires.plan.simulation.costs import Device, DeviceSpeed, Roofline
 from hires.plan.simulation.machine_calibration import COMMAND, Calibration
 from hires.plan.simulation.node_work import NodeWork
-from hires.plan.simulation.simulate import Link, Network, PassingTime, Simulation, simulate
+from hires.plan.simulation.simulate import Link, Network, PassingTime, PlannedStep, Simulation
 from hires.plan.tuning_table import Case, MeasuredSeconds
 
 LAUNCH_S = 10e-6
@@ -124,7 +124,8 @@ class MachineModel:
         copies = min(plan.num_replicas, max(1, of_node // plan.ranks_per_replica))
         nodes = -(-plan.ranks_per_replica // of_node)  # of a replica, whose cores it has
         share, speed = copies / nodes, self.speed(of_node)
-        simulation = simulate(plan, Roofline(plan, speed), network)
+        step = PlannedStep(plan)
+        simulation = step.simulated(Roofline(plan, speed), network)
         busy_s = sum(end_s - begin_s for own in simulation.computing for begin_s, end_s in own)
         at_once = round(busy_s / (simulation.step_s or math.inf) * share)
         # A rank that waits for a message on its way copies it, so it uses a core, too.
@@ -133,7 +134,7 @@ class MachineModel:
         if fewer or crowd > 1:
             network = dataclasses.replace(network, crowd=crowd)
             speed = self.speed(at_once) if fewer else speed
-            simulation = simulate(plan, Roofline(plan, speed), network)
+            simulation = step.simulated(Roofline(plan, speed), network)
         return simulation, share
 
 

@@ -22,6 +22,7 @@ from hires.core.ranks.timeline import BACKWARD, COLLECTIVE, FORWARD, HALO, Span,
 from hires.plan.event import ALONE, MEETING, WORLD, Event
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
+from hires.plan.program import events
 from hires.plan.proof.step_order import MESSAGE, Node, StepGraph
 from hires.plan.simulation.costs import Item, Roofline, timed_program
 
@@ -140,30 +141,53 @@ class Simulation:
 
 def simulate(plan: Plan, costs: Roofline, network: Network | None = None) -> Simulation:
     """Returns what a step of a deadlock-free plan takes; no network: messages take no time."""
-    programs = [timed_program(plan, rank, costs) for rank in range(plan.ranks_per_replica)]
-    graph = _TimedGraph(plan, programs)
-    end_s, order = graph.times(Network(), [])
-    unlinked_s = max(end_s, default=0.0)
-    if network is not None and network != Network():
-        messages = [node for node in order if node in graph.sends]
-        end_s, _ = graph.times(network, sorted(messages, key=end_s.__getitem__))
-    made = _simulation(programs, [[end_s[node] for node in own] for own in graph.places])
-    made.unlinked_s = unlinked_s
-    return made
+    return PlannedStep(plan).simulated(costs, network)
+
+
+class PlannedStep:
+    """A step of a deadlock-free plan, which may be simulated several times."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._graph = plan, _TimedGraph(plan, [])
+        self._events = [[*events(plan, rank)] for rank in range(plan.ranks_per_replica)]
+
+    def simulated(self, costs: Roofline, network: Network | None = None) -> Simulation:
+        """Returns what it takes, as :func:`simulate`."""
+        pairs = enumerate(self._events)
+        programs = [timed_program(self._plan, rank, costs, own) for rank, own in pairs]
+        waited_for = [[item.event for item in program] for program in programs]
+        if self._graph.events != waited_for:
+            self._graph = _TimedGraph(self._plan, waited_for)
+        graph = self._graph
+        graph.seconds = [0.0] * len(graph.behind)
+        for program, places in zip(programs, graph.places, strict=True):
+            for item, place in zip(program, places, strict=True):
+                graph.seconds[place] += item.seconds
+        end_s, order = graph.times(Network(), [])
+        unlinked_s = max(end_s, default=0.0)
+        if network is not None and network != Network():
+            messages = [node for node in order if node in graph.sends]
+            end_s, _ = graph.times(network, sorted(messages, key=end_s.__getitem__))
+        made = _simulation(programs, [[end_s[node] for node in own] for own in graph.places])
+        made.unlinked_s = unlinked_s
+        return made
 
 
 class _TimedGraph:
-    """The graph of a step, whose nodes have numbers here, and what each takes."""
+    """The graph of a step, whose nodes have numbers here, and the seconds that each computes."""
 
-    def __init__(self, plan: Plan, programs: Sequence[Sequence[Item]]) -> None:
+    seconds: list[float]
+
+    def __init__(self, plan: Plan, of_ranks: list[list[Event]]) -> None:
         self.members = dict(enumerate(groups(plan)))
         self.members[WORLD] = [*range(plan.world)]
+        self.events = of_ranks
         step, calls, every = StepGraph(), dict[Node, Event](), []
-        for rank, program in enumerate(programs):
-            read = step.read(rank, (item.event for item in program))
+        for rank, own_events in enumerate(of_ranks):
+            read = step.read(rank, own_events)
             every.append(read.waits)
-            for group, events in read.meetings.items():
-                calls |= {(MEETING, *group, at): event for at, event in enumerate(events)}
+            for group, met in read.meetings.items():
+                calls |= {(MEETING, *group, at): event for at, event in enumerate(met)}
         number = {node: place for place, node in enumerate(step.graph)}
         self.behind = [[number[other] for other in behind] for behind in step.graph.values()]
         self.calls = {number[node]: event for node, event in calls.items()}
@@ -172,14 +196,15 @@ class _TimedGraph:
             for node, place in number.items()
             if node[0] == MESSAGE
         }
-        self.seconds = [0.0] * len(number)  # that a rank computes
-        self.places: list[list[int]] = []  # by rank: the node that ends each item
-        for program, waits in zip(programs, map(iter, every), strict=True):
+        self.readers: list[list[int]] = [[] for _ in self.behind]
+        for place, behind in enumerate(self.behind):
+            for other in behind:
+                self.readers[other].append(place)
+        self.places: list[list[int]] = []  # by rank: the node that ends each event
+        for own_events, waits in zip(of_ranks, map(iter, every), strict=True):
             own: list[int] = []
-            for item in program:  # a sum that is issued holds up no rank
-                is_issue = item.event.role == "issue"
-                own.append(own[-1] if is_issue else number[next(waits).node])
-                self.seconds[own[-1]] += item.seconds
+            for event in own_events:  # a sum that is issued holds up no rank
+                own.append(own[-1] if event.role == "issue" else number[next(waits).node])
             self.places.append(own)
 
     def times(self, network: Network, order: Sequence[int]) -> tuple[list[float], list[int]]:
@@ -196,22 +221,23 @@ class _TimedGraph:
                 last[lane] = node
         end_s = [0.0] * len(self.behind)
         passed_s: dict[int, float] = {}  # when the links of a message are free again
-        readers: list[list[int]] = [[] for _ in self.behind]
-        left: list[int] = []  # nodes that are not timed yet, of those before each
-        for node, behind in enumerate(self.behind):
-            before = [*behind, *served[node]] if node in served else behind
-            left.append(len(before))
+        left = [*map(len, self.behind)]  # nodes that are not timed yet, of those before each
+        later: dict[int, list[int]] = {}  # messages behind one on its links
+        for node, before in served.items():
+            left[node] += len(before)
             for other in before:
-                readers[other].append(node)
+                later.setdefault(other, []).append(node)
         ready, done = [node for node, count in enumerate(left) if not count], list[int]()
         while ready:
             node = ready.pop()
             done.append(node)
-            for reader in readers[node]:
+            for reader in (*self.readers[node], *later.get(node, ())):
                 left[reader] -= 1
                 if not left[reader]:
                     ready.append(reader)
-            begin_s = max([end_s[other] for other in self.behind[node]], default=0.0)
+            begin_s = 0.0
+            for other in self.behind[node]:
+                begin_s = max(begin_s, end_s[other])
             if node in served:
                 source, event = self.sends[node]
                 busy_s, latency_s = network.message_s(source, event.peer, event.num_bytes, event)
