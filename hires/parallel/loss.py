@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from hires.core.config.training_config import LossConfig
+from hires.core.errors import ConfigError
 from hires.core.losses import LOSSES, loss_named
 from hires.nets.random_draws import Draws
 from hires.parallel.context import Context
@@ -69,7 +70,8 @@ def loss_of(
     """
     output = _wide(output)
     graph, loss, divides = context.plan.graph, loss_named(keys), divides_output(context)
-    with loss_draws(keys, context.seed, context.step, context.first_sample, graph.input_shape[0]):
+    draws = loss_draws(keys, context.seed, context.step, context.first_sample, graph.input_shape[0])
+    with _NoDraws(0, 0, 0, 1) if divides and loss.draws else draws:
         if not (divides or keys.ignored):
             return loss.mean(output, target), None
         sums = loss.sums(output, target)
@@ -88,6 +90,19 @@ def loss_draws(
     if not LOSSES[keys.name].draws:
         return contextlib.nullcontext()
     return Draws(seed, step, first_sample, samples, _LOSS_DRAW)
+
+
+class _NoDraws(Draws):  # type: ignore[no-untyped-call]
+    """Refuses what a loss draws of a part of the output, whose place in it a draw does not know."""
+
+    def numbers(self, *_: Any, **__: Any) -> Any:
+        """Raises ConfigError."""
+        raise ConfigError(
+            "loss.target draws random numbers, which for a part of the output would not be those "
+            "of one process; use a layout whose last stage is one rank, as parallel=sp+lp"
+        )
+
+    _seeded = numbers
 
 
 def divides_output(context: Context) -> bool:

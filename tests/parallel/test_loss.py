@@ -178,6 +178,8 @@ def test_weights_of_another_number_of_classes_are_an_error_of_the_plan():
     [
         ("whole_only", UNET, {"tiles": [2, 1]}, "has no argument reduction, .* as parallel=sp.lp"),
         ("no_number", {}, {}, r"returns a tensor \[2\]; return (one|a tensor)"),
+        ("noisy", UNET, {"tiles": [2, 1]}, "draws random numbers, .* as parallel=sp.lp"),
+        ("noisy", {}, {"stages": 2, "local_dp": 2}, "draws random numbers, .* as parallel=sp.lp"),
     ],
 )
 def test_function_that_is_no_loss_is_refused(function, net, parallel, expected, tmp_path: Path):
