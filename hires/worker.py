@@ -21,6 +21,7 @@ from hires.core.ranks import heartbeat, meeting, rank_process
 from hires.core.ranks.binding import bind
 from hires.core.ranks.world import World, from_environment
 from hires.core.store import file_names, frozen, records, trust
+from hires.core.store.attempts import Attempt
 from hires.core.store.ends import State
 from hires.core.store.files import append_metric
 from hires.core.store.network_weights import weights_of
@@ -159,7 +160,8 @@ def run_attempt(
     calibrator = Calibrator(config, engine) if calibrates else None
     validation = epochs = None
     if config.task.name == "train":
-        epochs = Epochs(config, len(source), world.rank)
+        attempt = Attempt(run_dir, world.attempt)
+        epochs = Epochs(config, len(source), world.rank, attempt, begin.step)
     if plan.validation is not None:
         validation = Validation(config, plan, engine, saver, world)
     with tracked(config, run_dir, begin.step, world.rank) as tracking:

@@ -13,7 +13,7 @@ import torch
 from hires import comm
 from hires.cli.data_keys import resolve_data
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError, PlanError
+from hires.core.errors import PREEMPTED, ConfigError, PlanError
 from hires.core.evaluation_metrics import PIXELS
 from hires.core.ranks.world import World
 from hires.core.store import checkpoints, records
@@ -157,6 +157,27 @@ def test_each_epoch_has_its_own_seconds(monkeypatch: pytest.MonkeyPatch):
     first, second = filter(None, noted)
     assert (first["epoch_s"], first["left_s"]) == (0 + 1 + 2, 3 * 2.0)
     assert (second["epoch_s"], second["left_s"]) == (3 + 4 + 5, 12 * 1.0)
+
+
+@pytest.mark.parametrize("stops", [(9,), (3, 5)])  # in its second epoch, and twice in its first
+def test_epoch_of_a_resumed_training_counts_the_steps_before(tmp_path: Path, stops: tuple[int]):
+    keys = {"validate": {}, "steps": 14, "parallel": {"replicas": 2}, "checkpoint": {"every": 1}}
+    keys["data"] = {**TRAINING["data"], "length": 28}
+    whole, stopped = (run_folder(tmp_path / name, training(**keys)) for name in "ab")
+    assert attempt(whole) == [0, 0]
+    for step in stops:
+        assert attempt(stopped, stop_at=step) == [PREEMPTED, PREEMPTED]
+    assert attempt(stopped) == [0, 0]
+    expected_lines = lines_of(whole, 0, "epoch")
+    numbers = range(len(stops) + 1)
+    noted = [line for number in numbers for line in lines_of(stopped, number, "epoch")]
+    assert [line["step"] for line in noted] == [6, 13]
+    means = [line["loss"] for line in expected_lines]
+    assert [line["loss"] for line in noted] == pytest.approx(means, rel=1e-12)
+    steps = [line for number in numbers for line in lines_of(stopped, number, "step")]
+    for line, first in zip(noted, (0, 7), strict=True):
+        of_rank_0 = [one for one in steps if not one["rank"] and first <= one["step"] < first + 7]
+        assert line["epoch_s"] >= sum(one["step_s"] for one in of_rank_0)
 
 
 PAIRS = {
