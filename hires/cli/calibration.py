@@ -112,8 +112,10 @@ def scales_of_images(
     if path is None:
         split = "" if calibration.data.split == "all" else f" data.split={calibration.data.split}"
         what = f"{calibration.quant.images} images of data={calibration.data.name}{split}"
-        print(f"calibrating on {what}", file=sys.stderr)
-        path = calibrate(calibration, planner, argv)
+        chooses = None if again else _choosing(calibration, planner)
+        if chooses is None:
+            print(f"calibrating on {what}", file=sys.stderr)
+        path = calibrate(chooses or calibration, planner, argv)
     else:
         print(f"reusing an earlier calibration: {path}", file=sys.stderr)
     for line in scale_lines(config, read_scales(path), graph):
@@ -243,6 +245,22 @@ def earlier_scales(config: RunConfig, planner: Planner) -> Path | None:
             if is_whole and stored.source == key and stored.network == params_digest(graph):
                 return path
     return None
+
+
+def _choosing(config: RunConfig, planner: Planner) -> RunConfig | None:
+    """Returns the config of a calibration that chooses layers with the scales of an earlier one.
+
+    None: nothing is to be chosen (``quant.auto``), or there is no such calibration.
+    """
+    if config.quant.auto is None:
+        return None
+    plain = dataclasses.replace(config, quant=dataclasses.replace(config.quant, auto=None))
+    path = earlier_scales(plain, planner)
+    if path is None:
+        return None
+    print(f"choosing layers with the scales of an earlier calibration: {path}", file=sys.stderr)
+    quant = dataclasses.replace(config.quant, scales=str(path))
+    return dataclasses.replace(config, steps=1, measure=MeasureConfig(warmup=0), quant=quant)
 
 
 def calibrate(config: RunConfig, planner: Planner, argv: Sequence[str]) -> Path:

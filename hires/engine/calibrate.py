@@ -34,7 +34,7 @@ from hires.plan.operators.operator_facts import facts_of
 from hires.plan.passes.int8 import kept_by_name, observed_values, params_digest
 from hires.quant.affine import Affine, affine_of
 from hires.quant.observers import PIECE, WITH_COUNTS, Observed, num_bytes, reduce_all, scratch
-from hires.quant.scales import Scales, calibration_key, write_scales
+from hires.quant.scales import Scales, calibration_key, read_scales, write_scales
 
 POOR_DB = 20.0
 """Signal over noise below which a value is measured with another observer, too."""
@@ -98,21 +98,21 @@ class Calibrator:
         It is measured on the first batch; all ranks call it together.
         """
         names = [name for name in self.names if name in values]
-        place = {name: k for k, name in enumerate(names)}
-        powers = torch.zeros(len(place), 2, dtype=torch.float64)
+        row = {name: k for k, name in enumerate(names)}
+        powers = torch.zeros(len(row), 2, dtype=torch.float64)
 
         def add(name: str, x: Tensor, image: int) -> None:
-            for rows in torch.split(x.detach().flatten(), NOISE_PIECE):
-                exact = rows.double()
+            for piece in torch.split(x.detach().flatten(), NOISE_PIECE):
+                exact = piece.double()
                 error = exact - fake_quantized(exact, values[name])
                 both = torch.stack([exact.square().sum(), error.square().sum()])
-                powers[place[name]] += both.cpu()
+                powers[row[name]] += both.cpu()
 
         watch_values(self.engine, names, add)
         one_step(self._config, self.engine, source)
         self.close()
         _reduce(powers, "sum")
-        return {name: decibels(*powers[k].tolist()) for name, k in place.items()}
+        return {name: decibels(*powers[k].tolist()) for name, k in row.items()}
 
     def min_max_noise(self, source: Source, noise: Mapping[str, float]) -> dict[str, float]:
         """Returns what the noise of the worst values would be with min_max, where it is much less.
@@ -130,20 +130,41 @@ class Calibrator:
 def write_calibration(
     calibrator: Calibrator, config: RunConfig, source: Source, run_dir: Path, attempt: int
 ) -> None:
-    """Writes the scales of an attempt whose ranks have taken all steps; all call it together."""
-    held = frozen.read(run_dir)
-    digests = {} if held is None else held.inputs.digests
-    scales = calibrator.scales(calibration_key(config, digests))
-    noise = calibrator.noise(source, dict(scales.values))
-    other = calibrator.min_max_noise(source, noise)
-    scales = dataclasses.replace(scales, noise=noise, min_max_noise=other)
+    """Writes the scales of an attempt whose ranks have taken all steps; all call it together.
+
+    They are those of ``quant.scales`` if that names some: then layers alone are chosen. RunError:
+    ``quant.auto`` cannot choose in this layout; the scales without a choice are written, and serve
+    a run without ``quant.auto``, or in another layout.
+    """
+    planned = frozen.read(run_dir)
+    digests = {} if planned is None else planned.inputs.digests
+    path = file_names.attempt_dir(run_dir, attempt) / file_names.SCALES
+
+    def write(scales: Scales) -> None:
+        if comm.get_rank() == 0:
+            write_scales(path, scales, OPTION)
+            text = "%d values calibrated on %d images: %s"
+            log.info(text, len(scales.values), scales.images, path)
+
+    key = calibration_key(config, digests)
+    if config.quant.scales is None:
+        scales = calibrator.scales(key)
+        noise = calibrator.noise(source, dict(scales.values))
+        other = calibrator.min_max_noise(source, noise)
+        scales = dataclasses.replace(scales, noise=noise, min_max_noise=other)
+    else:  # of an earlier calibration
+        calibrator.close()
+        scales = dataclasses.replace(read_scales(config.quant.scales), source=key)
     if config.quant.auto is not None:
-        choice = kept_layers(config, calibrator.engine, source, scales)
+        try:
+            choice = kept_layers(config, calibrator.engine, source, scales)
+        except RunError:
+            quant = dataclasses.replace(config.quant, auto=None)
+            key = calibration_key(dataclasses.replace(config, quant=quant), digests)
+            write(dataclasses.replace(scales, source=key))
+            raise
         scales = dataclasses.replace(scales, **choice._asdict())
-    if comm.get_rank() == 0:
-        path = file_names.attempt_dir(run_dir, attempt) / file_names.SCALES
-        write_scales(path, scales, OPTION)
-        log.info("%d values calibrated on %d images: %s", len(noise), scales.images, path)
+    write(scales)
 
 
 def _reduce(tensor: Tensor, how: str) -> None:
@@ -169,10 +190,10 @@ def rehearse_choice(config: RunConfig, engine: RankEngine, step: Callable[[], ob
         return
     step()
     tensors = {**engine.tensors, **engine.derived.tensors}
-    nodes = [node for one in engine.contexts for node in one.plan.nodes(one.stage.index)]
+    nodes = [node for c in engine.contexts for node in c.plan.nodes(c.stage.index)]
     names = {name for n in nodes if facts_of(n.kind).multiplies for name in n.params}
     weights = [tensors[name] for name in sorted(names & tensors.keys()) if tensors[name].dim() > 1]
     # Of the int8 network: its own weights, their numbers, and these in the order of kernels.
-    own = [torch.empty_like(weight) for weight in weights]
-    numbers = [torch.empty_like(weight, dtype=torch.int8) for weight in own for _ in range(2)]
-    del own, numbers
+    copies = [torch.empty_like(weight) for weight in weights]
+    numbers = [torch.empty_like(weight, dtype=torch.int8) for weight in weights for _ in range(2)]
+    del copies, numbers

@@ -31,11 +31,11 @@ def watch_values(engine: RankEngine, names: list[str], watch: Watch) -> None:
     """Lets ``watch`` see what a rank computes of some values, each pixel on one rank only."""
     wanted = set(names)
     for context, module in zip(engine.contexts, engine.modules, strict=True):
-        own = wanted & {node.name for node in module.nodes}
+        shown = wanted & {node.name for node in module.nodes}
         readers = (s.index for s in context.plan.stages if _reads_images(context, s.index))
         if INPUT in wanted and context.stage.index == next(readers, None):
-            own.add(INPUT)
-        module.watch(functools.partial(_show, context, own, watch))
+            shown.add(INPUT)
+        module.watch(functools.partial(_show, context, shown, watch))
 
 
 def one_step(config: RunConfig, engine: RankEngine, source: Source, **options: Any) -> Any:
@@ -67,14 +67,14 @@ def decibels(signal: float, noise: float) -> float:
     return max(-200.0, min(200.0, 10 * (math.log10(signal) - math.log10(noise))))
 
 
-def noise_share(exact: Sequence[Tensor], made: Sequence[Tensor]) -> float:
+def noise_share(exact: Sequence[Tensor], noisy: Sequence[Tensor]) -> float:
     """Returns the noise of tensors as a share of the exact ones' power, the same on all ranks.
 
     All call it together, each with its own parts. Where an element is not finite it is infinite.
     """
     powers = torch.zeros(2, dtype=torch.float64)
-    for one, other in zip(exact, made, strict=True):
-        powers += torch.stack([one.square().sum(), (other - one).square().sum()])
+    for tensor, other in zip(exact, noisy, strict=True):
+        powers += torch.stack([tensor.square().sum(), (other - tensor).square().sum()])
     comm.all_reduce(powers)
     signal, noise = powers.tolist()
     share = float(noise / signal if signal else noise)
@@ -91,17 +91,17 @@ def own_part(context: Context, name: str, value: Tensor) -> tuple[Tensor, int] |
     shares = layout == SHARDED or (name == INPUT and stage.shards > 1)
     first = context.first_sample + (context.samples[0] if shares else 0)
     if layout == TILED and name in stage.extents:
-        held, rect = context.extent(name), context.own_of(name)
+        extent = context.extent(name)
         if name in stage.factors:
-            value = to_map(value, unpack(stage.factors[name]), held)
-        value = part(value, held, rect)
+            value = to_map(value, unpack(stage.factors[name]), extent)
+        value = part(value, extent, context.own_of(name))
     return value, context.step * batch + first
 
 
-def _show(context: Context, own: set[str], watch: Watch, name: str, value: Any) -> None:
-    shown = own_part(context, name, value) if name in own else None
-    if shown is not None:
-        watch(name, *shown)
+def _show(context: Context, shown: set[str], watch: Watch, name: str, value: Any) -> None:
+    mine = own_part(context, name, value) if name in shown else None
+    if mine is not None:
+        watch(name, *mine)
 
 
 def _reads_images(context: Context, stage: int) -> bool:

@@ -6,24 +6,35 @@
 
 A join of a large map and a small one may be the worst, and only its readers in float, too, read it
 unrounded. Every error is measured on the first batch, in the run's own layout, as a share of the
-output's power.
+output's power. Errors of layers that are rounded one by one leave out what lies between them (sums,
+pools, inputs of kept layers); the network itself leaves out nothing:
+
+    rank 0      traces it once -> graph to all ranks; plans it with the scales -> plan to all ranks
+    all ranks   build what a run builds, and compute the first batch
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 import logging
 import math
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from hires.core.config.precision_config import noise_bound
+from hires import comm
+from hires.core.config.precision_config import PrecisionConfig, noise_bound
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError
+from hires.core.errors import ConfigError, HiresError, RunError
+from hires.core.precisions import INT8
+from hires.core.store import file_names
 from hires.data.source import Source
-from hires.engine.build import RankEngine
+from hires.engine.build import RankEngine, build_rank
 from hires.engine.calibration_values import (
     decibels,
     fake_quantized,
@@ -31,15 +42,24 @@ from hires.engine.calibration_values import (
     one_step,
     own_part,
 )
-from hires.engine.int8_error import Int8Error, traced_for_int8
+from hires.engine.weights_file import WeightsFile
+from hires.nets.trace import trace_config
 from hires.parallel.context import Context
-from hires.plan.graph import describe
+from hires.plan.graph import Graph, describe
 from hires.plan.passes.int8 import NOTHING, Rounding, Roundings, kept_by_name
 from hires.plan.passes.rewriting import rewritten
+from hires.plan.plan import Plan
+from hires.plan.planner import make_plan
+from hires.plan.traffic import backends_of_plan
 from hires.quant.row_scales import fake_quantized_rows
-from hires.quant.scales import Scales
+from hires.quant.scales import Scales, write_scales
 
 log = logging.getLogger(__name__)
+
+_UNMEASURED = (
+    "quant.auto cannot measure the int8 network in this layout: {}; calibrate with `hires quantize "
+    "parallel=single`, and run with quant.scales=FILE"
+)
 
 
 class AutoChoice(NamedTuple):
@@ -62,8 +82,8 @@ def kept_layers(
     """
     bound, quant = noise_bound(config.quant.auto), config.quant
     assert bound is not None
-    traced = traced_for_int8(config)
-    graph = rewritten(config, traced)
+    network = _Int8Network(config, engine, source, scales)
+    graph = rewritten(config, network.traced)
     try:
         roundings = Roundings(graph, scales.values, kept_by_name(graph, config), quant.linear)
     except ConfigError as error:  # as the quantised run will say
@@ -78,8 +98,7 @@ def kept_layers(
     for name in worst:
         log.info("%s alone: %s", describe(graph.by_name[name]), _text(alone[name]))
     reasons = {name: f"quant.auto: {_text(alone[name])} alone" for name in worst}
-    itself = Int8Error(config, engine, source, scales, traced, exact)
-    kept, share = enough_kept(itself, reasons, bound)
+    kept, share = enough_kept(functools.partial(network.noise, exact), reasons, bound)
     left = len(roundings.in_int8(kept))
     facts = {"asked_db": decibels(1.0, bound), "images": float(config.batch)}
     facts |= {"operators": float(left)}
@@ -126,6 +145,71 @@ def enough_kept(
     return dict(every[:enough]), shares[enough]
 
 
+class _Int8Network:
+    """What a run with some scales computes, in a calibration's layout; all ranks make it together.
+
+    ``traced`` is the network that it quantises, without the conversions of a layout.
+    """
+
+    def __init__(
+        self, config: RunConfig, engine: RankEngine, source: Source, scales: Scales
+    ) -> None:
+        self._engine, self._source, self._scales = engine, source, scales
+        self._config = dataclasses.replace(
+            config,
+            task=dataclasses.replace(config.task, name="infer"),
+            precision=PrecisionConfig(INT8),
+            quant=dataclasses.replace(config.quant, auto=None),
+        )
+        is_first = comm.get_rank() == 0
+        text = json.dumps(trace_config(self._config).to_dict()) if is_first else ""
+        comm.max_all(0, patient=True)  # a trace may need longer than a message
+        self.traced = Graph.from_dict(json.loads(comm.broadcast_text(text)))
+
+    def noise(self, exact: list[Tensor], kept: Mapping[str, str]) -> float:
+        """Returns its noise, if it keeps these layers, as a share of the output's power.
+
+        ``exact`` are this rank's own parts of the float network's outputs; all ranks call it
+        together. RunError: it cannot be measured in this layout.
+        """
+        text = self._planned(kept) if comm.get_rank() == 0 else ""
+        comm.max_all(0, patient=True)  # a plan may need longer than a message
+        planned = json.loads(comm.broadcast_text(text))
+        if "why" in planned:
+            raise RunError(_UNMEASURED.format(planned["why"]))
+        file, rank = self._engine.weights, self._engine.context.rank
+        weights = None if file is None else WeightsFile(file)
+        plan = Plan.from_dict(planned["plan"])
+        engine = build_rank(self._config, plan, rank, 0, self._engine.device, weights=weights)
+        outputs = _outputs(self._config, engine, self._source, NOTHING)
+        engine.close()
+        comm.max_all(0)  # a rank that frees a group ends its connections
+        for group in engine.context.groups.values():
+            comm.destroy_group(group)
+        shapes = [[tensor.shape for tensor in some] for some in (outputs, exact)]
+        if comm.max_all(int(shapes[0] != shapes[1])):
+            raise RunError(_UNMEASURED.format("its output lies on other ranks"))
+        return noise_share(exact, outputs)
+
+    def _planned(self, kept: Mapping[str, str]) -> str:
+        # The plan as text, or why there is none.
+        with tempfile.TemporaryDirectory(prefix="hires-auto-") as folder:
+            path = Path(folder) / file_names.SCALES
+            quant = dataclasses.replace(self._config.quant, scales=str(path))
+            try:
+                write_scales(path, dataclasses.replace(self._scales, kept=kept))
+                plan = make_plan(dataclasses.replace(self._config, quant=quant), self.traced)
+            except HiresError as error:
+                return json.dumps({"why": str(error)})
+        errors = [finding.text for finding in plan.findings if finding.severity == "error"]
+        # Ranks have joined the backends of the calibration, and no others.
+        joined = {*backends_of_plan(self._engine.context.plan)}
+        if errors or not {*backends_of_plan(plan)} <= joined:
+            ways = "its messages take other ways than those of the calibration"
+            return json.dumps({"why": "; ".join(errors) or ways})
+        return json.dumps({"plan": plan.to_dict()})
+
+
 def _outputs(
     config: RunConfig, engine: RankEngine, source: Source, rounding: Rounding
 ) -> list[Tensor]:
@@ -148,5 +232,5 @@ def _round(
     if name in rounding.rows:  # of what is real numbers again
         value.copy_(fake_quantized_rows(value))
     if name == context.plan.graph.output:
-        own = own_part(context, name, value)
-        outputs += [] if own is None else [own[0].double().cpu()]
+        mine = own_part(context, name, value)
+        outputs += [] if mine is None else [mine[0].double().cpu()]

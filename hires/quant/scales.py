@@ -254,8 +254,8 @@ def calibration_key(config: RunConfig, digests: Mapping[str, str]) -> str:
     values = identity(plain(config))
     kept = {key: values.get(key) for key in ("model", "data", "image", "seed", "precision")}
     # Ranges are the same whatever is kept by name, and what quant.auto chooses is not.
-    every = (values.get("quant") or {}).items()
-    quant = {key: one for key, one in every if key != "keep" or config.quant.auto is not None}
+    chooses, every = config.quant.auto is not None, (values.get("quant") or {}).items()
+    quant = {key: value for key, value in every if chooses or key not in ("keep", "linear")}
     kept |= {"quant": quant, "fuse": config.engine.fuse}
     of = {name: digests.get(name) for name in ("network", "data", "weights")}
     return hashlib.sha256(json.dumps([kept, of], sort_keys=True).encode()).hexdigest()[:16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -9,14 +10,16 @@ import torch
 
 from hires.core.config.run_config import from_dict, to_dict
 from hires.core.errors import ConfigError
-from hires.core.store import file_names
+from hires.core.ranks.world import World
+from hires.core.store import file_names, frozen
 from hires.data.opening import open_data
 from hires.data.order import step_images
+from hires.engine import kept_layers
 from hires.engine.build import whole_model
 from hires.engine.calibrate import GAIN_DB, POOR_DB
 from hires.engine.calibration_values import decibels, fake_quantized
 from hires.plan.passes.int8 import kept_by_name, observed_values
-from hires.quant.scales import read_scales
+from hires.quant.scales import calibration_key, read_scales
 from tests.helpers.evaluations import GEMS, calibration
 from tests.helpers.jobs import failing_folder, run_folders
 from tests.helpers.layouts import plan_of
@@ -108,6 +111,44 @@ def test_layer_that_makes_nan_is_named(tmp_path):
     [text] = run_ranks(failing_folder, 1, str(path))
     assert "mul (mul) cannot be calibrated: 10 images have NaN or infinite elements there" in text
     assert not (path / "a0" / file_names.SCALES).exists()
+
+
+def unmeasured_folder(world: World, folder: str) -> str:
+    """Returns the error of a calibration whose int8 network would need other backends."""
+    with pytest.MonkeyPatch.context() as patch:
+        numbers = itertools.count()
+        patch.setattr(kept_layers, "backends_of_plan", lambda plan: [next(numbers)])
+        return failing_folder(world, folder)
+
+
+@pytest.mark.dist
+def test_calibration_whose_layers_cannot_be_chosen_serves_a_run_without_a_choice(tmp_path):
+    config = calibration(quant={"auto": "30dB", "linear": "dynamic"})
+    path = run_folder(tmp_path, config)
+    [text] = run_ranks(unmeasured_folder, 1, str(path))
+    assert "its messages take other ways than those of the calibration" in text
+    found, digests = scales_in(path), frozen.read(path).inputs.digests
+    assert found.source == calibration_key(calibration(), digests)
+    assert found.source != calibration_key(config, digests)
+    assert (found.auto, found.kept) == ({}, {})
+    assert len(found.values) == len(found.noise) > 0
+
+
+@pytest.mark.dist
+def test_layers_are_chosen_with_scales_that_are_there(tmp_path):
+    plain, paths = calibration(), [run_folder(tmp_path / "plain", calibration())]
+    run_ranks(run_folders, 1, [str(paths[0])])
+    quant = {"auto": "30dB", "scales": str(paths[0] / "a0" / file_names.SCALES)}
+    config = calibration(quant=quant, steps=1)
+    paths.append(run_folder(tmp_path / "choosing", config))
+    run_ranks(run_folders, 1, [str(paths[1])])
+    found, chosen = map(scales_in, paths)
+    for name in ("values", "ranges", "noise", "min_max_noise", "images", "network"):
+        assert getattr(chosen, name) == getattr(found, name)
+    assert chosen.auto["asked_db"] == 30
+    digests = frozen.read(paths[1]).inputs.digests
+    keys = [calibration_key(one, digests) for one in (plain, config)]
+    assert [found.source, chosen.source] == keys
 
 
 @pytest.mark.dist

@@ -101,6 +101,18 @@ def test_images_without_classes_calibrate(hires, ranks, tmp_path):
     assert ranks[0]["data"]["name"] == "images"
 
 
+def test_layers_are_chosen_with_the_scales_of_an_earlier_calibration(hires, ranks):
+    assert hires(*QUANTIZE, "--out=a.safetensors").code == 0
+    answer = hires(*AUTO, "parallel=sp", "quant.keep=[fc]")
+    assert answer.code == 0, answer.err
+    plain, choosing = ranks
+    assert "choosing layers with the scales of an earlier calibration" in answer.err
+    assert choosing["quant"]["scales"].endswith("scales.json")
+    assert (plain["steps"], choosing["steps"]) == (3, 1)
+    assert hires(*AUTO, "--again").code == 0
+    assert ranks[2]["quant"]["scales"] is None
+
+
 def test_earlier_calibration_is_found_whatever_its_layout(hires, ranks):
     words = "quant.calibration=noise", "--json"
     first = json.loads(hires(*REAL, *words, "--out=a.json").out)
@@ -293,4 +305,5 @@ def test_signal_of_the_int8_network_and_of_each_operator_is_shown_and_kept(hires
     assert len(ranks) == 1
     answer = hires(*AUTO, "quant.keep=[fc]")
     assert len(ranks) == 2  # what is kept by name decides what else has to be
+    assert [config["quant"]["scales"] for config in ranks] == [None, None]
     assert "Layers that stay in float" in answer.out
