@@ -33,12 +33,12 @@ from hires.engine.device import RankDevice, open_device, prepare_arithmetic
 from hires.engine.epochs import Epochs
 from hires.engine.evaluate import Evaluator, write_evaluation
 from hires.engine.memory_meter import PeakMeter
+from hires.engine.owned_outputs import Observer
 from hires.engine.predict import Predictor, write_prediction
 from hires.engine.region_calls import Compilation
 from hires.engine.region_compiler import compile_regions
 from hires.engine.resume_point import resume_point
 from hires.engine.run import hold_preemption, run_steps
-from hires.engine.seen_outputs import Observer
 from hires.engine.tracking import import_packages, tracked
 from hires.engine.validate import Validation
 from hires.engine.verify import verify_rank

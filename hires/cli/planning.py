@@ -56,7 +56,7 @@ from hires.quant.scales import Scales, read_scales, require_pair, scales_of, sto
 T = TypeVar("T")
 _DECIDE = (
     "image", "model", "data", "parallel", "precision", "comm", "task", "memory", "optimizer",
-    "loss", "seed", "ahead",
+    "loss", "seed", "ahead", "decoding",
 )  # fmt: skip
 """Parts of the config that may decide the memory together with the plan."""
 LAYOUT_KEYS = frozenset({"parallel", "parallel.objective", "ranks", *DECIDED})
@@ -326,6 +326,10 @@ def plan_key(config: RunConfig) -> dict[str, Any]:
         del (values[section] if section else values)[name]
     # A run of fewer steps than microbatches are read ahead holds fewer of them.
     values["ahead"] = min(config.steps, config.data.prefetch + 1)
+    if config.data.path is not None:
+        from hires.data.decoding_memory import decoding_bytes  # which imports the decoders
+
+        values["decoding"] = decoding_bytes(config)
     if config.model.name != "custom":  # a user's function may draw what it builds
         del values["seed"]
     return values

@@ -66,6 +66,10 @@ class ImageFacts:
     """Whether its samples are floats."""
     unread_pages: int = 0
     """Pages that are as large as the image and no part of it, as other slices of a volume."""
+    decoding_bytes: int = 0
+    """Memory that is taken to read a window, beside the window."""
+    kept_bytes: int = 0
+    """Memory in which its pixels stay for the next window."""
 
 
 class ImageFile(Protocol):

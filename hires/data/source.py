@@ -53,6 +53,8 @@ class Source:
     """The value of pixels without a class."""
     reads_files = False
     """Whether it reads files below ``data.path``."""
+    kept_bytes = 0
+    """Memory of the images that it keeps."""
 
     @classmethod
     def open(cls, data: DataConfig, size: Size, channels: int, seed: int) -> Source:

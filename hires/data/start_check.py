@@ -96,10 +96,10 @@ def _slide_findings(facts: str, size: Size, channels: int) -> list[tuple[str, st
     assert len(source)  # which cuts the slides
     source = source.whole if isinstance(source, PartSource) else source
     assert isinstance(source, SlideSource)
-    found = []
-    for one in source.findings():
-        found.append((one.severity, "data.labels", f"{one.text}: {listed(one.files)}"))
-    return found
+    return [
+        (finding.severity, "data.labels", f"{finding.text}: {listed(finding.files)}")
+        for finding in source.findings()
+    ]
 
 
 def image_findings(config: RunConfig) -> list[tuple[str, str, str]]:

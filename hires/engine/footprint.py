@@ -36,6 +36,8 @@ from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.config.training_config import INFERENCE, EngineConfig
 from hires.core.evaluation_metrics import IMAGES
+from hires.data.decoding_memory import decoding_bytes
+from hires.data.source import SOURCES
 from hires.engine.build import (
     RankEngine,
     assemble,
@@ -161,7 +163,7 @@ def rehearse(
                 mark(lambda p: live.assign([p.grad], "grads"))  # type: ignore[no-untyped-call]
             engine.executor.optimiser = _BlankUpdate(engine.optimizer)
         start = start if plan.training else live.peak_bytes
-        nodes = (node for one in contexts for node in plan.nodes(one.stage.index))
+        nodes = (node for context in contexts for node in plan.nodes(context.stage.index))
         live.keep_workspaces(nodes, cublas_workspaces(config))
         live.forget_peak()
         if watch is not None:
@@ -169,18 +171,22 @@ def rehearse(
         observed = observe_blank(config, engine)
         if not on_gpu:
             live.now["buffers"] += observed
+        targets = [target for context in contexts for target in _targets(config, context)]
+        live.assign(targets, "buffers")
         engine.executor.step(feed, see=_keep_outputs(config, plan))
         rehearse_choice(config, engine, lambda: engine.executor.step(feed))
     parts = {f"{part}_bytes": size for part, size in live.at_peak.items()}
     mpi_bytes, shm_bytes = MPI_BYTES if MPI in backends else 0, backend_bytes(plan, rank)
     if not on_gpu:
         parts["buffers_bytes"] += PROCESS_BYTES[config.task.name] + kernel_bytes(contexts)
+        if SOURCES[config.data.name].reads_files:
+            parts["buffers_bytes"] += max(_image_bytes(config, context) for context in contexts)
         # No kernel of a backward pass has been compiled by then, and no message has been sent.
-        beside = PROCESS_BYTES["infer"] + mpi_bytes
-        facts = {"mpi_bytes": mpi_bytes, "shm_bytes": shm_bytes, "start_bytes": start + beside}
+        start += PROCESS_BYTES["infer"] + mpi_bytes
+        facts = {"mpi_bytes": mpi_bytes, "shm_bytes": shm_bytes, "start_bytes": start}
         return RankMemory(**parts, **facts)
     host = observed + mpi_bytes + shm_bytes + HOST_CONTEXT_BYTES + PROCESS_BYTES[config.task.name]
-    host += sum(_read_bytes(config, context) for context in contexts)
+    host += sum(_pinned_bytes(config, c) + _image_bytes(config, c) for c in contexts)
     host += sum(map(pinned_bytes, staging.sizes if staging is not None else ()))
     parts |= {"nccl_bytes": nccl_bytes(plan, rank), "context_bytes": CONTEXT_BYTES}
     start += parts["nccl_bytes"] + CONTEXT_BYTES
@@ -258,6 +264,26 @@ def _blank_feed(config: RunConfig, context: Context, live: LiveBytes) -> Iterato
     return take(every - len(ahead))
 
 
+def _targets(config: RunConfig, context: Context) -> list[Tensor]:
+    # What an evaluation has read of what it compares the outputs of a slot with.
+    plan, layout = context.plan, context.stage.layout
+    output = plan.graph.output
+    if config.task.name != "evaluate" or context.stage.index < len(plan.stages) - 1:
+        return []
+    samples, (_, channels, *size) = needs_of(config, context).num_samples, plan.graph.shape(output)
+    if layout[output] == TILED:
+        r0, r1, c0, c1 = context.own_of(output)
+        size = [r1 - r0, c1 - c0]
+    like = torch.empty(samples, dtype=torch.int64)
+    if kind_of(config, plan.graph) == IMAGES:
+        dtype = torch.promote_types(image_dtype(config), torch.float32)
+        like = torch.empty(samples, channels, *size, dtype=dtype)
+    elif config.data.name == "masks":
+        like = torch.empty(samples, *size, dtype=torch.int64)
+    every = config.steps * len(plan.microbatches_of(context.direction))
+    return [like.clone() for _ in range(min(1 + config.data.prefetch, every))]
+
+
 def _keep_outputs(config: RunConfig, plan: Plan) -> Callable[[Context, Tensor], None] | None:
     # What an evaluation keeps of a step: images in tiles, whose borders come when it is done.
     tiled = plan.stages[-1].layout[plan.graph.output] == TILED
@@ -271,13 +297,26 @@ def _keep_outputs(config: RunConfig, plan: Plan) -> Callable[[Context, Tensor], 
     return see
 
 
-def _read_bytes(config: RunConfig, context: Context) -> int:
-    # Of the host beside a GPU: pinned microbatches, and one image as it was read.
-    needs, bits = needs_of(config, context), torch.finfo(image_dtype(config)).bits
+def _pinned_bytes(config: RunConfig, context: Context) -> int:
+    # Of the host beside a GPU, for microbatches that are copied to it.
+    num_samples, bits = needs_of(config, context).num_samples, torch.finfo(image_dtype(config)).bits
+    sizes = [num_samples * size * bits // 8 for size in _window_sizes(config, context)]
+    return PINNED_BATCHES * sum(map(pinned_bytes, sizes))
+
+
+def _image_bytes(config: RunConfig, context: Context) -> int:
+    # One image as it is read: what its decoder takes, and its window as fp32.
+    sizes = _window_sizes(config, context)
+    is_last = context.stage.index == len(context.plan.stages) - 1
+    if is_last and config.task.name == "evaluate" and config.data.name in ("masks", "pairs"):
+        sizes.append(0)  # its targets, which LiveBytes has counted
+    return 4 * max(sizes) + decoding_bytes(config) if sizes else 0
+
+
+def _window_sizes(config: RunConfig, context: Context) -> list[int]:
+    needs = needs_of(config, context)
     rects = [rect for rect in (needs.window, needs.target) if rect is not None]
-    images = [config.model.channels * (b - a) * (d - c) for a, b, c, d in rects]
-    pinned = sum(pinned_bytes(needs.num_samples * numbers * bits // 8) for numbers in images)
-    return PINNED_BATCHES * pinned + 4 * max(images, default=0)
+    return [config.model.channels * (b - a) * (d - c) for a, b, c, d in rects]
 
 
 def _blank(tensor: Tensor | None, fact: Parameter | None) -> Tensor:

@@ -109,8 +109,8 @@ def _begun(batch: Microbatch, uploads: Uploads | None) -> _Coming:
 
 def _stop(pool: ThreadPoolExecutor) -> None:
     # A loader may be forgotten in its own thread, which cannot wait for itself.
-    own = threading.current_thread().name.startswith(_THREAD)
-    pool.shutdown(wait=not own, cancel_futures=True)
+    is_own = threading.current_thread().name.startswith(_THREAD)
+    pool.shutdown(wait=not is_own, cancel_futures=True)
 
 
 class Needs(NamedTuple):
@@ -135,7 +135,7 @@ def needs_of(config: RunConfig, context: Context) -> Needs:
         target = 0, size[0], 0, size[1]
     if compares and size and stage.layout[plan.graph.output] == TILED:
         target = context.own(list(size))
-    return Needs(end - first, window, compares, target)
+    return Needs(end - first, window, compares, target if compares else None)
 
 
 def slot_loader(
@@ -146,19 +146,42 @@ def slot_loader(
     device: RankDevice | None = None,
 ) -> Loader:
     """Returns the loader of a slot: its window of its replica's images, for some steps."""
-    device = device or RankDevice()
-    needs, (first, end) = needs_of(config, context), context.samples
-    size, own = context.plan.graph.input_shape[0], context.plan.microbatches_of(context.direction)
+    needs = needs_of(config, context)
+    image = None if needs.window is None else image_of(source, needs.window, config.data)
+    target = target_of(source, needs.target) if needs.compares else None
+    return _loader(config, context, source, steps, image, target, device)
+
+
+def target_loader(
+    config: RunConfig, context: Context, source: Source, steps: range, window: Rect | None
+) -> Loader:
+    """Returns the loader of what an evaluation compares the outputs of a slot with.
+
+    ``window`` are the pixels of images or label maps; None: targets are classes.
+    """
+    return _loader(config, context, source, steps, None, target_of(source, window))
+
+
+def _loader(
+    config: RunConfig,
+    context: Context,
+    source: Source,
+    steps: range,
+    image: Target | None,
+    target: Target | None,
+    device: RankDevice | None = None,
+) -> Loader:
+    device, (first, end) = device or RankDevice(), context.samples
+    size = context.plan.graph.input_shape[0]
+    numbers = context.plan.microbatches_of(context.direction)
 
     def order(step: int) -> list[int]:
         samples = replica_samples(config, source, step, context.replica)
-        return [index for m in own for index in samples[m * size + first : m * size + end]]
+        return [index for m in numbers for index in samples[m * size + first : m * size + end]]
 
-    parts = split_steps(order, len(own), steps)
-    image = None if needs.window is None else image_of(source, needs.window, config.data)
-    target = target_of(source, needs.target) if needs.compares else None
+    parts = split_steps(order, len(numbers), steps)
     microbatches = read_microbatches(parts, image, target, image_dtype(config), device.host_empty)
-    prefetch = 0 if image is target is None else config.data.prefetch
+    prefetch = 0 if image is None and target is None else config.data.prefetch
     return Loader(microbatches, prefetch, device.uploads())
 
 
@@ -242,17 +265,18 @@ def read_microbatches(
 ) -> Iterator[Microbatch]:
     """Yields the microbatches of some samples each, of what ``image`` and ``target`` read.
 
-    They lie on the host, in memory that ``empty`` allocates.
+    They lie on the host, in memory that ``empty`` allocates. Images are of the type ``dtype``,
+    targets of fp32 at the least.
     """
     empty = empty or RankDevice().host_empty
 
-    def stacked(samples: list[int], read: Target) -> Tensor:
+    def stacked(samples: list[int], read: Target, dtype: torch.dtype) -> Tensor:
         first = read(samples[0])
         if isinstance(first, int):
             labels = torch.tensor([first, *map(read, samples[1:])])
             return empty(labels.shape, labels.dtype).copy_(labels)
         if first.ndim == 2:  # label maps
-            maps = [torch.from_numpy(one) for one in (first, *map(read, samples[1:]))]
+            maps = [torch.from_numpy(labels) for labels in (first, *map(read, samples[1:]))]
             return empty((len(maps), *first.shape), torch.int64).copy_(torch.stack(maps))
         shape = (len(samples), *first.shape)
         images = empty(shape, dtype, memory_format=torch.channels_last)
@@ -261,6 +285,7 @@ def read_microbatches(
             images[k] = torch.from_numpy(read(sample))
         return images
 
+    wide = torch.promote_types(dtype, torch.float32)
     for samples in parts:
-        made = (None if read is None else stacked(samples, read) for read in (image, target))
-        yield Microbatch(*made)
+        images = None if image is None else stacked(samples, image, dtype)
+        yield Microbatch(images, None if target is None else stacked(samples, target, wide))

@@ -3,7 +3,7 @@
     classes   lines of each rank, step by step        -> predictions.csv of rank 0, at the end
     maps      a part of a file, and a line for it     -> the same table, with the name of each file
 
-Each sample counts once, and so does each pixel of its map (:mod:`hires.engine.seen_outputs`); the
+Each sample counts once, and so does each pixel of its map (:mod:`hires.engine.owned_outputs`); the
 lines tell at the end that none is missing. An interrupted pass continues where it stopped.
 """
 
@@ -34,14 +34,14 @@ from hires.core.store.step_lines import PREDICTED_LINE, pass_lines
 from hires.core.units import spreadsheet_text
 from hires.data.source import Source
 from hires.engine.evaluate import DATA_KEYS
-from hires.engine.prediction_maps import MapKind, PredictionMaps
-from hires.engine.seen_outputs import (
-    Counted,
+from hires.engine.owned_outputs import (
+    Observer,
     broken_pixels,
     merged,
     names_of_classes,
-    seen_output,
+    owned_output,
 )
+from hires.engine.prediction_maps import MapKind, PredictionMaps
 from hires.losses.class_losses import class_scores
 from hires.parallel.context import Context
 from hires.plan.graph import Graph
@@ -50,8 +50,13 @@ from hires.plan.validation import kind_of
 _BYTE = 2**8
 
 
-class Predictor:
-    """Writes what this rank sees of the outputs of a step, microbatch after microbatch."""
+class Predictor(Observer):
+    """Writes what this rank sees of the outputs of a step, microbatch after microbatch.
+
+    A row is the sample's number, then the predicted class (-1: the output is not finite), its
+    probability and, of ``predict.reduce=probability``, those of all classes. Of a map it is the
+    number, how many pixels were written, and how many of them are not finite.
+    """
 
     line = PREDICTED_LINE
 
@@ -60,7 +65,7 @@ class Predictor:
 
         RunError: it cannot be made.
         """
-        self.counted = Counted()
+        super().__init__()
         self._config, self._length = config, len(source)
         self._kind = kind_of(config, graph)
         self._maps = maps_of(config, source, graph, run_dir)
@@ -74,7 +79,7 @@ class Predictor:
 
     def see(self, context: Context, output: Tensor) -> None:
         """Takes the output of the microbatch that a slot of the last stage has just computed."""
-        seen = seen_output(context, self._config, self._length, output)
+        seen = owned_output(context, self._config, self._length, output)
         if seen is None:
             return
         if self._maps is None:
@@ -82,42 +87,32 @@ class Predictor:
             return
         assert seen.rect is not None
         # One by one, so that what is computed takes the memory of one sample.
-        for sample, one in zip(seen.samples, seen.values, strict=True):
-            self._maps.write(sample, *self._part(one, seen.rect))
-            broken = broken_pixels(one)
+        for sample, values in zip(seen.samples, seen.values, strict=True):
+            self._maps.write(sample, *self._part(values, seen.rect))
+            broken = broken_pixels(values)
             self.counted.rows.append([sample, broken.numel(), int(broken.sum())])
-
-    def drain(self) -> Counted:
-        """Returns what was predicted since the last call.
-
-        A row is the sample's number, then the predicted class (-1: the output is not finite), its
-        probability and, of ``predict.reduce=probability``, those of all classes. Of a map it is the
-        number, how many pixels were written, and how many of them are not finite.
-        """
-        counted, self.counted = self.counted, Counted()
-        return counted
 
     def _class_rows(self, samples: range, output: Tensor) -> Iterator[list[float]]:
         output = class_scores(output)
-        shares, made = output.softmax(1).double(), output.argmax(1)
-        made[~output.isfinite().all(1)] = -1
+        shares, labels = output.softmax(1).double(), output.argmax(1)
+        labels[~output.isfinite().all(1)] = -1
         every = self._config.predict.reduce == PROBABILITY
-        for sample, label, own in zip(samples, made.tolist(), shares.tolist(), strict=True):
-            yield [sample, label, own[label] if label >= 0 else math.nan, *(own if every else ())]
+        for sample, label, row in zip(samples, labels.tolist(), shares.tolist(), strict=True):
+            yield [sample, label, row[label] if label >= 0 else math.nan, *(row if every else ())]
 
-    def _part(self, one: Tensor, rect: Sequence[int]) -> tuple[NDArray[Any], tuple[Any, ...]]:
+    def _part(self, values: Tensor, rect: Sequence[int]) -> tuple[NDArray[Any], tuple[Any, ...]]:
         # What is written of a part of a map, (C, h, w), and where.
-        place = (slice(*rect[:2]), slice(*rect[2:]))
+        index = (slice(*rect[:2]), slice(*rect[2:]))
         if self._kind == IMAGES:
             # As the reader of pairs takes floats: from black (0) to white (1).
-            image = one.clamp(-2, 2).add_(2).div_(4).masked_fill_(~one.isfinite(), math.nan)
-            return image.permute(1, 2, 0).float().cpu().numpy(), (*place, slice(None))
-        one = class_scores(one[None])[0]
+            image = values.clamp(-2, 2).add_(2).div_(4).masked_fill_(~values.isfinite(), math.nan)
+            return image.permute(1, 2, 0).float().cpu().numpy(), (*index, slice(None))
+        scores = class_scores(values[None])[0]
         if self._config.predict.reduce == PROBABILITY:
-            return one.softmax(0).float().cpu().numpy(), (slice(None), *place)
-        dtype = class_type(len(one))
-        made = one.argmax(0).masked_fill_(broken_pixels(one), np.iinfo(dtype).max)
-        return made.cpu().numpy().astype(dtype), place
+            return scores.softmax(0).float().cpu().numpy(), (slice(None), *index)
+        dtype = class_type(len(scores))
+        labels = scores.argmax(0).masked_fill_(broken_pixels(scores), np.iinfo(dtype).max)
+        return labels.cpu().numpy().astype(dtype), index
 
 
 def class_type(num_classes: int) -> Any:
@@ -151,8 +146,8 @@ def write_prediction(
 
     RunError: a sample, or a part of its map, is missing.
     """
-    own, kind = Attempt(run_dir, attempt, strict=True), kind_of(config, graph)
-    counted = merged(pass_lines(own, PREDICTED_LINE))
+    files, kind = Attempt(run_dir, attempt, strict=True), kind_of(config, graph)
+    counted = merged(pass_lines(files, PREDICTED_LINE))
     rows = by_sample(kind, counted.rows, len(source), "predicted")
     ids = [source.name(i) for i in range(len(source))]
     maps = maps_of(config, source, graph, run_dir)
@@ -164,18 +159,18 @@ def write_prediction(
     else:
         _require_whole(ids, rows, math.prod(graph.shape(graph.output)[2:]))
         heads = ["id", "file", "not_finite"]
-        files = [f"../{file_names.PREDICTIONS}/{name}" for name in maps.names]
-        lines = [[*one, row[1]] for *one, row in zip(ids, files, rows, strict=True)]
+        paths = [f"../{file_names.PREDICTIONS}/{name}" for name in maps.names]
+        lines = [[i, path, row[1]] for i, path, row in zip(ids, paths, rows, strict=True)]
         facts |= {"not_finite": sum(int(row[1]) for row in rows)}
         facts["format"] = config.predict.format
         dtype, shape = np.dtype(maps.kind.dtype).name, [*maps.kind.shape]
         facts["map"] = {**maps.kind._asdict(), "dtype": dtype, "shape": shape}
         facts["folder"] = str(maps.folder.relative_to(run_dir))
-    table = own.folder / file_names.PREDICTION_TABLES[config.predict.table]
+    table = files.folder / file_names.PREDICTION_TABLES[config.predict.table]
     write_atomically(table, _encoded(config.predict.table, heads, lines))
     facts["table"] = str(table.relative_to(run_dir))
     facts["data"] = {key: getattr(config.data, key) for key in DATA_KEYS}
-    write_atomically(own.folder / file_names.PREDICTION, json.dumps(facts))
+    write_atomically(files.folder / file_names.PREDICTION, json.dumps(facts))
 
 
 def _class_table(
@@ -185,10 +180,10 @@ def _class_table(
     heads = ["id", "class", "name", "probability"]
     heads += [f"p_{label}" for label in labels] if len(rows[0]) > 2 else []
     lines: list[list[Any]] = []
-    for own, (made, *shares) in zip(ids, rows, strict=True):
-        name = names[int(made)] if made >= 0 else None
+    for sample, (label, *shares) in zip(ids, rows, strict=True):
+        name = names[int(label)] if label >= 0 else None
         cells = (share if math.isfinite(share) else None for share in shares)
-        lines.append([own, int(made), name, *cells])
+        lines.append([sample, int(label), name, *cells])
     return heads, lines
 
 
@@ -218,9 +213,9 @@ def _readable(cell: Any) -> Any:
 
 
 def _require_whole(ids: Sequence[str], rows: Sequence[Sequence[float]], pixels: int) -> None:
-    for number, (own, row) in enumerate(zip(ids, rows, strict=True)):
+    for number, (name, row) in enumerate(zip(ids, rows, strict=True)):
         if row[0] != pixels:
             raise RunError(
-                f"sample {number}, {own}, has {int(row[0])} predicted pixels of {pixels}: repeat "
+                f"sample {number}, {name}, has {int(row[0])} predicted pixels of {pixels}: repeat "
                 f"the run with --again"
             )

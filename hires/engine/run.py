@@ -32,10 +32,11 @@ from hires.engine.epochs import Epochs
 from hires.engine.finite_loss import FiniteLoss
 from hires.engine.loader import sample_names
 from hires.engine.memory_meter import PeakMeter
+from hires.engine.owned_outputs import Observer
 from hires.engine.region_compiler import LateGraphs
-from hires.engine.seen_outputs import Observer
 from hires.engine.tracking import Tracking
 from hires.engine.validate import Validation
+from hires.parallel.executor import StepResult
 from hires.plan.groups import groups
 
 PREEMPTION_SIGNAL = signal.SIGUSR2
@@ -115,18 +116,10 @@ def run_steps(
                 result = engine.executor.step(engine.loaders, number=step, see=see)
                 engine.device.synchronize()
             step_s, data_s = time.perf_counter() - start_s, engine.data_wait_s - waited_s
-            loss, scale = result.loss, dict[str, float]()
-            if engine.context.plan.training:
-                scale["lr"] = learning_rate(config, step)
-            if result.loss_scale is not None:
-                scale |= {"loss_scale": result.loss_scale, "skipped": result.skipped}
-            if result.grad_norm is not None:
-                scale["grad_norm"] = result.grad_norm
-            if result.unlabelled:
-                scale["unlabelled"] = result.unlabelled
-            note("step", step=step, step_s=step_s, loss=loss, data_s=data_s, **scale)
+            loss, facts = result.loss, _facts_of(result, config, step)
+            note("step", step=step, step_s=step_s, loss=loss, data_s=data_s, **facts)
             if observer is not None:
-                note(observer.line, step=step, **observer.drain().to_dict())
+                note(observer.line, step=step, **observer.take_rows().to_dict())
             if graphs := late.of_step(step):
                 note("compiled_late", step=step, graphs=graphs)
             if log is not None:
@@ -137,16 +130,16 @@ def run_steps(
                 engine.executor.scale.require_progress()
             if not result.skipped:
                 finite.require(step, result)
-            tracking.step(step, step_s, loss, scale)
-            over = None if epochs is None else epochs.add(step, loss)
-            if over is not None and rank == 0:
-                note(EPOCH_LINE, **over)
+            tracking.step(step, step_s, loss, facts)
+            epoch = None if epochs is None else epochs.add(step, loss)
+            if epoch is not None and rank == 0:
+                note(EPOCH_LINE, **epoch)
             better = False
             if validation is not None and epochs is not None and validation.is_due(step, epochs):
-                facts, better = validation.evaluate(step)
-                tracking.evaluation(step, facts)
+                evaluation, better = validation.evaluate(step)
+                tracking.evaluation(step, evaluation)
                 if rank == 0:
-                    note(VALIDATED_LINE, step=step, **facts)
+                    note(VALIDATED_LINE, step=step, **evaluation)
             if every and (step + 1) % every == 0:
                 saver.save(step + 1)
             if better and validation is not None:
@@ -159,9 +152,25 @@ def run_steps(
             saver.save(done)
         note("memory", **meter.line(), **engine.byte_counts())
     engine.close()
+    if observer is not None:
+        observer.close()
     if trains:
         saver.require_saved()
     return done
+
+
+def _facts_of(result: StepResult, config: RunConfig, step: int) -> dict[str, float]:
+    # What a step is noted with beside its times and its loss.
+    facts: dict[str, float] = {}
+    if config.task.name == "train":
+        facts["lr"] = learning_rate(config, step)
+    if result.loss_scale is not None:
+        facts |= {"loss_scale": result.loss_scale, "skipped": result.skipped}
+    if result.grad_norm is not None:
+        facts["grad_norm"] = result.grad_norm
+    if result.unlabelled:
+        facts["unlabelled"] = result.unlabelled
+    return facts
 
 
 def message_log(engine: RankEngine, config: RunConfig) -> comm.MessageLog | None:

@@ -17,7 +17,7 @@ from hires.core.store import rundir
 from hires.core.store.naming import run_name
 from hires.data.make_data import make_data
 from hires.data.opening import open_data
-from hires.engine.seen_outputs import names_of_classes
+from hires.engine.owned_outputs import names_of_classes
 
 
 def resolved(**keys: Any) -> RunConfig:

@@ -75,6 +75,21 @@ def test_balanced_classes_come_equally_often(counts, shuffle):
         balanced(Labels(3), 0, True)
 
 
+def test_labels_are_read_once_for_all_steps():
+    class Counting(Labels):
+        reads = 0
+
+        def label(self, i):
+            self.reads += 1
+            return super().label(i)
+
+    config = config_of(data={"name": "synthetic", "balance": True}, batch=6)
+    source = Counting(5, 9)
+    for step in range(4):
+        step_images(config, source, step)
+    assert source.reads == 14
+
+
 def test_balanced_steps_follow_each_other_in_all_replicas():
     keys = {"name": "synthetic", "classes": 3, "length": 20, "balance": True}
     config = config_of(data=keys, batch=6, parallel={"replicas": 2})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +19,9 @@ from hires.core.config.run_config import to_dict
 from hires.core.errors import PREEMPTED
 from hires.core.evaluation_metrics import CLASSES, IMAGES, METRICS, PIXELS, SampleMetric, metrics_of
 from hires.core.evaluation_summary import columns_of, summary
+from hires.core.ranks.world import World
 from hires.core.store import file_names, records
-from hires.data.opening import open_data
+from hires.data.opening import PairSource, open_data
 from hires.engine import evaluation_intervals
 from hires.engine.evaluate import Evaluator
 from hires.engine.evaluation_intervals import (
@@ -80,6 +82,30 @@ def test_every_layout_counts_what_plain_torch_counts(size: int):
                 assert found[key] == value, name
             else:
                 assert found[key] == pytest.approx(value, rel=1e-10), (name, key)
+
+
+def readers(world: World, layouts: list[tuple[Any, ...]]) -> set[str]:
+    """Evaluates; returns the names of the threads that read targets."""
+    threads, whole = set[str](), PairSource.target
+
+    def target(source: PairSource, *args: Any, **keys: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return whole(source, *args, **keys)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PairSource, "target", target)
+        evaluate_each(world, layouts)
+    return threads
+
+
+@pytest.mark.dist
+def test_targets_are_read_ahead_and_not_in_the_step():
+    config = evaluation(**EDSR, parallel={"stages": 2, "tiles": [[1, 1], [2, 1]]})
+    layout = "", to_dict(config), plan_of(config).to_dict()
+    first, *last = run_ranks(readers, 3, [layout])
+    assert first == set()
+    assert all(name.startswith("loader") for names in last for name in names)
+    assert all(last)
 
 
 @pytest.mark.dist
@@ -240,6 +266,13 @@ def test_draws_are_counted_by_the_formula_of_the_whole(monkeypatch):
     rows = rng.integers(7, size=(300, 7))[:40].tolist()
     wanted = [shares_by_hand(counts, row)[0] for row in rows]
     assert drawn[1][:40].tolist() == pytest.approx(wanted, rel=1e-12)
+
+
+def test_image_without_labels_leaves_no_interval_undefined():
+    counts = dict(pixels_of(3))
+    assert overlap_intervals(counts, 4, 2) == overlap_intervals(counts, 3, 2)
+    few = {key: count for key, count in counts.items() if key[0] == 0}
+    assert overlap_intervals(few, 2, 2)["top1_ci95"] is None  # of one image
 
 
 def images() -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.store.records import read_record
+from hires.data.sources.arrays import CIFAR10_RECORD
 from hires.engine.footprint import footprint, named_tensors, network_of, rehearse
 from hires.launcher.launch_attempt import launch
 from hires.nets.build_network import build_model, materialise
 from hires.plan.memory import RankMemory, needed_bytes
 from hires.plan.plan import Plan
 from tests.helpers import traces
+from tests.helpers.image_files import cifar10_folder
 from tests.helpers.parity_rows import on_each, rows
 from tests.helpers.quantised_nets import QuantisedNet
 from tests.helpers.saved import run_folder
@@ -101,6 +107,58 @@ def test_images_read_ahead_are_buffers():
     # One slide was predicted with three: a fifth more memory than its ranks took.
     [one] = predicted(data={"prefetch": 12}, steps=1, measure={"warmup": 0})
     assert single.buffers_bytes - one.buffers_bytes == 2 * microbatch
+
+
+DECODING = """
+import sys
+from pathlib import Path
+from hires.core.config.run_config import from_dict
+from hires.data.opening import open_data
+
+def status(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+for path in sys.argv[1:]:
+    config = from_dict({"image": 64, "data": {"name": "folder", "path": path}})
+    Path("/proc/self/clear_refs").write_text("5")
+    before, source = status("RssAnon"), open_data(config)
+    for i in range(len(source)):
+        source.window(i, (0, 64), (0, 64))
+print(status("VmHWM") - status("RssFile") - status("RssShmem") - before)
+"""
+"""Prints the memory that images of a folder take to be read, behind others of the same kind."""
+
+
+def images_in(folder: Path, *sizes: tuple[int, int], suffix: str = "png") -> str:
+    """Returns a folder of images of noise, (height, width)."""
+    random = np.random.default_rng(0)
+    (folder / "a").mkdir(parents=True)
+    for number, size in enumerate(sizes):
+        pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "a" / f"{number}.{suffix}")
+    return str(folder)
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_decoders_are_part_of_the_prediction(suffix, tmp_path):
+    folders = [
+        images_in(tmp_path / "small", (16, 16), suffix=suffix),
+        images_in(tmp_path / "large", (1500, 2000), (1500, 2000), (150, 2000), suffix=suffix),
+    ]
+    small, large = (
+        predicted(data={"name": "folder", "path": path})[0].buffers_bytes for path in folders
+    )
+    command = [sys.executable, "-c", DECODING, *folders]
+    measured = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert 0.75 * measured < large - small < 1.5 * measured
+    # CIFAR-10's files that are joined are there as a whole, one file is mapped.
+    path = str(cifar10_folder(tmp_path / "cifar"))
+    data = {"name": "cifar10", "path": path}
+    joined, mapped = (
+        predicted(data={**data, "split": split})[0].buffers_bytes for split in ("train", "test")
+    )
+    assert joined - mapped == 5 * 4 * CIFAR10_RECORD
 
 
 def scales_of(folder: Path, model: dict[str, Any]) -> dict[str, Any]:

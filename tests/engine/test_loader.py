@@ -75,8 +75,9 @@ def test_images_have_the_layout_and_type_that_the_network_wants(dtype):
     with_images = loader(source, dtype=dtype, target=target, rect=None)
     (images, labels), (none, targets) = next(with_labels), next(with_images)
     assert (labels.dtype, none) == (torch.int64, None)
-    for made, shape in ((images, (2, 3, 6, 10)), (targets, (2, 3, 3, 6))):
-        assert (made.shape, made.dtype) == (shape, dtype)
+    wide = torch.promote_types(dtype, torch.float32)  # what outputs are compared with
+    for made, *facts in ((images, (2, 3, 6, 10), dtype), (targets, (2, 3, 3, 6), wide)):
+        assert [made.shape, made.dtype] == facts
         assert made.is_contiguous(memory_format=torch.channels_last)
         assert made[:, 0, 0, 0].tolist() == [0, 1]
     with_labels.close(), with_images.close()

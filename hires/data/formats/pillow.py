@@ -119,9 +119,14 @@ def _facts_of(image: Image.Image, path: Path) -> ImageFacts:
     coded = str(image.info.get("compression") if image.format == "TIFF" else image.format)
     lossy = "" if coded in ("PNG", "BMP", *_LOSSLESS) else coded
     others = getattr(image, "n_frames", 1) - 1 if image.format in ("PNG", "WEBP") else 0
+    # Pillow has several samples as 4 bytes a pixel; they are written into pieces, then into one.
+    mode, pixels = _mode_of(image), image.width * image.height
+    kept = pixels * Image.getmodebands(mode) * (2 if mode.startswith("I") else 1)
+    stored = pixels * sum(1 if one in ("1", "L", "P") else 4 for one in {mode, image.mode})
     return ImageFacts(
-        str(image.format), colours, bits, rotated, image.height, lossy, unread_pages=others
-    )
+        str(image.format), colours, bits, rotated, image.height, lossy,
+        unread_pages=others, decoding_bytes=stored + 2 * kept, kept_bytes=kept,
+    )  # fmt: skip
 
 
 def pixels_of(path: Path, as_stored: bool = False) -> Pixels:

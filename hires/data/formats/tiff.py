@@ -154,9 +154,11 @@ class TiffImage:
         tag, band = page.tags.get(ORIENTATION), self._segment_size[0]
         rotated = tag is not None and tag.value not in (0, 1)
         sizes = [(one.imagelength, one.imagewidth) for one in _pages_of(self._file)]
+        bits = 0 if self._is_mapped else page.samplesperpixel * page.bitspersample
         return ImageFacts(
             "TIFF", colours, page.bitspersample, rotated, band, self._lossy,
             page.sampleformat == 3, max(0, sizes.count(self.size) - len(self._pages)),
+            decoding_bytes=-(-band * self._segment_size[1] * bits // 8),
         )  # fmt: skip
 
     def check_complete(self) -> None:

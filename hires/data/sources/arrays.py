@@ -106,7 +106,9 @@ class Cifar10(ArraySource):
         # One file is mapped; several are read: 180 MB of all six.
         records = parts[0] if len(parts) == 1 else np.concatenate(parts)
         images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        return cls(images, records[:, 0], CIFAR10_CLASSES, 255.0, data.fit, size, channels)
+        source = cls(images, records[:, 0], CIFAR10_CLASSES, 255.0, data.fit, size, channels)
+        source.kept_bytes = 0 if len(parts) == 1 else records.nbytes
+        return source
 
     @classmethod
     def files(cls, data: DataConfig) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Says which samples, and which part of their maps, the output that a rank has just computed holds.
+"""Maps a rank's output to the samples and the image region that it owns.
 
     step 0        step 1        step 2       batch = 4, 10 samples: the images after the last one
     [0 1 2 3]     [4 5 6 7]     [8 9 0 1]    fill the batch and count nowhere
@@ -10,9 +10,9 @@ pixel of its map, is there once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from hires.plan.graph import Rect
 from hires.plan.rules import SHARDED, TILED, WHOLE
 
 
-class SeenOutput(NamedTuple):
+class OwnedOutput(NamedTuple):
     """The output of a microbatch, as far as this rank's count."""
 
     samples: range
@@ -37,7 +37,7 @@ class SeenOutput(NamedTuple):
 
 
 @dataclass
-class Counted:
+class Tally:
     """What ranks counted: rows by sample, and pixels by (sample, class, predicted class)."""
 
     rows: list[Numbers] = field(default_factory=list)
@@ -56,23 +56,29 @@ class Counted:
         return {"rows": self.rows, "pixels": [[*key, n] for key, n in self.pixels.items()]}
 
 
-class Observer(Protocol):
-    """What looks at the outputs of a pass, microbatch after microbatch."""
+class Observer:
+    """What looks at the outputs of a pass, microbatch after microbatch, and counts samples."""
 
-    line: str
+    line: ClassVar[str]
     """Kind of the lines of ``metrics.jsonl`` that hold what it found in a step."""
+
+    def __init__(self) -> None:
+        self.counted = Tally()
 
     def prepare(self, step: int) -> None:
         """Makes what all ranks write into during a step, before its barrier."""
-        ...
 
     def see(self, context: Context, output: Tensor) -> None:
         """Takes the output of the microbatch that a slot of the last stage has just computed."""
-        ...
+        raise NotImplementedError
 
-    def drain(self) -> Counted:
-        """Returns what was found since the last call."""
-        ...
+    def take_rows(self) -> Tally:
+        """Returns what was counted since the last call; all ranks call it after each step."""
+        counted, self.counted = self.counted, Tally()
+        return counted
+
+    def close(self) -> None:
+        """Stops the threads that read for it."""
 
 
 def names_of_classes(source: Source, shape: Sequence[int]) -> list[str]:
@@ -80,9 +86,9 @@ def names_of_classes(source: Source, shape: Sequence[int]) -> list[str]:
     return [*source.class_names, *map(str, range(source.num_classes, num_classes(shape)))]
 
 
-def seen_output(
+def owned_output(
     context: Context, config: RunConfig, num_samples: int, output: Tensor
-) -> SeenOutput | None:
+) -> OwnedOutput | None:
     """Returns what counts of a slot's output, of a data set of some samples; None: nothing."""
     graph = context.plan.graph
     layout, shape = context.stage.layout[graph.output], graph.shape(graph.output)
@@ -98,7 +104,7 @@ def seen_output(
     rect = (0, shape[2], 0, shape[3]) if len(shape) == 4 else None
     if layout == TILED:
         rect = context.own_of(graph.output)
-    return SeenOutput(samples, output, rect)
+    return OwnedOutput(samples, output, rect)
 
 
 def broken_pixels(output: Tensor) -> Tensor:
@@ -106,9 +112,9 @@ def broken_pixels(output: Tensor) -> Tensor:
     return ~output.isfinite().all(0)
 
 
-def merged(lines: Sequence[dict[str, Any]]) -> Counted:
+def merged(lines: Iterable[dict[str, Any]]) -> Tally:
     """Returns what all lines of a pass hold together."""
-    every = Counted()
+    every = Tally()
     for line in lines:
         every.add(line)
     return every
