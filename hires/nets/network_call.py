@@ -16,8 +16,8 @@ How it takes them, and what it returns, are keys of the config:
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -38,30 +38,22 @@ def on_images(net: nn.Module, inputs: Any, output: str | None) -> nn.Module:
     ConfigError, when it is called: ``output`` is none of its tensors, or unset where it returns
     several.
     """
-    kind = getattr(net, "_as_built", type(net))  # of one that was called before
-    # A ``forward`` that was assigned to this module and hides the one of its class.
-    given = vars(net).pop("forward", None)
-
-    class OnImages(kind):  # type: ignore[misc, valid-type]
-        _as_built = kind
-
-        def forward(self, images: Tensor) -> Any:
-            args, named = _arguments(inputs, images)
-            call = super().forward if given is None else vars(self)["_given_forward"]
-            return chosen(call(*args, **named), output)
-
-    OnImages.__name__, OnImages.__qualname__ = kind.__name__, kind.__qualname__
-    OnImages.__module__ = kind.__module__
-    if given is not None:
-        vars(net)["_given_forward"] = given
-    net.__class__ = OnImages
+    forward: Any = net.forward
+    if isinstance(forward, functools.partial) and forward.func is _forward:  # of a call before
+        forward = forward.args[0]
+    # No closure: a copy of the network calls its own ``forward``.
+    call = functools.partial(_forward, forward, inputs, output)
+    net.forward = call
     return net
+
+
+def _forward(forward: Callable[..., Any], inputs: Any, output: str | None, images: Tensor) -> Any:
+    args, named = _arguments(inputs, images)
+    return chosen(forward(*args, **named), output)
 
 
 def chosen(returned: Any, output: str | None) -> Any:
     """Returns the tensor at a path such as ``aux.0``; without one the only tensor there is."""
-    if isinstance(returned, Tensor) and output is None:
-        return returned
     tensors = dict(_tensors(returned))
     if output is None and len(tensors) == 1:
         return next(iter(tensors.values()))
@@ -69,13 +61,13 @@ def chosen(returned: Any, output: str | None) -> Any:
         return tensors[output]
     if isinstance(returned, Tensor):
         raise ConfigError(f"model.output={output}: the network returns one tensor; leave it out")
+    kind = type(returned).__name__
     if not tensors:
-        raise ConfigError(f"the network returns a {type(returned).__name__} without tensors")
+        raise ConfigError(f"the network returns a {kind} without tensors")
     names = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
-    given = "" if output is None else f", not {output}"
     raise ConfigError(
-        f"the network returns a {type(returned).__name__} of {len(tensors)} tensors: {names}; "
-        f"choose one, as model.output={next(iter(tensors))}{given}"
+        f"the network returns a {kind} of {len(tensors)} tensors: {names}; choose one, as "
+        f"model.output={next(iter(tensors))}{'' if output is None else f', not {output}'}"
     )
 
 
@@ -100,22 +92,21 @@ def without_checkpoints() -> Iterator[None]:
 
 
 def _arguments(inputs: Any, images: Tensor) -> tuple[list[Any], dict[str, Any]]:
-    if inputs is None or inputs in IMAGES:
-        return [_filled(inputs or "images", images)], {}
-    if isinstance(inputs, str):
+    if isinstance(inputs, str) and inputs not in IMAGES:
         return [], {inputs: images}
-    filled = _filled(inputs, images)
-    return ([], filled) if isinstance(filled, dict) else (filled, {})
+    filled = _filled(inputs or "images", images)
+    if isinstance(filled, dict):
+        return [], filled
+    return filled if isinstance(inputs, list) else [filled], {}
 
 
 def _filled(inputs: Any, images: Tensor) -> Any:
-    if inputs == "images":
-        return images
-    if inputs == "image_list":
-        return list(images.unbind(0))
     if isinstance(inputs, dict):
         return {name: _filled(value, images) for name, value in inputs.items()}
-    return [_filled(value, images) for value in inputs] if isinstance(inputs, list) else inputs
+    if isinstance(inputs, list):
+        return [_filled(value, images) for value in inputs]
+    words = dict(zip(IMAGES, (images, [*images.unbind(0)]), strict=True))
+    return words.get(inputs, inputs) if isinstance(inputs, str) else inputs
 
 
 def _tensors(item: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -123,15 +114,12 @@ def _tensors(item: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(item, Tensor):
         yield path, item
         return
-    if isinstance(item, Mapping):
-        parts = [(str(key), value) for key, value in item.items()]
-    elif hasattr(item, "_fields"):  # a named tuple
-        parts = [(name, getattr(item, name)) for name in item._fields]
+    parts: Any = getattr(item, "__dict__", {}) if path.count(".") < 4 else {}  # it may hold itself
+    if hasattr(item, "_asdict"):  # a named tuple
+        parts = item._asdict()
     elif isinstance(item, (list, tuple)):
-        parts = [(str(index), value) for index, value in enumerate(item)]
-    elif dataclasses.is_dataclass(item):
-        parts = [(field.name, getattr(item, field.name)) for field in dataclasses.fields(item)]
-    else:  # an object may refer to itself
-        parts = [*vars(item).items()] if hasattr(item, "__dict__") and path.count(".") < 4 else []
-    for name, value in parts:
+        parts = dict(enumerate(item))
+    elif isinstance(item, Mapping):
+        parts = item
+    for name, value in parts.items():
         yield from _tensors(value, f"{path}.{name}".lstrip("."))
