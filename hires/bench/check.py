@@ -30,8 +30,8 @@ from hires.bench.bench_rows import PEERS, BenchRow, PeerSteps, in_float32
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import INT8
 from hires.engine.device import RankDevice, to_host
-from hires.engine.verify import largest_values, quantised_step, reference_step, tensor_error
-from hires.engine.verify_bounds import EXACT, MOST, float_sums
+from hires.engine.verify import quantised_step, reference_step
+from hires.engine.verify_bounds import EXACT, MOST, float_sums, largest_values, tensor_error
 
 VALUE_TOLERANCE = 1e-3
 """Largest error of loss or outputs as they are timed, over the largest expected value."""

@@ -18,7 +18,7 @@ from hires.data import slide_labels
 from hires.data.class_shares import class_shares
 from hires.data.image_format import Size
 from hires.data.source import ERROR, NOTE, WARNING, DataFinding
-from hires.data.text_tables import read_table
+from hires.data.splits import read_table
 
 _HALF = 0.5 - 1e-9
 """Share of a patch that outlines of one class have to cover, less what rounding may take."""

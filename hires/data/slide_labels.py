@@ -23,7 +23,7 @@ from hires.core.errors import ConfigError
 from hires.core.store.reading import read_named
 from hires.data.image_format import MAX_SIDE
 from hires.data.sources.folder import visible_files
-from hires.data.text_tables import MOST_BYTES
+from hires.data.splits import MOST_BYTES
 
 _NO_AREA = ("Point", "MultiPoint", "LineString", "MultiLineString")
 _DETECTIONS = ("detection", "cell", "tile", "PathDetectionObject", "PathCellObject")

@@ -33,8 +33,7 @@ from hires.engine.device import HOST, RankDevice
 from hires.engine.finite_tensors import require_finite
 from hires.engine.loader import Loader, image_dtype, slot_loader
 from hires.engine.optimizer import Optimizer, make_optimizer
-from hires.engine.weight_sharing import reader_of, share_weights
-from hires.engine.weights_file import WeightsFile, open_weights
+from hires.engine.weights_file import WeightsFile, open_weights, reader_of, share_weights
 from hires.nets.build_network import build_model, materialise
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor

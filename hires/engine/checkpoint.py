@@ -6,7 +6,7 @@
                              holders divide it, exp_avg00.001.safetensors of each, by rows
     checkpoint.json          the digest of each file, and the few numbers that all ranks have alike
 
-All holders of a stage are equal, so one of them (``weight_sharing.reader_of``) writes its files and
+All holders of a stage are equal, so one of them (``weights_file.reader_of``) writes its files and
 reads them again; the others get what it has read by broadcast.
 Which images come next, and what a step draws, are functions of the step and the seed
 (``hires.data.source``, ``hires.nets.random_draws``).
@@ -57,7 +57,7 @@ from hires.engine.build import RankEngine, names_of
 from hires.engine.optimizer import EMA, Optimizer
 from hires.engine.resume_point import ResumePoint
 from hires.engine.tensorfile import ContentsReader, stage_file
-from hires.engine.weight_sharing import reader_of, share_weights
+from hires.engine.weights_file import reader_of, share_weights
 from hires.plan.ownership import shares_of_holders
 
 SCALE, OPTIMIZER = "loss_scale", "optimizer."

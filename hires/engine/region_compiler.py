@@ -19,9 +19,12 @@ import logging
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Graph
+from torch.utils.checkpoint import CheckpointPolicy
 
 from hires import comm
 from hires.core.config.run_config import RunConfig
@@ -104,11 +107,32 @@ def _prepare(engine: RankEngine, config: RunConfig) -> None:
     # Or Triton's reductions are chosen by their times, and attempts differ in their last bits.
     inductor.deterministic = not on_host
     if on_host:
-        from hires.engine.recomputed_masks import RecomputedMasks
-
-        inductor.joint_custom_post_pass = RecomputedMasks()
+        inductor.joint_custom_post_pass = _recomputed_masks()
     torch._dynamo.config.recompile_limit = MOST_VARIANTS
     torch._functorch.config.force_non_lazy_backward_lowering = True
+
+
+def _recomputed_masks() -> Any:
+    """Returns a pass of torch's compiler that makes masks again where the backward pass needs them.
+
+    A ReLU that is compiled for training keeps a mask of booleans, one byte a number. On CPUs torch
+    2.13 writes them one by one, at 12 ns each: ten times what the ReLU takes. What the mask is made
+    of is mostly kept anyway, and one comparison in the backward kernel is free.
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class RecomputedMasks(CustomGraphPass):
+        def __call__(self, graph: Graph) -> None:
+            for node in graph.nodes:
+                value = node.meta.get("val")
+                is_mask = isinstance(value, Tensor) and value.dtype == torch.bool
+                if node.op == "call_function" and is_mask:
+                    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+
+        def uuid(self) -> str:  # its version, for torch's cache key
+            return "hires.recomputed_masks.1"
+
+    return RecomputedMasks()
 
 
 def _cache() -> Path:

@@ -19,7 +19,7 @@ from hires.core.ranks.world import World
 from hires.core.store import checkpoints, file_names, records
 from hires.core.store.checkpoints import Checkpoint, DamagedError
 from hires.core.store.step_lines import PASS_LINES, done_pass
-from hires.engine.weight_sharing import reader_of
+from hires.engine.weights_file import reader_of
 from hires.plan.groups import held_stages
 from hires.plan.ownership import shares_of_holders
 from hires.plan.plan import Plan

@@ -45,6 +45,8 @@ from hires.plan.tiling import own_rect
 from hires.plan.traffic import backends_of_plan
 
 GATHERS = ("full", "local")
+MOST_PLANS = 32
+"""Of one module, for the sizes and modes of its last calls."""
 _NAMES = {getattr(torch, PRECISIONS[name]): name for name in ("fp64", "fp32", *HALF)}
 """Precisions of the types of tensors."""
 _worlds: dict[tuple[int, ...], tuple[Any, CommWorld]] = {}
@@ -266,11 +268,13 @@ class ShardedModule(nn.Module):
 
     def _call(self, shape: tuple[int, ...], images: Tensor) -> TiledPass:
         key = (shape, images.dtype, images.device.type, *self._mode(images))
-        if key not in self._calls:
-            self._calls[key] = self._planned(shape, images)
-        call: TiledPass = self._calls[key]
-        if not call.is_of(self.plain):  # .to() or a file has put other tensors in their place
-            call = self._calls[key] = self._planned(shape, images)
+        call: TiledPass | None = self._calls.pop(key, None)
+        # .to() or a file may have put other tensors in the place of those that it reads.
+        if call is None or not call.is_of(self.plain):
+            call = self._planned(shape, images)
+        self._calls[key] = call  # the last one is the one used last
+        if len(self._calls) > MOST_PLANS:
+            del self._calls[next(iter(self._calls))]
         return call
 
     def _mode(self, images: Tensor) -> Iterator[Any]:

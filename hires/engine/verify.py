@@ -43,13 +43,15 @@ from hires.engine.verify_bounds import (
     KINDS,
     LOWERED,
     TOLERANCE,
-    ZERO,
     Bounds,
     bounds_of,
     coarsest,
     float_sums,
     in_float64,
+    largest_values,
+    lowers,
     lowest,
+    tensor_error,
 )
 from hires.nets.custom import error_line, own_line
 from hires.nets.network_call import without_checkpoints
@@ -59,8 +61,7 @@ from hires.parallel.cursor import Cursor
 from hires.parallel.executor import StepResult
 from hires.parallel.loss import loss_draws, plain_loss
 from hires.parallel.stage import StageModule
-from hires.plan.graph import INPUT, Graph, Node
-from hires.plan.operators.operator_facts import facts_of
+from hires.plan.graph import INPUT, Node
 from hires.plan.plan import Plan, Stage
 from hires.plan.rules import CROP, GATHER, WHOLE
 
@@ -251,14 +252,6 @@ def _severity(one: Mapping[str, Any]) -> tuple[bool, float]:
     return one["verdict"] == WRONG, one["error"] / (one["allowed"] or TOLERANCE)
 
 
-def lowers(graph: Graph) -> bool:
-    """Whether a network computes a part in float32, as an attention behind ``x.float()``."""
-    casts = [
-        node for node in graph.nodes if facts_of(node.kind).converts and node.dtype == "float32"
-    ]
-    return any(node.needs_grad or node.name in graph.of_images for node in casts)
-
-
 def noises(
     config: RunConfig, device: RankDevice, reference: Tensors, bounds: Bounds, scale: float = 1.0
 ) -> Iterator[dict[str, float]]:
@@ -385,35 +378,3 @@ def _as_whole(node: Node) -> Node:
     if node.kind not in (GATHER, CROP):
         return node
     return dataclasses.replace(node, op="alias.default", args={"self": node.args["input"]})
-
-
-def tensor_error(
-    tensor: Tensor,
-    expected: Tensor,
-    name: str,
-    largest: Mapping[str, float],
-    bounds: Bounds = EXACT,
-) -> float:
-    """Returns the largest error of a tensor ``kind/name``, over its largest expected value.
-
-    ``largest`` is that of each kind, over which the error of a zero is (:data:`ZERO`). Infinite:
-    the shapes differ, or it is NaN.
-    """
-    if tensor.shape != expected.shape:
-        return math.inf
-    size, most = _size(expected), largest[name.split("/")[0]]
-    scale = most if size < ZERO * most else max(size, bounds.floor * most)
-    # Where all of a kind are zero, so is the scale, and an error is one all the same.
-    error = _size(tensor.double() - expected.double()) / (scale or 1.0)
-    return error if error == error else math.inf
-
-
-def largest_values(reference: Tensors) -> dict[str, float]:
-    """Returns the largest value of each kind."""
-    sizes = {name: _size(tensor) for name, tensor in reference.items()}
-    each = {kind: [size for n, size in sizes.items() if n.startswith(f"{kind}/")] for kind in KINDS}
-    return {kind: max(some, default=0.0) for kind, some in each.items()}
-
-
-def _size(tensor: Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() else 0.0

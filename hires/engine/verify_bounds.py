@@ -37,8 +37,9 @@ become the one or the other: then u = 2^-8, and d counts what rounds to 8 bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig
@@ -47,6 +48,9 @@ from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan, Stage
 from hires.plan.rules import CROP, GATHER, rule_in
+
+if TYPE_CHECKING:  # commands that start ranks read bounds without torch
+    from torch import Tensor
 
 KINDS = ("output", "loss", "gradients", "parameters", "running_stats")
 TOLERANCE = 1e-10
@@ -107,6 +111,14 @@ def bounds_of(config: RunConfig, graph: Graph) -> Bounds:
     kinds = {"gradients": backward, "parameters": backward}
     by_kind = {kind: min(MOST, kinds.get(kind, forward)) for kind in KINDS}
     return Bounds(by_kind, 3.0, MOST, 1e-2)
+
+
+def lowers(graph: Graph) -> bool:
+    """Whether a network computes a part in float32, as an attention behind ``x.float()``."""
+    casts = [
+        node for node in graph.nodes if facts_of(node.kind).converts and node.dtype == "float32"
+    ]
+    return any(node.needs_grad or node.name in graph.of_images for node in casts)
 
 
 def longest_way(graph: Graph) -> tuple[int, int]:
@@ -188,3 +200,35 @@ def _sums_in_parts(stage: Stage, node: Node, plan: Plan) -> bool:
 def _is_by_row(node: Node) -> bool:
     # A norm of single rows sums all of them alike, however many there are.
     return "layer_norm" in node.kind
+
+
+def tensor_error(
+    tensor: Tensor,
+    expected: Tensor,
+    name: str,
+    largest: Mapping[str, float],
+    bounds: Bounds = EXACT,
+) -> float:
+    """Returns the largest error of a tensor ``kind/name``, over its largest expected value.
+
+    ``largest`` is that of each kind, over which the error of a zero is (:data:`ZERO`). Infinite:
+    the shapes differ, or it is NaN.
+    """
+    if tensor.shape != expected.shape:
+        return math.inf
+    size, most = _size(expected), largest[name.split("/")[0]]
+    scale = most if size < ZERO * most else max(size, bounds.floor * most)
+    # Where all of a kind are zero, so is the scale, and an error is one all the same.
+    error = _size(tensor.double() - expected.double()) / (scale or 1.0)
+    return error if error == error else math.inf
+
+
+def largest_values(reference: Mapping[str, Tensor]) -> dict[str, float]:
+    """Returns the largest value of each kind."""
+    sizes = {name: _size(tensor) for name, tensor in reference.items()}
+    each = {kind: [size for n, size in sizes.items() if n.startswith(f"{kind}/")] for kind in KINDS}
+    return {kind: max(some, default=0.0) for kind, some in each.items()}
+
+
+def _size(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0

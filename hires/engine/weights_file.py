@@ -1,17 +1,26 @@
 """Reads the network's own weights from what ``weights=PATH`` names, tensor by tensor.
 
     rank 0        finds the file and compares its digest with the planned one -> path to all ranks
-    each reader   reads the tensors of its stages; the other holders get them by broadcast
+    each reader   tensors of its stages -> | piece | piece | ...   of at most PIECE_BYTES
+                                               |       |
+    others                                     v       v           tiles, replicas, direction up
 
 Layers are found by their names, so any layout reads what any other, or plain torch, has written.
+
+Every stage has one reader, the rank that also writes its checkpoints: replica 0, direction down,
+tile 0. Ranks that hold two stages (GEMS) come to both in the order of the stages. So no file is
+read twice, and a file that differs between nodes cannot make the holders differ. This is no message
+of a step: the plan has no route of it, and the default backend carries it.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
+import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +28,23 @@ import torch
 from torch import Tensor
 
 from hires import comm
+from hires.comm import Group
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import frozen
 from hires.core.store.network_weights import COUNTER, WeightsPlace, find_weights
+from hires.core.units import size
 from hires.engine.tensorfile import ContentsReader, TensorFile
+from hires.parallel.context import Context
+from hires.parallel.gradients import flat
+from hires.plan.groups import gradient_group, held_stages
+from hires.plan.plan import Plan
+
+PIECE_BYTES = 2**22
+"""Tensors travel in pieces of this size: all memory that sharing adds."""
+PROGRESS_S = 5.0
+
+log = logging.getLogger(__name__)
 
 _NESTED = ("state_dict", "model")
 """Keys under which training scripts keep a state dict."""
@@ -127,6 +148,24 @@ def agreed_weights(config: RunConfig, run_dir: Path) -> WeightsFile | None:
     return WeightsFile(find_weights(path, verify=False))  # a rank compares the files that it reads
 
 
+def reader_of(plan: Plan, stage: int) -> int:
+    """Returns the rank that reads and writes the files of a stage."""
+    return plan.rank_of(0, 0, stage, 0)
+
+
+def share_weights(context: Context, by_stage: Mapping[int, Sequence[Tensor]]) -> None:
+    """Fills the tensors of the stages that this rank holds with those of each stage's reader.
+
+    All ranks call it together, with tensors of equal shapes, types and strides in one order.
+    """
+    plan = context.plan
+    for stage in held_stages(plan, context.rank):
+        tensors = [tensor.detach() for tensor in by_stage.get(stage, ())]
+        group = context.groups[gradient_group(plan, stage)]
+        if group.size > 1 and tensors:
+            _broadcast(tensors, group, reader_of(plan, stage), context.rank, f"stage {stage}")
+
+
 def _unpickled(place: WeightsPlace) -> dict[str, Tensor]:
     # Only torch's restricted unpickler sees the file, and tensors are mapped, not read: what the
     # file claims costs no memory before its shapes are compared with the network's.
@@ -160,3 +199,14 @@ def _why(error: Exception) -> str:
 def _is_plain(tensor: Any) -> bool:
     dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided
     return dense and not tensor.is_quantized and tensor.device.type == "cpu"
+
+
+def _broadcast(tensors: Sequence[Tensor], group: Group, source: int, rank: int, what: str) -> None:
+    total, done, shown_s = sum(tensor.nbytes for tensor in tensors), 0, time.monotonic()
+    for tensor in filter(torch.numel, tensors):
+        for piece in torch.split(flat(tensor).view(torch.uint8), PIECE_BYTES):
+            comm.broadcast(piece, source, group)
+            done += len(piece)
+        if rank == source and time.monotonic() - shown_s > PROGRESS_S:
+            shown_s = time.monotonic()
+            log.info("%s of %s of the weights of %s are shared", size(done), size(total), what)

@@ -34,8 +34,8 @@ from hires.nets.traced_memory import (
     order_of,
     storage_of,
     value_of,
+    written_value,
 )
-from hires.nets.written_values import written_value
 from hires.plan.graph import INPUT, Graph, Node, Parameter
 from hires.plan.operators.operator_facts import facts_of, flops_of, gradient_inputs, num_draws
 

@@ -12,8 +12,8 @@ from torch import nn
 from hires.core.config.run_config import from_dict
 from hires.engine import verify
 from hires.engine.device import RankDevice
-from hires.engine.verify import lowers, noises, reference_step, summary, words
-from hires.engine.verify_bounds import BITWISE, EXACT, KINDS, LOWERED
+from hires.engine.verify import noises, reference_step, summary, words
+from hires.engine.verify_bounds import BITWISE, EXACT, KINDS, LOWERED, lowers, tensor_error
 from hires.nets.trace import trace
 from tests.helpers.layouts import verified
 
@@ -142,8 +142,8 @@ def test_an_output_that_should_be_zero_and_is_not_is_wrong(bounds):
     # All of its kind are zero, so there is no scale that the error could be relative to.
     zeros, held = torch.zeros(3), torch.tensor([0.0, 5.0, 0.0])
     largest = {"output": 0.0}
-    assert verify.tensor_error(held, zeros, "output/0", largest, bounds) == 5
-    assert verify.tensor_error(zeros, zeros.clone(), "output/0", largest, bounds) == 0
+    assert tensor_error(held, zeros, "output/0", largest, bounds) == 5
+    assert tensor_error(zeros, zeros.clone(), "output/0", largest, bounds) == 0
 
 
 @pytest.mark.parametrize("bounds", [EXACT, LOWERED])
@@ -151,9 +151,9 @@ def test_zero_but_for_rounding_is_compared_with_the_largest_of_its_kind(bounds):
     # A bias before a norm made a network NOT equal where its rounding was luckier in one process.
     largest = {"gradients": 1.0}
     zero, tiny = torch.tensor([3e-14, 0.0]), torch.tensor([1e-5, 0.0])
-    assert verify.tensor_error(zero + 1e-12, zero, "gradients/bias", largest, bounds) < 1e-10
-    assert verify.tensor_error(zero + 1e-9, zero, "gradients/bias", largest, bounds) > 1e-10
-    assert verify.tensor_error(tiny * (1 + 2e-4), tiny, "gradients/bias", largest, bounds) > 1e-6
+    assert tensor_error(zero + 1e-12, zero, "gradients/bias", largest, bounds) < 1e-10
+    assert tensor_error(zero + 1e-9, zero, "gradients/bias", largest, bounds) > 1e-10
+    assert tensor_error(tiny * (1 + 2e-4), tiny, "gradients/bias", largest, bounds) > 1e-6
 
 
 @pytest.mark.dist

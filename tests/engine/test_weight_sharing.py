@@ -14,7 +14,7 @@ from hires.core.config.run_config import from_dict, to_dict
 from hires.core.errors import PREEMPTED
 from hires.core.ranks.world import World
 from hires.core.store import attempts
-from hires.engine import weight_sharing
+from hires.engine import weights_file
 from hires.engine.build import build_rank
 from hires.engine.tensorfile import TensorFile
 from hires.plan.plan import Plan
@@ -56,7 +56,7 @@ def build(world: World, config: dict[str, Any], plan: dict[str, Any]) -> dict[st
     OWN_FILE[0] = world.rank
     made = Plan.from_dict(plan)
     join(world, made)
-    with mock.patch.object(weight_sharing, "PIECE_BYTES", 100):
+    with mock.patch.object(weights_file, "PIECE_BYTES", 100):
         engine = build_rank(from_dict(config), made, world.rank, 1)
     tensors = {name: tensor.flatten().tolist() for name, tensor in engine.tensors.items()}
     engine.close()

@@ -18,8 +18,7 @@ from hires.data.image_format import Size
 from hires.data.slide_labels import match_slides
 from hires.data.source import SOURCES, Source
 from hires.data.sources.folder import FolderIndex, FolderSource, scan
-from hires.data.splits import part_of
-from hires.data.text_tables import read_table
+from hires.data.splits import part_of, read_table
 
 
 @SOURCES.register("images")
