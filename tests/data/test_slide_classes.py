@@ -9,6 +9,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import shapely
 import tifffile
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
+from hires.data import class_shares
 from hires.data.data_check import check_data
 from hires.data.opening import open_source
 from hires.data.start_check import data_findings
@@ -143,6 +145,29 @@ def test_classes_follow_from_exact_areas(tmp_path_factory, drawn):
         shares = {label: (patch == label).mean() for label in "abc"}
         best = [label for label in "abc" if shares[label] >= 0.5]
         assert result[row, col] == (best[0] if best else "normal"), (row, col, shares)
+
+
+@pytest.mark.parametrize("corners", [0, 256])  # boxes are divided to the last, or compared at once
+def test_shares_of_nests_and_overlaps_are_those_of_the_pixels(corners, monkeypatch):
+    monkeypatch.setattr(class_shares, "_FEW_CORNERS", corners)
+    random, side = np.random.default_rng(3), 60
+    for _ in range(20):
+        rectangles = [(2, 3, 57, 58)]  # around nearly all others, which are its islands
+        for size in random.integers(2, 25, 12).tolist():
+            left, top = random.integers(1, side - size, 2).tolist()
+            rectangles.append((left, top, left + size, top + size // 2 + 1))
+        labels = random.integers(-1, 3, len(rectangles)).tolist()
+        pixels = np.full((side, side), -1)
+        areas = [(b - t) * (r - x) for x, t, r, b in rectangles]
+        for i in sorted(range(len(areas)), key=lambda i: (-areas[i], i)):
+            left, top, right, bottom = rectangles[i]
+            pixels[top:bottom, left:right] = labels[i]
+        boxes = [(x, y, x + 10, y + 10) for y in range(0, side, 10) for x in range(0, side, 10)]
+        shapes = [shapely.box(*corners_of) for corners_of in rectangles]
+        shares = class_shares.class_shares(shapes, labels, 3, np.array(boxes, float))
+        for (x, y, right, bottom), row in zip(boxes, shares, strict=True):
+            part = pixels[y:bottom, x:right]
+            assert row == pytest.approx([(part == label).mean() for label in range(3)], abs=1e-12)
 
 
 @pytest.mark.parametrize("order", [1, -1])
