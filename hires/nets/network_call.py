@@ -105,8 +105,9 @@ def _filled(inputs: Any, images: Tensor) -> Any:
         return {name: _filled(value, images) for name, value in inputs.items()}
     if isinstance(inputs, list):
         return [_filled(value, images) for value in inputs]
-    words = dict(zip(IMAGES, (images, [*images.unbind(0)]), strict=True))
-    return words.get(inputs, inputs) if isinstance(inputs, str) else inputs
+    if inputs == "image_list":  # only then: a program for any batch has no number of images
+        return [*images.unbind(0)]
+    return images if inputs == "images" else inputs
 
 
 def _tensors(item: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:

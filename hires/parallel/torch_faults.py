@@ -45,7 +45,6 @@ them channels-last, so a ``view`` that was possible need not be:
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -187,13 +186,14 @@ def lacks_kernel(x: Tensor, dtype: torch.dtype) -> bool:
     return torch.is_grad_enabled() or not _onednn_has_fp16()
 
 
-@functools.cache
+# Constants for torch.compile: it could not trace these operators, which return no tensor.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def onednn_has_bf16() -> bool:
     """Whether oneDNN multiplies bf16 on this processor: from AVX-512 on."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-@functools.cache
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _onednn_has_fp16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 

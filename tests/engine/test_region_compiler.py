@@ -35,7 +35,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "single": {"parallel": {"microbatches": 2}},
     "recomputed": {"memory": {"checkpoint": "block"}},
     "sp": {"model": LONGER, "parallel": {"tiles": [2, 2]}},
-    "sp in inference": {"parallel": {"tiles": [1, 2]}, "task": {"name": "infer"}},
+    "sp in inference": {
+        "model": LONGER,
+        "parallel": {"tiles": [1, 2]},
+        "task": {"name": "infer"},
+    },
     "pp": {"parallel": {"stages": 2, "microbatches": 2, "schedule": "1f1b"}},
     "gems": {"parallel": {"stages": 2, "directions": 2, "schedule": "gems"}},
     "sp+gems": {

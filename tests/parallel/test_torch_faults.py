@@ -18,6 +18,7 @@ from hires.parallel.torch_faults import (
     conv2d,
     convolve_backward,
     convolve_transposed,
+    lacks_kernel,
 )
 from hires.quant.int8_kernels import Geometry
 from tests.conftest import REPOSITORY
@@ -215,3 +216,13 @@ def test_gradients_are_those_of_the_definition(kind, needs):
         pixels = x.detach().flatten(2)
         assert torch.allclose(mean, 0.3 * pixels.mean((0, 2)))
         assert torch.allclose(var, 0.7 + 0.3 * pixels.var(2).mean(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_onednn_has_is_a_constant_of_a_compiled_region(dtype):
+    @torch.compile(backend="eager", fullgraph=True)
+    def product(x: Tensor) -> Tensor:
+        return 2 * x if lacks_kernel(x, dtype) else x
+
+    with torch.no_grad():
+        assert product(torch.ones(2, dtype=dtype)).shape == (2,)
