@@ -313,8 +313,9 @@ def words_of_training(words: Sequence[str]) -> list[str]:
     evaluation those of its data, unless these are: the part that the run did not learn from.
     """
     typed = {key_in(word): word.partition("=")[2] for word in words}
-    task, run = typed.get("task", typed.get("task.name")), run_of_weights(typed.get("weights", "."))
-    if task not in INFERENCE or "weights" not in typed or run is None:
+    task, weights = typed.get("task", typed.get("task.name")), typed.get("weights")
+    run = None if weights is None else run_of_weights(weights)
+    if task not in INFERENCE or run is None:
         return []
     try:
         trained = read_config(run)

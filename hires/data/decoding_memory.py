@@ -19,11 +19,8 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.data.image_fit import BAND_PIXELS
 from hires.data.image_format import Size, open_image
-from hires.data.source import SOURCES
+from hires.data.source import SOURCES, looked_at
 from hires.data.sources.folder import FolderSource, naming
-
-LOOKED_AT = 64
-"""Headers that are read."""
 
 
 def decoding_bytes(config: RunConfig) -> int:
@@ -45,8 +42,7 @@ def _decoding_bytes(facts: str, target: Size, channels: int) -> int:
     data = DataConfig(**json.loads(facts))
     source = SOURCES[data.name].open(data, target, channels, 0)
     most = kept = 0
-    step = -(-len(source) // LOOKED_AT)
-    for index in range(0, len(source), step) if isinstance(source, FolderSource) else ():
+    for index in looked_at(source) if isinstance(source, FolderSource) else ():
         path = Path(source.path(index))
         try:
             with naming(path, data), closing(open_image(path, data.max_pixels)) as image:

@@ -116,6 +116,15 @@ class Source:
         return PartSource(self, numbers)
 
 
+LOOKED_AT = 64
+"""Images whose headers say what a plan needs to know of all."""
+
+
+def looked_at(source: Source) -> range:
+    """Returns the numbers of some images of a source, at equal distances."""
+    return range(0, len(source), max(1, -(-len(source) // LOOKED_AT)))
+
+
 class PartSource(Source):
     """Some images of a source, in its order, perhaps with other numbers for its classes."""
 

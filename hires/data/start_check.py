@@ -25,7 +25,7 @@ from hires.core.units import listed
 from hires.data.image_format import ImageFile, Size, open_image
 from hires.data.opening import open_source
 from hires.data.order import step_images
-from hires.data.source import SOURCES, PartSource, Source
+from hires.data.source import SOURCES, PartSource, Source, looked_at
 from hires.data.sources.folder import CONTENTS, naming, to_channels
 from hires.data.sources.slide import SlideSource, label_files, slide_files
 
@@ -33,8 +33,6 @@ DECODED_BYTES = 2**27
 """Images of so many bytes, as floats, are decoded by each rank; the others are opened."""
 SECONDS = 10.0
 """After so long a rank checks no other file: on a file server each may take milliseconds."""
-LOOKED_AT = 64
-"""Headers from which the plan judges the sizes of all images."""
 LOOKED_PIXELS = 2**22
 """Of the images that a plan opens it reads one of each kind, in the middle: at most so many."""
 FAR = 2.0
@@ -111,17 +109,17 @@ def image_findings(config: RunConfig) -> list[tuple[str, str, str]]:
     data, sizes, faults = config.data, list[Size](), dict[int, str]()
     if data.name not in (*CONTENTS, "masks"):
         return []
-    kinds: dict[tuple[str, str, int], str] = {}
+    kinds: dict[tuple[str, str, int, bool], str] = {}
     found: list[tuple[str, str, str]] = []
     source = open_source(data, config.image, config.model.channels, 0)
-    for index in range(0, len(source), -(-len(source) // LOOKED_AT)):
+    for index in looked_at(source):
         path = Path(source.path(index))
         try:
             with naming(path, data), closing(open_image(path, data.max_pixels)) as image:
                 image.check_complete()
                 sizes.append(image.size)
                 facts = image.facts
-                kind = facts.format, facts.colours, facts.bits
+                kind = facts.format, facts.colours, facts.bits, facts.is_float
                 if kind not in kinds:
                     values = _values_of(image, config)
                     kinds[kind] = _words_of(image, values)

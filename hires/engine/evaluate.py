@@ -9,7 +9,7 @@ A metric of images may reach over the border of a tile, as SSIM does:
     own pixels of a tile       what it counts with: windows whose centres are its own
       +----------+               + - - - - - - - +
       |          |      -->      |  +----------+ |  ``reach`` pixels of its neighbours, where
-      |          |                  |          |    the image goes on
+      |          |                  |          |    the image continues
       +----------+               |  +----------+ |
 
 Each window that lies inside of the image counts once, at the tile that owns its centre, so the sums

@@ -86,7 +86,7 @@ class Tracking:
 def import_packages(config: RunConfig) -> None:
     """Imports what trackers need: their libraries are no memory of the training."""
     for package in (TRACKERS[name].package for name in config.measure.track):
-        if package and importlib.util.find_spec(package):  # else opening the tracker says so
+        if package and importlib.util.find_spec(package):  # the tracker reports a missing one
             importlib.import_module(package)
 
 

@@ -359,8 +359,8 @@ def ranks_run_in_the_container_of_their_site_after_its_setup(runs: Runs) -> None
     binds = [f"{path}:{path}" for path in (runs.folder, runs.folder / "results")]
     words = [word for bind in (*binds, "/my data:/data") for word in ("--bind", bind)]
     for rank in range(2):
-        told = (tools / f"words{rank}").read_text().splitlines()
-        assert told[: len(words) + 4] == ["exec", *words, "--nv", "/a.sif", sys.executable]
+        started = (tools / f"words{rank}").read_text().splitlines()
+        assert started[: len(words) + 4] == ["exec", *words, "--nv", "/a.sif", sys.executable]
     assert broken.end() == ("failed", "launch")
     assert "`no-such-tool --on` failed on " in broken.exit()["cause"]
 

@@ -170,7 +170,7 @@ def found(name: str) -> str:
 def left_behind(folder: Path, prefix: str) -> Iterator[tuple[Path, int]]:
     """Yields the files of this user alone that killed processes left, each with its handle.
 
-    Whoever makes such a file holds a lock on it while it lives.
+    The process that makes such a file holds a lock on it until it ends.
     """
     for path in sorted(folder.glob(f"{prefix}*")):
         with contextlib.suppress(OSError):  # it is gone, no such file, or its maker lives

@@ -203,6 +203,11 @@ def module_digest(target: str) -> str:
     return (digest or "")[:16]
 
 
+_DEFINED = (ast.FunctionDef, ast.ClassDef)
+_STAR = re.compile(r"import\s*\(?\s*\*|globals\(|exec\(|setattr\(")
+"""Of a module whose names are not all in its source."""
+
+
 def require_target(key: str, target: str) -> None:
     """Refuses a function that is surely not there, before its code and torch are imported.
 
@@ -228,11 +233,6 @@ def require_target(key: str, target: str) -> None:
                 f"{key}={target!r}: {module} has no function {name!r}; "
                 f"{offer(name, [one.name for one in names])}"
             )
-
-
-_DEFINED = (ast.FunctionDef, ast.ClassDef)
-_STAR = re.compile(r"import\s*\(?\s*\*|globals\(|exec\(|setattr\(")
-"""Of a module whose names are not all in its source."""
 
 
 def network_sources(target: str, files: Sequence[str] = ()) -> tuple[SourceFile, ...]:

@@ -252,9 +252,9 @@ def to_channels(
     """Returns pixels with the samples that a network of so many input channels sees.
 
     They are the ``bands``, numbers from 1, where a config names them. An image with exactly
-    ``channels`` samples is used as it is. Otherwise alpha and other samples
-    after the ``colours`` are dropped, three become luminance for a network of one channel, and grey
-    stays one sample, which ``normalised`` gives to every channel.
+    ``channels`` samples is used as it is. Otherwise the samples after the ``colours`` are dropped,
+    three colours become luminance for a network of one channel, and grey stays one sample, which
+    ``normalised`` gives to every channel.
     """
     samples = pixels.shape[2]
     if bands is not None:

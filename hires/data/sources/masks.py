@@ -30,13 +30,13 @@ from hires.data.image_format import (
     open_image,
     suffix_of,
 )
+from hires.data.slide_file import TIFF
 from hires.data.source import SOURCES, Source
 from hires.data.sources.folder import FolderIndex, FolderSource, naming, visible_files
 from hires.data.splits import part_of
 
 Labels = NDArray[np.int64]
 """(h, w): the class of each pixel, or ``data.ignore``."""
-TIFF = (".tif", ".tiff")
 _MODES = ("1", "L", "P", "I", "I;16", "I;16B")
 """Of Pillow, with one number a pixel."""
 
