@@ -224,6 +224,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
 
         def make() -> tuple[WeightsPlace, str]:
             place = find_weights(config.weights or "")
+            if place.is_pickle:  # only torch reads it
+                return place, self._process.weights(place.path)["digest"]
             return place, place.digest()
 
         return self._once("weights", config.weights or "", make)

@@ -70,7 +70,10 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         return Graph.from_dict(answer["graph"])
 
     def weights(self, path: Path) -> dict[str, Any]:
-        """Returns ``shapes`` and ``dtypes`` of a pickle of torch; ConfigError: no tensors alone."""
+        """Returns ``shapes``, ``dtypes`` and ``digest`` of a pickle of torch.
+
+        ConfigError: it holds more than tensors.
+        """
         return self._ask("reading the weights", {"weights": str(path)})
 
     def write_weights(

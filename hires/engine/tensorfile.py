@@ -95,10 +95,11 @@ def write(
 def _all_pieces(text: bytes, tensors: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
     yield len(text).to_bytes(8, "little") + text
     for tensor in tensors:
-        yield from _pieces(tensor)
+        yield from pieces(tensor)
 
 
-def _pieces(tensor: Tensor) -> Iterable[memoryview]:
+def pieces(tensor: Tensor) -> Iterable[memoryview]:
+    """Yields the numbers of a tensor of any memory order, as a file has them."""
     if not tensor.numel():
         return
     rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()

@@ -48,7 +48,7 @@ def reply_to(request: dict[str, Any]) -> dict[str, Any]:
     try:
         if name == "weights":
             held = open_weights(values)
-            return {"shapes": held.shapes, "dtypes": held.dtypes}
+            return {"shapes": held.shapes, "dtypes": held.dtypes, "digest": held.digest()}
         config = from_dict(values.get("config", values))
         if name == "quantised":
             plan = Plan.from_dict(values["plan"])

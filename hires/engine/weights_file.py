@@ -32,9 +32,9 @@ from hires.comm import Group
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import frozen
-from hires.core.store.network_weights import COUNTER, WeightsPlace, find_weights
+from hires.core.store.network_weights import COUNTER, WeightsPlace, find_weights, tensors_digest
 from hires.core.units import size
-from hires.engine.tensorfile import ContentsReader, TensorFile
+from hires.engine.tensorfile import ContentsReader, TensorFile, pieces
 from hires.parallel.context import Context
 from hires.parallel.gradients import flat
 from hires.plan.groups import gradient_group, held_stages
@@ -77,6 +77,16 @@ class WeightsFile:
     def dtypes(self) -> dict[str, str]:
         """The types of the tensors of a pickle, as torch names them."""
         return {n: str(t.dtype).removeprefix("torch.") for n, t in self._tensors.items()}
+
+    def digest(self) -> str:
+        """Returns 16 digits of the tensors, the same in whatever file they lie."""
+        if not self.place.is_pickle:
+            return self.place.digest()
+        types, shapes = self.dtypes, self.shapes
+        return tensors_digest(
+            (name, types[name], shapes[name], pieces(tensor))
+            for name, tensor in self._tensors.items()
+        )
 
     def tensor(self, name: str) -> Tensor:
         """Returns a tensor as it was written; RunError: its file is damaged."""
@@ -134,7 +144,7 @@ def agreed_weights(config: RunConfig, run_dir: Path) -> WeightsFile | None:
     if comm.get_rank() == 0:
         try:
             place, planned = find_weights(config.weights), frozen.read(run_dir)
-            if planned and planned.inputs.weights not in ("", place.digest()):
+            if planned and planned.inputs.weights not in ("", WeightsFile(place).digest()):
                 raise RunError(
                     f"{place.key} holds other numbers than when the run was planned; name a "
                     f"checkpoint or a file that stays, or start the run anew"

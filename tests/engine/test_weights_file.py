@@ -70,6 +70,23 @@ def test_weights_that_have_changed_since_the_plan_are_refused(tmp_path):
         attempt(run)
 
 
+def test_digest_of_a_pickle_is_that_of_its_tensors_in_another_file(tmp_path):
+    state = {
+        "conv": torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last),
+        "half": torch.randn(3, 5).bfloat16().T,
+        "scale": torch.tensor(0.5, dtype=torch.float64),
+        "none": torch.empty(0, 2),
+    }
+    save_file({name: one.contiguous() for name, one in state.items()}, tmp_path / "w.safetensors")
+    torch.save({"model": state}, tmp_path / "w.pt")
+    digest = find_weights(str(tmp_path / "w.safetensors")).digest()
+    with TorchProcess() as process:
+        assert process.weights(tmp_path / "w.pt")["digest"] == digest
+    state["half"] = state["half"].half()
+    torch.save(state, tmp_path / "other.pt")
+    assert open_weights(str(tmp_path / "other.pt")).digest() != digest
+
+
 class Evil:
     def __reduce__(self):
         return print, ("code of a stranger",)

@@ -8,21 +8,25 @@
     FILE.pt, FILE.pth      one of torch.save, whose pickle holds tensors only (engine.weights_file)
 
 The front end and every reading rank look at the same path; its digest, part of the run's identity,
-shows whether they see the same numbers. Files of a checkpoint are compared with its manifest before
-anything in them is believed; of a run folder whose latest checkpoint is damaged, the one before
-counts, with a warning.
+shows whether they see the same numbers. It is of the tensors alone: a checkpoint, its tensors in
+one file, and that file under another name are the same weights. Files of a checkpoint are compared
+with its manifest before anything in them is believed; of a run folder whose latest checkpoint is
+damaged, the one before counts, with a warning.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import logging
 import os
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints, file_names, frozen, reading
@@ -88,14 +92,21 @@ class WeightsPlace:
         return self.checkpoint is not None
 
     def digest(self) -> str:
-        """Returns 16 digits that differ where the weights do; ConfigError: it cannot be read."""
-        if self.checkpoint is not None:
-            stored = self.checkpoint.files
-            return frozen.digest({file.name: stored[file.name].sha256 for file in self.files})
-        whole = frozen.sha256_of(self.path)
-        if whole is None:
-            raise ConfigError(f"{self.key} cannot be read; make it readable")
-        return whole[:16]
+        """Returns :func:`tensors_digest` of its tensors; ConfigError: it is damaged.
+
+        That of a pickle is :meth:`hires.engine.weights_file.WeightsFile.digest`.
+        """
+        assert not self.is_pickle
+        types, name = self.dtypes(), self.path.name
+        whole = {key: [StoredTensor(name, key, 0, shape)] for key, shape in self.shapes().items()}
+        with contextlib.ExitStack() as stack:
+            files = {path.name: stack.enter_context(path.open("rb")) for path in self.files}
+            places = {file: _places(opened) for file, opened in files.items()}
+            return tensors_digest(
+                (key, types[key], whole_shape([one.shape for one in some]), pieces)
+                for key, some in (self.parts() or whole).items()
+                for pieces in [_numbers((files[x.file], places[x.file][x.key]) for x in some)]
+            )
 
     def shapes(self) -> dict[str, Shape]:
         """Returns the shapes of all tensors but those of a pickle; ConfigError: it is damaged."""
@@ -146,6 +157,40 @@ class WeightsPlace:
             raise ConfigError(
                 f"{self.key} is damaged: {path.name}: {error}; copy it again, or name another one"
             ) from None
+
+
+def tensors_digest(tensors: Iterable[tuple[str, str, Shape, Iterable[Any]]]) -> str:
+    """Returns 16 digits of tensors in any order: name, type as torch names it, shape and bytes.
+
+    Counters of batch norms are left out.
+    """
+    digests = dict[str, str]()
+    for name, dtype, shape, pieces in tensors:
+        if name.rpartition(".")[2] != COUNTER:
+            found = hashlib.sha256(json.dumps([dtype, [*shape]]).encode())
+            for piece in pieces:
+                found.update(piece)
+            digests[name] = found.hexdigest()
+    return frozen.digest(digests)
+
+
+def _places(file: BinaryIO) -> dict[str, tuple[int, int]]:
+    # Where the numbers of each tensor begin and end; the library has checked the header.
+    size = int.from_bytes(file.read(8), "little")
+    entries = json.loads(file.read(size))
+    entries.pop("__metadata__", None)
+    return {
+        key: (8 + size + one["data_offsets"][0], 8 + size + one["data_offsets"][1])
+        for key, one in entries.items()
+    }
+
+
+def _numbers(parts: Iterable[tuple[BinaryIO, tuple[int, int]]]) -> Iterator[bytes]:
+    for file, (begin, end) in parts:
+        file.seek(begin)
+        while begin < end and (piece := file.read(min(file_names.MIB, end - begin))):
+            yield piece
+            begin += len(piece)
 
 
 def find_weights(source: str, verify: bool = True) -> WeightsPlace:

@@ -8,8 +8,10 @@ import os
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import save_file
 
 from hires.cli.planning import Planner, shapes_of
 from hires.core.store import attempts
@@ -113,6 +115,10 @@ def test_weights_are_part_of_the_run_by_their_contents(hires, fake_ranks, graph,
     answers = [hires(*words, f"weights={path}") for path in paths]
     assert [answer.code for answer in answers] == [0, 0]
     assert "complete since an earlier time" in answers[1].err  # the same numbers elsewhere
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes_of(graph).items()}
+    save_file(zeros, tmp_path / "copy.safetensors", {"format": "pt"})
+    answer = hires(*words, f"weights={tmp_path / 'copy.safetensors'}")
+    assert "complete since an earlier time" in answer.err  # and as one file
     assert len(list(Path("results/default").glob("resnet18-*"))) == 2
 
 

@@ -86,15 +86,31 @@ def test_what_belongs_to_a_network_under_other_names_or_types_is_told():
         require_types("weights=w", {"fc.bias": "int8"}, {"fc.bias": "float32"})
 
 
-def test_digest_is_that_of_all_numbers_wherever_they_lie(tmp_path):
-    stages = [{"a": [2]}, {"b": [2]}], [{"a": [2]}, {"b": [3]}], [{"a": [2]}, {"b": [2]}]
-    saved = [saved_stages(one, tmp_path / str(n)) for n, one in enumerate(stages)]
-    first, other, copy = (find_weights(str(path)).digest() for path in saved)
-    assert first == copy != other
-    files = [written(tmp_path / f"{n}.safetensors", shapes) for n, shapes in enumerate(stages[1])]
-    again = written(tmp_path / "copy.safetensors", stages[1][0])
-    first, other, copy = (find_weights(str(path)).digest() for path in (*files, again))
-    assert first == copy != other
+def test_digest_is_that_of_names_types_shapes_and_numbers_wherever_they_lie(tmp_path):
+    one = find_weights(str(saved_stages([{"a": [4], "b": [2, 3]}], tmp_path / "one"))).digest()
+    for number, stages in enumerate(
+        (
+            [{"b": [2, 3]}, {"a": [4]}],  # of another layout
+            [{"a[0:1]": [1], "b[1:2]": [1, 3]}, {"b[0:1]": [1, 3], "a[1:4]": [3]}],  # in rows
+        )
+    ):
+        place = find_weights(str(saved_stages(stages, tmp_path / str(number))))
+        assert place.digest() == one, stages
+    tensors = {"a": np.zeros(4, np.float32), "b": np.zeros((2, 3), np.float32)}
+    path = tmp_path / "net.safetensors"
+
+    def digest(tensors, **metadata):
+        save_file(tensors, path, metadata)
+        return find_weights(str(path)).digest()
+
+    assert digest(tensors) == digest(tensors, format="pt") == one
+    assert digest({**tensors, "b.num_batches_tracked": np.zeros((), np.int64)}) == one
+    changed = {**tensors, "b": np.zeros((2, 3), np.float32)}
+    changed["b"][1, 2] = 1e-30
+    others = [changed, {**tensors, "b": np.zeros((3, 2), np.float32)}]
+    others += [{**tensors, "b": np.zeros((2, 3), np.int32)}, {"a": tensors["a"]}]
+    others += [{"b": tensors["b"], "c": tensors["a"]}]
+    assert len({one, *map(digest, others)}) == 6
 
 
 NAMES = ["net.layer1.weight", "net.layer10.weight", "ema.decay", "fc.bias"]
