@@ -17,7 +17,7 @@ help:  ## show this text
 
 # The stamp makes the second time quick; a change of the dependencies installs again.
 $(INSTALLED): pyproject.toml constraints.txt scripts/install.sh
-	sh scripts/install.sh "$(PYTHON)" "$(VENV)"
+	sh scripts/install.sh "$(PYTHON)" "$(VENV)" dev
 	@touch $@
 
 run: $(INSTALLED)  ## write a small folder of images, train on it and print the tables
@@ -32,7 +32,7 @@ test-all: $(INSTALLED)  ## run what `make test` runs, and what searches longer: 
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not mpi and not gpu and not slurm and not browser" $(ARGS)
 
 test-mpi: $(INSTALLED)  ## run the tests that need an MPI; as root it installs Debian's Open MPI and MPICH first
-	bash scripts/install_mpi.sh
+	bash scripts/install_mpi.sh $(BIN)/python
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m mpi $$(grep -rl --include='*.py' 'mark\.mpi' tests) $(ARGS)
 
 test-slurm: $(INSTALLED)  ## as root: start a Slurm, test on it, stop it; CLUSTER=--accounting adds slurmdbd

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Makes a virtual environment with hires and everything that its development needs.
-# usage: sh scripts/install.sh PYTHON VENV
+# Makes a virtual environment with hires: TORCH=cpu or cuda says which torch; unset, the machine does.
+# usage: sh scripts/install.sh PYTHON VENV [EXTRA,EXTRA ...]
 set -eu
 python=$1
 venv=$2
+extras=${3:-}
 
 fail() {
     echo "install: $*" >&2
@@ -27,7 +28,36 @@ fi
 
 # A folder that an earlier try left half-made is made anew.
 [ -x "$venv/bin/pip" ] || "$python" -m venv --clear "$venv"
-echo "install: installing hires and torch into $venv; the first time takes some minutes"
+
+# PyPI's torch for Linux brings CUDA; the build for CPUs has an index of its own. The sizes are those
+# of the torch that constraints.txt pins, with all that it needs.
+torch=$(sed -n 's/^torch==//p' constraints.txt)
+there=$("$venv/bin/python" -c 'from importlib.metadata import version; print(version("torch"))' \
+    2>/dev/null || true)
+build=${TORCH:-}
+case $build,$there in
+cpu,* | cuda,*) ;;
+,"$torch" | ,"$torch"+*) ;; # it stays
+,*) if nvidia-smi --list-gpus 2>/dev/null | grep -q GPU; then build=cuda; else build=cpu; fi ;;
+*) fail "TORCH=$build is neither cpu nor cuda" ;;
+esac
+if [ "$build" = cpu ] && [ "$there" != "$torch+cpu" ] && [ "$(uname -s)" = Linux ]; then
+    echo "install: torch $torch for CPUs, 0.2 GB to download, 0.9 GB on the disk; TORCH=cuda takes" \
+        "the one for NVIDIA GPUs"
+    "$venv/bin/python" -m pip install --disable-pip-version-check --quiet --retries 1 --no-deps \
+        "torch==$torch+cpu" --extra-index-url https://download.pytorch.org/whl/cpu ||
+        fail "no torch $torch for CPUs, see above; TORCH=cuda takes PyPI's, which brings CUDA"
+elif [ "$build" = cuda ] && [ "$there" != "$torch" ]; then
+    echo "install: torch $torch with CUDA, 2.7 GB to download, 4.7 GB on the disk; TORCH=cpu takes" \
+        "the one for CPUs"
+    [ -z "$there" ] || "$venv/bin/python" -m pip uninstall --quiet --yes torch
+fi
+
+# Its wheels bring no MPI, and other libraries end where they find mpi4py without one.
+if command -v mpirun || command -v mpiexec || (PATH=$PATH:/sbin ldconfig -p | grep libmpi); then
+    extras=${extras:+$extras,}mpi
+fi >/dev/null 2>&1
+echo "install: installing hires${extras:+ with $extras} into $venv; the first time takes some minutes"
 "$venv/bin/python" -m pip install --disable-pip-version-check --quiet \
-    --editable '.[dev]' --constraint constraints.txt ||
-    fail "pip failed; the reason stands above. Repeat with the same make command."
+    --editable ".${extras:+[$extras]}" --constraint constraints.txt ||
+    fail "pip failed; the reason stands above. Repeat with the same command."

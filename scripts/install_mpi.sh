@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Installs Debian's Open MPI and MPICH where they are missing, which the tests marked mpi start.
-# usage: scripts/install_mpi.sh
+# Installs Debian's Open MPI and MPICH where they are missing, which the tests marked mpi start, and
+# mpi4py for a Python.
+# usage: scripts/install_mpi.sh PYTHON
 set -euo pipefail
+"$1" -m pip install --disable-pip-version-check --quiet mpi4py --constraint constraints.txt
 missing=()
 command -v mpirun.openmpi >/dev/null || missing+=(openmpi-bin)
 command -v mpiexec.hydra >/dev/null || missing+=(mpich)

@@ -9,6 +9,7 @@ import site
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -62,6 +63,53 @@ def test_make_installs_once_and_again_when_the_dependencies_change(tmp_path):
     later = (tmp_path / ".venv" / ".installed").stat().st_mtime + 5
     os.utime(tmp_path / "constraints.txt", (later, later))
     assert output(*command, cwd=tmp_path) == "installed\nran\n"
+
+
+CPU = "--no-deps torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu"
+
+
+@pytest.mark.parametrize(
+    ("machine", "there", "wanted"),
+    [
+        ({}, "", [CPU, ".[slides]"]),
+        ({"nvidia-smi": "GPU 0: H100"}, "", [".[slides]"]),
+        ({"nvidia-smi": "No devices were found"}, "", [CPU, ".[slides]"]),
+        ({"mpirun": ""}, "", [CPU, ".[slides,mpi]"]),
+        ({"nvidia-smi": "GPU 0: H100", "TORCH": "cpu"}, "", [CPU, ".[slides]"]),
+        ({"TORCH": "cuda"}, "2.13.0+cpu", ["uninstall", ".[slides]"]),
+        ({"nvidia-smi": "GPU 0: H100"}, "2.13.0+cpu", [".[slides]"]),  # the one that is here stays
+        ({}, "2.12.0", [CPU, ".[slides]"]),
+        ({"TORCH": "gpu"}, "", "TORCH=gpu is neither cpu nor cuda"),
+    ],
+)
+def test_installation_takes_the_torch_of_the_machine_and_an_mpi_only_where_there_is_one(
+    machine: dict[str, str], there: str, wanted: list[str] | str, tmp_path: Path
+):
+    programs, venv = tmp_path / "programs", tmp_path / "venv" / "bin"
+    venv.mkdir(parents=True)
+    programs.mkdir()
+    for name in ("sed", "grep", "uname"):
+        (programs / name).symlink_to(shutil.which(name))
+    log = tmp_path / "log"
+    asked = f'case "$1" in -c) echo {there};; *) echo "$@" >> {log};; esac'
+    scripts = {venv / "python": asked, venv / "pip": "", programs / "ldconfig": ""}
+    environ = {"PATH": str(programs)} | {k: v for k, v in machine.items() if k == "TORCH"}
+    scripts |= {programs / k: f"echo {v}" for k, v in machine.items() if k != "TORCH"}
+    for path, text in scripts.items():
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    command = ("/bin/sh", "scripts/install.sh", sys.executable, str(venv.parent), "slides")
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    if isinstance(wanted, str):
+        assert (done.returncode, log.exists()) == (1, False)
+        assert wanted in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    calls = log.read_text().splitlines()
+    assert len(calls) == len(wanted)
+    assert all(what in f"{call} " for what, call in zip(wanted, calls, strict=True)), calls
+    brings = "GB to download" in done.stdout
+    assert brings == (there != "2.13.0+cpu" or "TORCH" in machine)  # never without a word
 
 
 @pytest.mark.slow

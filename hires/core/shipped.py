@@ -1,4 +1,4 @@
-"""Finds the files of ``conf/`` and ``launch/``, which ship with hires."""
+"""Finds the files of ``conf/`` and ``launch/``, which ship with hires, and names its extras."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def shipped(name: str) -> Path:
             return (place / rest).resolve()
     looked = ", ".join(map(str, places))
     raise ConfigError(f"{name} is missing (looked in {looked}); install hires again")
+
+
+def adding(extra: str) -> str:
+    """Returns the command that adds an extra; the public index has another project named hires."""
+    return f"in the checkout of hires: pip install -e '.[{extra}]' -c constraints.txt"

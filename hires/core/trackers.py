@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hires.core.registry import Registry
+from hires.core.shipped import adding
 
 DONE, PREEMPTED, FAILED = "done", "preempted", "failed"
 """How an attempt ends, as far as its rank 0 can still say."""
@@ -39,8 +40,8 @@ class Tracker:
 
     package: ClassVar[str] = ""
     """What it imports in ``open``, if hires needs it for nothing else."""
-    install: ClassVar[str] = ""
-    """The command that installs it."""
+    extra: ClassVar[str] = ""
+    """The extra of hires that brings it; else it is installed by its own name."""
     remedy: ClassVar[str] = ""
     """What to look at if it cannot be opened."""
 
@@ -49,7 +50,8 @@ class Tracker:
         """Returns which package is missing here, and the remedy; None: none is."""
         if not cls.package or find_spec(cls.package) is not None:
             return None
-        return f"{cls.package} is not installed; {cls.install}, or leave it out"
+        how = adding(cls.extra) if cls.extra else f"pip install {cls.package}"
+        return f"{cls.package} is not installed; leave it out, or {how}"
 
     def open(self, run: TrackedRun) -> None:
         """Starts the run in the tool, or resumes it."""

@@ -1,7 +1,7 @@
 """Opens slides: images at several levels of detail, of which any window of any level can be read.
 
     level 0   40,000 x 60,000     read by tifffile (TIFF, OME-TIFF) or openslide (.svs, .ndpi,
-    level 1   10,000 x 15,000     .mrxs and others: pip install hires[slides])
+    level 1   10,000 x 15,000     .mrxs and others: extra slides)
     level 2    2,500 x  3,750
 
 What openslide returns for a window may depend on where it begins, where a level is not a whole
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from hires.core.shipped import adding
 from hires.data.image_format import (
     MAX_SIDE,
     ImageError,
@@ -146,6 +147,6 @@ def _library() -> Any:
         import openslide
     except ImportError as error:
         raise ImageError(
-            f"slides of this kind are read by openslide ({error}); pip install hires[slides]"
+            f"slides of this kind are read by openslide ({error}); {adding('slides')}"
         ) from error
     return openslide

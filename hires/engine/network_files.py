@@ -28,6 +28,7 @@ from torch.export import Dim, ExportedProgram
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
+from hires.core.shipped import adding
 from hires.core.store.files import cannot_write
 from hires.core.store.network_weights import PICKLES
 from hires.engine import tensorfile
@@ -49,7 +50,6 @@ from hires.quant.scales import MARK
 INPUT, OUTPUT = "images", "outputs"
 """Names of what a written network reads and returns."""
 OPTION = "--out"
-_INSTALL = "pip install 'hires[onnx]'"
 _PACKAGES = "onnx", "onnxscript"
 _BATCH = 2  # of the example: a size of 1 would be taken for a constant
 
@@ -161,7 +161,7 @@ def write_onnx(module: nn.Module | ExportedProgram, images: Tensor, path: Path) 
 def _onnx(module: nn.Module, images: Tensor, path: Path) -> tuple[Tensor | None, str | None]:
     missing = [name for name in _PACKAGES if util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"--to onnx: {', '.join(missing)} not installed: {_INSTALL}")
+        raise ConfigError(f"--to onnx: {', '.join(missing)} not installed; {adding('onnx')}")
     write_onnx(export_program(module, images), images, path)
     if util.find_spec("onnxruntime") is None:
         return None, None

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from hires.core.config.data_config import OME_TIFF, ZARR
 from hires.core.errors import RunError
+from hires.core.shipped import adding
 from hires.core.store.files import cannot_write, make_folder
 
 BIG_BYTES = 2**32 - 2**25
@@ -71,8 +72,7 @@ class PredictionMaps:
         self._zarr: Any = None
         if form == ZARR:
             if find_spec("zarr") is None:
-                text = "predict.format=zarr needs the package zarr: pip install 'hires[zarr]'"
-                raise RunError(text)
+                raise RunError(f"predict.format=zarr needs the package zarr; {adding('zarr')}")
             self._zarr = importlib.import_module("zarr")
         self.folder, self.names = folder, safe_names(names, ".zarr" if self._zarr else ".ome.tif")
         make_folder(folder)

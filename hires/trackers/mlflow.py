@@ -24,7 +24,7 @@ _MOST, _MOST_LETTERS = 100, 500
 class MLflow(Tracker):
     """The server of MLFLOW_TRACKING_URI, or else `mlruns` of the folder of results."""
 
-    package, install = "mlflow", "pip install 'hires[mlflow]'"
+    package = extra = "mlflow"
     remedy = "check MLFLOW_TRACKING_URI"
 
     def open(self, run: TrackedRun) -> None:

@@ -17,7 +17,7 @@ _FLUSH_S = 10
 class TensorBoard(Tracker):
     """Event files in `tensorboard` of the run folder."""
 
-    package, install = "tensorboard", "pip install 'hires[tensorboard]'"
+    package = extra = "tensorboard"
 
     def open(self, run: TrackedRun) -> None:
         """Begins a file; steps of earlier ones that are repeated now are no longer shown."""

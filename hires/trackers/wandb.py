@@ -19,7 +19,7 @@ _FLUSH = "WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL", "1"
 class WeightsAndBiases(Tracker):
     """Weights & Biases: online with WANDB_API_KEY, or else `wandb` of the run folder."""
 
-    package, install = "wandb", "pip install 'hires[wandb]'"
+    package = extra = "wandb"
     remedy = "check WANDB_API_KEY and WANDB_BASE_URL, or set WANDB_MODE=offline"
 
     def open(self, run: TrackedRun) -> None:

@@ -194,5 +194,5 @@ def test_wrong_keys_and_files_are_answered_with_the_remedy(folder, monkeypatch):
     with pytest.raises(ConfigError, match="holds no slides; they are files named"):
         source_of(folder)
     monkeypatch.setitem(sys.modules, "openslide", None)
-    with pytest.raises(ImageError, match=r"pip install hires\[slides\]"):
+    with pytest.raises(ImageError, match=r"pip install -e '\.\[slides\]'"):
         OpenSlideLevel(folder / "a.svs", 0)

@@ -142,7 +142,7 @@ def small_images() -> TensorDataset:
 
 @pytest.mark.dist
 def test_diffusers_decodes_what_its_plain_decoder_does():
-    pytest.importorskip("diffusers", reason="needs hires[recipes]")
+    pytest.importorskip("diffusers", reason="needs the extra recipes")
     for errors in run_ranks(decode_with_diffusers, 2):
         assert len(errors) == 4
         assert max(errors) < 1e-12
@@ -150,7 +150,7 @@ def test_diffusers_decodes_what_its_plain_decoder_does():
 
 @pytest.mark.dist
 def test_monai_infers_what_the_network_computes_of_whole_images():
-    pytest.importorskip("monai", reason="needs hires[recipes]")
+    pytest.importorskip("monai", reason="needs the extra recipes")
     for errors in run_ranks(infer_with_monai, 4):
         assert len(errors) == 3
         assert max(errors) < 1e-12
@@ -161,7 +161,7 @@ def test_monai_infers_what_the_network_computes_of_whole_images():
     ("net", "ranks", "gather"), [("whole", 2, "local"), ("of samples", 4, "full")]
 )
 def test_lightning_moves_the_parameters_as_plain_torch_does(net, ranks, gather):
-    pytest.importorskip("lightning", reason="needs hires[recipes]")
+    pytest.importorskip("lightning", reason="needs the extra recipes")
     for names, errors in run_ranks(train_with_lightning, ranks, net, gather):
         assert "model.first.weight" in names
         assert max(errors) < 1e-10

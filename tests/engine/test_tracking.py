@@ -166,7 +166,7 @@ def test_name_that_is_no_tracker_is_refused_with_the_choices():
 def test_missing_package_is_named_before_a_rank_starts(name, monkeypatch):
     monkeypatch.setattr(trackers, "find_spec", lambda package: None)
     [finding] = hardware.check_hardware(config_of(measure={"track": [name]}))
-    assert f"pip install 'hires[{name}]'" in finding.text
+    assert f"pip install -e '.[{name}]'" in finding.text
     assert not [*hardware.check_hardware(config_of())]
 
 

@@ -20,6 +20,7 @@ from hires.bench.bench_rows import PEERS, BenchRow, PeerSteps, in_float32
 from hires.bench.peers.peer_torch import plain_module, whole_batch
 from hires.bench.precision_inputs import calibration_images
 from hires.core.precisions import INT8
+from hires.core.shipped import adding
 from hires.engine.device import RankDevice
 from hires.engine.network_files import INPUT, write_onnx
 from hires.plan.checks import lacks_instructions
@@ -164,7 +165,7 @@ class RequestSteps(FileSteps):
 
 def _missing(*names: str) -> str:
     missing = ", ".join(name for name in names if util.find_spec(name) is None)
-    return f"{missing} not installed: pip install 'hires[peers]'" if missing else ""
+    return f"{missing} not installed; {adding('peers')}" if missing else ""
 
 
 def network_file(row: BenchRow, sample: Tensor | None = None) -> tuple[Path, Tensor]:

@@ -36,6 +36,7 @@ from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.precisions import CPU_FLAGS, INT8
 from hires.core.programs import code_command
 from hires.core.ranks import heartbeat, machine, memory_files, mpi_library, network
+from hires.core.shipped import adding
 from hires.core.store.files import write_rate
 from hires.core.store.provenance import collect, cpu_flags
 from hires.core.units import gib, size
@@ -225,7 +226,7 @@ def torch_checks() -> list[Check]:
     lacks = machine.missing_compiler("cuda" if facts["devices"] else "cpu")
     what, _, remedy = (lacks or "all that engine.compile=stage needs is here").partition("; ")
     compiles = _good("compiler", lacks is None, what, f"engine.compile=stage needs it: {remedy}")
-    text = "not here; only engine.compile=tensorrt needs it: pip install 'hires[tensorrt]'"
+    text = f"not here; only engine.compile=tensorrt needs it; {adding('tensorrt')}"
     if util.find_spec("torch_tensorrt") is not None:
         command = code_command("import torch_tensorrt; print(torch_tensorrt.__version__)")
         code, text = ask(*command)
@@ -394,7 +395,7 @@ def _gloo() -> Check:
 def _mpi4py(launcher: str) -> Check:
     """Which library mpi4py loads beside the mpirun that names itself so."""
     if util.find_spec("mpi4py") is None:
-        what = f"not here; only comm.backend=mpi needs it: {mpi_library.INSTALL}"
+        what = f"not here; only comm.backend=mpi needs it; {adding('mpi')}"
         return Check("mpi4py", OK, what)
     kinds = [n for n, d in DIALECTS.items() if d.version and re.search(d.version, launcher, re.I)]
     found = mpi_library.variables(kinds[0] if kinds else "srun", "mpirun", os.environ)

@@ -35,7 +35,7 @@ PARSER = Parser(
     "export",
     (
         "hires export --to csv --out exported               all campaigns under results/",
-        "hires export default/RUN --to onnx                 RUN.onnx; pip install 'hires[onnx]'",
+        "hires export default/RUN --to onnx                 RUN.onnx; needs the extra onnx",
         "hires export default/RUN/best --to exported --out net.pt2  for torch.export.load",
     ),
     *named_runs(),

@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from hires.core.shipped import adding
+
 TENSORRT = "tensorrt"
 """``engine.compile`` that builds engines of TensorRT."""
 ENGINE_PACKAGES = ("torch_tensorrt", "tensorrt")
@@ -84,7 +86,7 @@ def missing_compiler(device: str, mode: str = "stage") -> str | None:
     if mode == TENSORRT:
         if all(map(find_spec, ENGINE_PACKAGES)):
             return None
-        return "Torch-TensorRT is not installed; pip install 'hires[tensorrt]'"
+        return f"Torch-TensorRT is not installed; {adding('tensorrt')}"
     if device == "cuda":
         if find_spec("triton") is None:
             return "Triton is not installed; install the triton that belongs to torch"

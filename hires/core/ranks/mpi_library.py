@@ -27,11 +27,11 @@ from typing import Any, NamedTuple
 from hires.core import programs
 from hires.core.config.launcher_config import DIALECTS
 from hires.core.errors import CommError, PeerError, RunError
+from hires.core.shipped import adding
 from hires.core.store.files import cache_dir
 
 LIBRARY = "MPI4PY_LIBMPI"
 """Variable of mpi4py that names the library; one that is set already is left alone."""
-INSTALL = "pip install 'hires[mpi]'"
 _PATH = "LD_LIBRARY_PATH"
 _DEBIAN, _INTERFACE = "libmpich.so", "libmpi.so.12"
 """What Debian's MPICH is called, and what mpi4py's extension for its interface looks for."""
@@ -50,7 +50,7 @@ def load() -> Any:
     try:
         import mpi4py
     except ImportError:
-        raise CommError(f"comm.backend=mpi needs mpi4py: {INSTALL}") from None
+        raise CommError(f"comm.backend=mpi needs mpi4py; {adding('mpi')}") from None
     # Otherwise the import would start MPI, and the end of Python wait in it for other ranks.
     mpi4py.rc.initialize = mpi4py.rc.finalize = False
     try:

@@ -24,6 +24,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from hires.core.shipped import adding
 from hires.core.store import file_names, reading
 from hires.core.store.reading import Notes, text
 from hires.report.evaluations import EvaluationFile, evaluated, evaluation_in
@@ -120,7 +121,7 @@ def _opened(path: Path, kind: RecordedMap) -> Any:
         try:
             import zarr
         except ImportError:
-            raise ValueError("it needs the package zarr: pip install 'hires[zarr]'") from None
+            raise ValueError(f"it needs the package zarr; {adding('zarr')}") from None
         array = zarr.open_array(str(path), mode="r")
         facts = array.shape, array.dtype.name, array.compressors, array.filters
         num_bytes = math.prod(array.chunks) * array.dtype.itemsize
