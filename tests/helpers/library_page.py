@@ -12,15 +12,18 @@ from hires.core.ranks.world import World
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "own-loop.md"
 
 
-def script() -> str:
-    """Returns the script for torchrun."""
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    return str(blocks[0])
+def script(word: str = "model.pt") -> str:
+    """Returns the one script for torchrun that contains a word."""
+    return _block("python", word)
 
 
 def example(word: str) -> str:
     """Returns the one shorter example that contains a word."""
-    blocks = re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return _block("py", word)
+
+
+def _block(language: str, word: str) -> str:
+    blocks = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     [text] = [block for block in blocks if word in block]
     return str(text)
 
