@@ -143,6 +143,7 @@ FORBIDDEN_OPTIONS = {
 """Options with which hires could not submit, or not look after a job -> why, and what would do."""
 
 
+_NAME_OF_SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|KEY)$", re.I)
 _SECRET = re.compile(r"\$\{oc\.env:\s*(?P<name>\w+)\s*(,\s*(?P<default>[^{}]*))?\}")
 
 
@@ -217,7 +218,8 @@ class ClusterConfig(
     """Network interface between the nodes, unless ``launcher.interface`` is set."""
     environment: dict[str, Any] = value({})
     """Variables of every rank, as settings of its network; those that are set already stay. A
-    secret is named, as ``${oc.env:TOKEN}``, and stored so: ranks get it where they start."""
+    secret is named, as ``${oc.env:TOKEN}``, and stored so: ranks get it where they start. The text
+    of a ``..TOKEN``, ``..KEY``, ``..PASSWORD`` is refused."""
     options: dict[str, Any] = value({})
     """Further options of sbatch without their dashes, as ``{gres: "gpu:4", exclusive: true}``."""
 
@@ -248,6 +250,12 @@ class ClusterConfig(
                 yield f"cluster.environment has {name!r}, which is no name of a variable"
             elif isinstance(text, (dict, list)) or text is None or "\0" in str(text):
                 yield f"cluster.environment.{name}={text!r} must be text or a number"
+            elif _NAME_OF_SECRET.search(str(name)) and text and not is_secret(text):
+                yield (  # without the value
+                    f"cluster.environment.{name} would be stored as it stands, in records and "
+                    f"pages, too: set the variable before the start, and name it here as "
+                    f"'${{oc.env:{name}}}'"
+                )
         for name, setting in self.options.items():
             yield from _wrong_option(str(name), setting)
         self.environment = {str(name): str(text) for name, text in self.environment.items()}

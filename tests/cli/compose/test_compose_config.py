@@ -125,6 +125,14 @@ def test_secret_of_a_cluster_is_stored_as_it_was_written(tmp_path, monkeypatch):
         compose(words, folder)
 
 
+@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "db_password", "SECRET"])
+def test_text_of_a_secret_is_refused_and_not_repeated(name):
+    with pytest.raises(ConfigError, match=rf"name it here as '\$\{{oc\.env:{name}\}}'") as caught:
+        compose([f"cluster.environment.{name}=s3cret"])
+    assert "s3cret" not in str(caught.value)
+    compose([f"cluster.environment.{name}=", "cluster.environment.TOKENIZERS_PARALLELISM=false"])
+
+
 def test_inference_has_the_network_and_an_evaluation_the_data_of_the_run_of_its_weights(tmp_path):
     keys = ["data=digits", "image=[16,20]", "model=preact_resnet", "model.depth=11", "epochs=1"]
     keys += ["model.channels=1", "validate.every=epoch", "data.validation=0.2", "data.balance=true"]
