@@ -43,9 +43,10 @@ from hires.core.store.rundir import run_path
 from hires.data.content import HAS_FILES, content_of
 from hires.plan.checks import check_colours, check_numbers, has_weights, indivisible
 from hires.plan.graph import Graph
+from hires.plan.hardware import check_hardware
 from hires.plan.memory import cublas_workspaces, rooms_of
 from hires.plan.passes.rewriting import rewritten
-from hires.plan.plan import Finding, Plan
+from hires.plan.plan import Finding, Plan, errors_of
 from hires.plan.planner import make_plan
 from hires.plan.route_choice import table_digest
 from hires.plan.search.candidates import DECIDED
@@ -65,6 +66,7 @@ _CONFIG_DIR = "--config-dir"
 _DERIVED = ("findings", "verdict", "totals", "memory", "placement", "validation")
 """What follows from the rest of a plan."""
 _AS_QUANTISED = "use the model, model.classes and engine.fuse with which it was quantised"
+_CANNOT = "the layout cannot run: "
 _MOST_GRAPHS = 128  # kept at the same time; a large one takes some megabytes
 _MOST_PLANS = 16
 
@@ -353,7 +355,13 @@ def require_feasible(plan: Plan) -> None:
     for line in finding_lines(others):
         print(line, file=sys.stderr)
     if not plan.ok:
-        raise PlanError(f"the layout cannot run: {plan.errors}")
+        raise PlanError(f"{_CANNOT}{plan.errors}")
+
+
+def require_hardware(config: RunConfig) -> None:
+    """Raises PlanError of what a machine lacks, before anything imports torch."""
+    if lacks := errors_of(check_hardware(config)):
+        raise PlanError(f"{_CANNOT}{lacks}")
 
 
 def shapes_of(graph: Graph) -> Shapes:

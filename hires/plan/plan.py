@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -50,6 +50,11 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.text} [{self.key}]"
+
+
+def errors_of(findings: Iterable[Finding]) -> str:
+    """Returns the errors among findings in words; nothing if there is none."""
+    return "; ".join(str(one) for one in findings if one.severity == "error")
 
 
 class Box(NamedTuple):
@@ -350,7 +355,7 @@ class Plan:
     @property
     def errors(self) -> str:
         """Its errors in words; nothing if there is none."""
-        return "; ".join(str(one) for one in self.findings if one.severity == "error")
+        return errors_of(self.findings)
 
     def require_ok(self) -> None:
         """Raises PlanError with all errors if there are any."""

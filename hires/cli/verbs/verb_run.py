@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+from hires.cli.choosing import is_open
 from hires.cli.compose.compose_config import compose
 from hires.cli.main import MULTIRUN
 from hires.cli.options import (
@@ -19,7 +20,7 @@ from hires.cli.options import (
     composing,
     flag,
 )
-from hires.cli.planning import Planner, require_feasible
+from hires.cli.planning import Planner, require_feasible, require_hardware
 from hires.cli.prepare import EarlierRuns, prepare
 from hires.cli.screens.screen import print_config, print_json
 from hires.cli.start_run import print_failure, wait_for
@@ -68,6 +69,8 @@ def main(args: Namespace) -> int:
     config = compose(args.overrides, args.config_dir)
     if args.cfg:
         return print_config(config, args.json)
+    if not is_open(config):
+        require_hardware(config)
     launcher = launcher_of(config)
     after = launcher.dependency(args.after, args.after_any, config.results)
     argv = [word for word in args.argv if word != "--dry-run"]

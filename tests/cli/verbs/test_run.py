@@ -71,6 +71,14 @@ def test_what_cannot_run_starts_nothing(hires):
             assert (answer.code, text in answer.err) == (code, True), answer.err
 
 
+@pytest.mark.parametrize("word", ["comm.backend=nccl", "measure.track=[wandb]", "device=cuda"])
+def test_what_needs_no_torch_is_refused_before_anything_imports_it(hires, word, monkeypatch):
+    monkeypatch.setattr("hires.core.trackers.find_spec", lambda package: None)
+    monkeypatch.setattr("hires.launcher.ranks.spawn.warm", None)  # what imports it first
+    monkeypatch.setattr("hires.plan.hardware.gpus_of_node", lambda config: 0)
+    assert hires("run", *SMALL, word).code == 3
+
+
 def test_point_that_another_command_began_while_it_was_planned_is_not_begun_again(
     hires, monkeypatch
 ):
