@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from hires.core.errors import ConfigError
 from hires.plan.graph import INPUT, Graph, Node, Parameter, ancestors, renamed
+from hires.plan.operators.operator_table import updates_statistics
 
 READ = "clone.default"
 """Operator of the node that reads a buffer: what it returns is not the buffer's memory."""
@@ -73,6 +74,10 @@ def constant_updates(
 
 def check_updates(graph: Graph) -> None:
     """Raises ConfigError if a layout could not update a buffer as one process does."""
+    for node in filter(updates_statistics, graph.nodes):
+        for name in ("running_mean", "running_var"):
+            if "param" not in node.args[name]:
+                raise written(f"{node.layer}.{name}", ", which a norm updates, too")
     for buffer, value in graph.updates.items():
         shape = graph.params[buffer].shape
         if value in graph.of_images:

@@ -102,6 +102,22 @@ def test_write_to_a_buffer_that_another_layout_would_not_make_is_refused(write, 
     assert f"the network's forward pass writes to {what}" in text
 
 
+@pytest.mark.parametrize("zeroed", ["running_mean", "running_var"])
+@pytest.mark.parametrize("first", [True, False])
+def test_write_to_statistics_that_a_norm_updates_is_refused(zeroed, first):
+    # A KeyError of the ranks, or, after the norm, one of the two updates was lost.
+    def forward(n: Any, x: Tensor) -> Tensor:
+        if first:
+            getattr(n.norm, zeroed).zero_()
+        y = n.norm(x)
+        if not first:
+            getattr(n.norm, zeroed).zero_()
+        return y
+
+    text = reason(forward, norm=nn.BatchNorm2d(4))
+    assert f"writes to norm.{zeroed}, which a norm updates, too" in text
+
+
 def test_tables_of_shapes_and_counters_of_norms_may_be_kept_in_buffers():
     # Networks keep tables of positions so, and make them again if the image has another size.
     def table(n: Any, x: Tensor) -> None:
