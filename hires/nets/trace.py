@@ -106,4 +106,6 @@ def _reason(error: Exception) -> str:
         )
     if "Cannot view a tensor" in text or "view size is not compatible" in text:
         return f"{text}; torch itself refuses it for a tensor that lies so: use reshape"
+    if "more than 1 value per channel" in text:
+        return f"{text}; a larger batch, fewer microbatches or a larger image give it more"
     return text

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hires.core.errors import ConfigError
@@ -52,6 +53,8 @@ CASES: dict[str, tuple[Any, str]] = {
     "choice": (lambda n, x: x if x.mean() > 0 else -x, "with torch.where(condition, a, b) at "),
     "file": (lambda n, x: torch.cat([x, x[:, :, :2]], 1), f"at {__file__}:"),
     "view": (lambda n, x: x.to(memory_format=LAST).view(x.size(0), -1), "use reshape"),
+    "one value": (lambda n, x: F.batch_norm(x[:1, :, :1, :1], None, None, training=True),
+                  "a larger batch, fewer microbatches or a larger image give it more"),
     "other operators": (lambda n, x: torch.cond(x.sum() > 0, torch.neg, torch.exp, (x,)),
                         "which is no ATen operation; write it with torch's own, or give an"),
     "autocast": (autocast, "use precision=bf16"),
