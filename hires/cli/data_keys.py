@@ -83,14 +83,15 @@ def resolve_data(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
     unnamed = config.data.name in _NAMES_CLASSES and config.data.order is None
     if unnamed and config.task.name == "train":
         config = _with_data(config, names=[*names])
-    if not labelled and config.model.classes is None:
+    makes_images = config.target_size is not None
+    if not labelled and config.model.classes is None and not makes_images:
         raise ConfigError(
             f"data={name} has no classes to count; set model.classes to those of the network, or "
             "weights=RUN, which knows them"
         )
-    classes = config.model.classes or num_classes
+    classes = config.model.classes or (config.model.channels if makes_images else num_classes)
     # A single score is that of the second of two classes.
-    if max(2, classes) < num_classes and config.target_size is None:
+    if max(2, classes) < num_classes and not makes_images:
         raise ConfigError(
             f"model.classes={classes} is fewer than the {num_classes} classes of the data; "
             f"leave model.classes out, or set it to {num_classes} or more"

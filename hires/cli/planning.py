@@ -23,6 +23,7 @@ from hires.cli.tracing import Shapes, TorchProcess, tensors_of, trace_key
 from hires.core.config.fields import keys_without
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError
+from hires.core.evaluation_metrics import CLASSES
 from hires.core.precisions import INT8
 from hires.core.store import checkpoints
 from hires.core.store.cache import cached, keep, key_of
@@ -51,7 +52,7 @@ from hires.plan.planner import make_plan
 from hires.plan.route_choice import table_digest
 from hires.plan.search.candidates import DECIDED
 from hires.plan.search.remedies import fewer_on_a_node, offered
-from hires.plan.validation import evaluation_of, with_evaluations, with_validation
+from hires.plan.validation import evaluation_of, kind_of, with_evaluations, with_validation
 from hires.quant.scales import Scales, read_scales, require_pair, scales_of, stored_scales
 
 T = TypeVar("T")
@@ -123,7 +124,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
 
         plan = self._once("plan", key, make, _MOST_PLANS)
         print_activity("")
-        more = _data_findings(config) if memory else []
+        has_maps = config.task.name == "predict" and kind_of(config, plan.graph) != CLASSES
+        more = _data_findings(config, has_maps) if memory else []
         return plan.with_findings(*more)
 
     def expect_questions(self) -> None:
@@ -339,13 +341,13 @@ def plan_key(config: RunConfig) -> dict[str, Any]:
     return values
 
 
-def _data_findings(config: RunConfig) -> list[Finding]:
+def _data_findings(config: RunConfig, has_maps: bool) -> list[Finding]:
     """Returns findings that points of one plan do not share."""
     findings = [*check_colours(config)]
     if config.data.path is not None:
         from hires.data.start_check import data_findings  # which imports the decoders
 
-        findings += [Finding(*one) for one in data_findings(config)]
+        findings += [Finding(*one) for one in data_findings(config, has_maps)]
     return findings
 
 

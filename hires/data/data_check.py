@@ -218,11 +218,12 @@ def _add_image_findings(report: DataReport, config: RunConfig, sized: bool) -> N
         if facts.format == "PNG" and facts.bits > 8 and facts.colours != "grey"
     ]
     report.add(WARNING, text, lossy)
-    height, width = config.target_size or (config.height, config.width)
+    height, width = config.fitted_size
     others = [image for image, _ in known if image.size != (height, width)] if sized else []
     fit = config.data.fit
     how = "cropped or padded" if config.data.crops else "resized"
-    severity, text = NOTE, f"{how} to {height} x {width} pixels (data.fit={fit})"
+    predicts = "; predicted maps have their own size" * (config.task.name == "predict")
+    severity, text = NOTE, f"{how} to {height} x {width} pixels (data.fit={fit}){predicts}"
     if fit == "error":
         severity, text = ERROR, f"not of {height} x {width} pixels, which data.fit=error refuses"
     report.add(severity, text, [f"{one.path}: {one.size[0]} x {one.size[1]}" for one in others])

@@ -31,7 +31,7 @@ def decoding_bytes(config: RunConfig) -> int:
     reads_files = SOURCES[config.data.name].reads_files and config.data.path is not None
     if not reads_files or config.data.name == "slide":
         return 0
-    size = config.target_size or (config.height, config.width)
+    size = config.fitted_size
     return _decoding_bytes(json.dumps(vars(config.data)), size, config.model.channels)
 
 

@@ -179,7 +179,7 @@ def nearest_window(
 ) -> NDArray[Any]:
     """Returns a window of labels, (..., h, w), each that of the source pixel at its centre."""
     places = [
-        np.floor((np.arange(*span) + 0.5) * length / wanted).astype(np.intp)
+        nearest_pixels(length, wanted)[slice(*span)]
         for span, length, wanted in zip((rows, cols), source, target, strict=True)
     ]
     (down, across) = places
@@ -187,3 +187,23 @@ def nearest_window(
     nearest = read(spans[0], spans[1])
     window: NDArray[Any] = nearest[..., (down - down[0])[:, None], across - across[0]]
     return window
+
+
+def nearest_pixels(source: int, target: int) -> NDArray[np.intp]:
+    """Returns the source pixel at the centre of each pixel of a resized axis."""
+    pixels: NDArray[np.intp] = np.floor((np.arange(target) + 0.5) * source / target).astype(np.intp)
+    return pixels
+
+
+def output_pixels(source: int, target: int, output: int, fit: str) -> NDArray[np.intp]:
+    """Returns the pixel of an output that each pixel of a map takes, along an axis; -1: none.
+
+    An image of ``source`` pixels was fitted to ``target``, of which a network made ``output``
+    pixels. The map has as many of them for each pixel of the image.
+    """
+    length = max(1, (2 * source * output + target) // (2 * target))
+    if source == target or fit not in ("crop", "random_crop"):
+        return nearest_pixels(output, length)
+    pixels = np.arange(length) - (source - target) // 2 * output // target
+    pixels[(pixels < 0) | (pixels >= output)] = -1
+    return pixels

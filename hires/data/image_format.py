@@ -7,7 +7,7 @@ under its suffixes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hires.core.registry import Registry
+from hires.data.georeference import Georeference
 
 Span = tuple[int, int]
 """``[start, stop)`` in pixels."""
@@ -70,6 +71,8 @@ class ImageFacts:
     """Memory that is taken to read a window, beside the window."""
     kept_bytes: int = 0
     """Memory in which its pixels stay for the next window."""
+    reference: Georeference = field(default_factory=Georeference)
+    """Where its pixels lie."""
 
 
 class ImageFile(Protocol):

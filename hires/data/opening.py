@@ -10,6 +10,7 @@ from hires.core.config.data_config import DataConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.data.augmented import AugmentedSource
+from hires.data.georeference import Georeference
 from hires.data.image_fit import Place, resize
 from hires.data.image_format import Pixels, Size, Span, Window, check_window
 from hires.data.source import SOURCES, PartSource, Source
@@ -52,6 +53,10 @@ class PairSource(Source):
         window: Window = np.ascontiguousarray(small.clip(-2, 2).transpose(2, 0, 1), np.float32)
         return window
 
+    def stored(self, i: int) -> tuple[Size, Georeference] | None:
+        """Returns what is known of the target of pair ``i``."""
+        return self._large.stored(i)
+
     def target(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of the target of pair ``i``, (C, h, w), in pixels of the target."""
         return self._large.window(i, rows, cols)
@@ -59,11 +64,11 @@ class PairSource(Source):
 
 def open_data(config: RunConfig) -> Source:
     """Returns what a run learns from; errors are those of :func:`open_source`."""
-    channels, size = config.model.channels, config.target_size or (config.height, config.width)
+    channels, size = config.model.channels, config.fitted_size
     source = open_source(config.data, size, channels, config.seed)
     if config.augments:
         source = AugmentedSource(source, size, config.augment, config.seed)
-    if config.target_size is None:
+    if not config.has_pairs:
         return source
     return PairSource(source, (config.height, config.width), config.model.scale, channels)
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from hires.core.shipped import adding
+from hires.data.georeference import Georeference, pixel_size
 from hires.data.image_format import (
     MAX_SIDE,
     ImageError,
@@ -105,8 +106,11 @@ class OpenSlideLevel:
     @property
     def facts(self) -> ImageFacts:
         """What is known of it."""
-        maker = str(self._slide.properties.get("openslide.vendor", "slide"))
-        return ImageFacts(maker, "RGB", 8, False, _BLOCK)
+        known, each = self._slide.properties, self._factor
+        maker = str(known.get("openslide.vendor", "slide"))
+        pixel = pixel_size(known.get("openslide.mpp-y"), known.get("openslide.mpp-x"), "um")
+        reference = Georeference(pixel).part((0, 0), (each, each))
+        return ImageFacts(maker, "RGB", 8, False, _BLOCK, reference=reference)
 
     def close(self) -> None:
         """Closes the slide."""

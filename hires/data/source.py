@@ -20,6 +20,7 @@ import numpy as np
 
 from hires.core.config.data_config import DataConfig
 from hires.core.registry import Registry
+from hires.data.georeference import Georeference
 from hires.data.image_fit import Place
 from hires.data.image_format import Size, Span, Window
 
@@ -99,6 +100,13 @@ class Source:
         """
         raise NotImplementedError
 
+    def stored(self, i: int) -> tuple[Size, Georeference] | None:
+        """Returns the size of image ``i`` before it is fitted, and where it lies.
+
+        None: it was made at the size of the config.
+        """
+        return None
+
     def target(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Any:
         """Returns what the output is compared with: a class, or a part of a label map or image.
 
@@ -166,6 +174,10 @@ class PartSource(Source):
     def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image, (C, h, w)."""
         return self.whole.window(self._numbers[i], rows, cols, place)
+
+    def stored(self, i: int) -> tuple[Size, Georeference] | None:
+        """Returns what the whole source does."""
+        return self.whole.stored(self._numbers[i])
 
     def target(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Any:
         """Returns the class of an image, or of its pixels."""

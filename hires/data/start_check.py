@@ -77,33 +77,38 @@ def _first_used(config: RunConfig, source: Source, steps: range) -> Iterator[int
                 yield index
 
 
-def data_findings(config: RunConfig) -> list[tuple[str, str, str]]:
-    """Returns severity, key and text of what stands out in the data of a run."""
+def data_findings(config: RunConfig, has_maps: bool = False) -> list[tuple[str, str, str]]:
+    """Returns severity, key and text of what stands out in the data of a run.
+
+    ``has_maps``: whether it predicts maps, which have the size of their image.
+    """
     if config.data.name == "slide":
         files = [*slide_files(config.data, config.data.path), *label_files(config.data)]
         marks = [(path, Path(path).stat().st_mtime_ns) for path in files]
         facts = json.dumps([vars(config.data), marks], sort_keys=True)
-        size = config.target_size or (config.height, config.width)
-        return _slide_findings(facts, size, config.model.channels)
-    return image_findings(config)
+        findings, sizes = _slide_findings(facts, config.fitted_size, config.model.channels)
+        return [*findings, *_other_sizes(config, sizes, has_maps)]
+    return image_findings(config, has_maps)
 
 
 @lru_cache(maxsize=8)  # plans that are compared have one data set
-def _slide_findings(facts: str, size: Size, channels: int) -> list[tuple[str, str, str]]:
+def _slide_findings(
+    facts: str, size: Size, channels: int
+) -> tuple[list[tuple[str, str, str]], list[Size]]:
     source = open_source(DataConfig(**json.loads(facts)[0]), size, channels, 0)
-    assert len(source)  # which cuts the slides
+    sizes = [found[0] for i in looked_at(source) if (found := source.stored(i))]  # it cuts slides
     source = source.whole if isinstance(source, PartSource) else source
     assert isinstance(source, SlideSource)
     return [
         (finding.severity, "data.labels", f"{finding.text}: {listed(finding.files)}")
         for finding in source.findings()
-    ]
+    ], sizes
 
 
-def image_findings(config: RunConfig) -> list[tuple[str, str, str]]:
+def image_findings(config: RunConfig, has_maps: bool = False) -> list[tuple[str, str, str]]:
     """Returns severity, key and text of what some images of a folder show.
 
-    It is how they are stored, and what ``data.fit=resize`` does to images that are much larger; a
+    It is how they are stored, and what ``data.fit`` does to images that are much larger; a
     file that cannot be read is an error if a step of the run reads it, else a warning.
     """
     data, sizes, faults = config.data, list[Size](), dict[int, str]()
@@ -134,6 +139,7 @@ def image_findings(config: RunConfig) -> list[tuple[str, str, str]]:
         severity, index = ("warning", min(faults)) if first is None else ("error", first)
         found.insert(0, (severity, "data.path", faults[index]))
     found += _shrunk(config, sizes)
+    found += _other_sizes(config, sizes, has_maps)
     if kinds:
         text = f"{len(sizes)} of {len(source)} images were opened: {'; '.join(kinds.values())}"
         found.append(("note", "data.path", text))
@@ -180,8 +186,25 @@ def _unseen(
         yield "warning", "data.normalize", text
 
 
+def _other_sizes(
+    config: RunConfig, sizes: Sequence[Size], has_maps: bool
+) -> Iterator[tuple[str, str, str]]:
+    height, width = config.fitted_size
+    others = [size for size in sizes if size != (height, width)]
+    if has_maps and others and config.data.fit != "error":
+        times = "" if config.target_size is None or config.has_pairs else ", times model.scale"
+        how = f"they are resized, and their maps have the size of the image{times}"
+        if config.data.crops:
+            how = "the middle is predicted, and what lies around it is marked in their maps"
+        text = (
+            f"{len(others)} of {len(sizes)} images that were looked at are not {height} x {width} "
+            f"pixels, as {others[0][0]} x {others[0][1]}: {how} (data.fit={config.data.fit})"
+        )
+        yield "note", "data.fit", text
+
+
 def _shrunk(config: RunConfig, sizes: Sequence[Size]) -> Iterator[tuple[str, str, str]]:
-    height, width = config.target_size or (config.height, config.width)
+    height, width = config.fitted_size
     shrunk = [size for size in sizes if max(size[0] / height, size[1] / width) > FAR]
     if config.data.fit == "resize" and shrunk:
         which = "all" if len(shrunk) == len(sizes) else f"{len(shrunk)} of the {len(sizes)}"

@@ -32,6 +32,8 @@ from hires.core.store.attempts import Attempt
 from hires.core.store.files import write_atomically
 from hires.core.store.step_lines import PREDICTED_LINE, pass_lines
 from hires.core.units import spreadsheet_text
+from hires.data.georeference import Georeference
+from hires.data.image_fit import output_pixels
 from hires.data.source import Source
 from hires.engine.evaluate import DATA_KEYS
 from hires.engine.owned_outputs import (
@@ -41,7 +43,7 @@ from hires.engine.owned_outputs import (
     names_of_classes,
     owned_output,
 )
-from hires.engine.prediction_maps import MapKind, PredictionMaps
+from hires.engine.prediction_maps import MapKind, MapPlace, PredictionMaps
 from hires.losses.class_losses import class_scores
 from hires.parallel.context import Context
 from hires.plan.graph import Graph
@@ -66,7 +68,7 @@ class Predictor(Observer):
         RunError: it cannot be made.
         """
         super().__init__()
-        self._config, self._length = config, len(source)
+        self._config, self._source, self._graph = config, source, graph
         self._kind = kind_of(config, graph)
         self._maps = maps_of(config, source, graph, run_dir)
 
@@ -74,12 +76,12 @@ class Predictor(Observer):
         """Makes the files of a step's maps, on rank 0; RunError: it cannot."""
         if self._maps is not None and comm.get_rank() == 0:
             batch = self._config.batch
-            for sample in range(step * batch, min((step + 1) * batch, self._length)):
-                self._maps.make(sample)
+            for sample in range(step * batch, min((step + 1) * batch, len(self._source))):
+                self._maps.make(sample, self._place(sample))
 
     def see(self, context: Context, output: Tensor) -> None:
         """Takes the output of the microbatch that a slot of the last stage has just computed."""
-        seen = owned_output(context, self._config, self._length, output)
+        seen = owned_output(context, self._config, len(self._source), output)
         if seen is None:
             return
         if self._maps is None:
@@ -88,9 +90,14 @@ class Predictor(Observer):
         assert seen.rect is not None
         # One by one, so that what is computed takes the memory of one sample.
         for sample, values in zip(seen.samples, seen.values, strict=True):
-            self._maps.write(sample, *self._part(values, seen.rect))
-            broken = broken_pixels(values)
-            self.counted.rows.append([sample, broken.numel(), int(broken.sum())])
+            place, broken = self._place(sample), broken_pixels(values).cpu().numpy()
+            self._maps.write(sample, place, self._part(values), seen.rect)
+            down, across = place.uses(seen.rect)
+            counts = int(down.sum() * across.sum()), int(down @ broken @ across)
+            self.counted.rows.append([sample, *counts])
+
+    def _place(self, sample: int) -> MapPlace:
+        return map_place(self._config, self._source, self._graph, sample)
 
     def _class_rows(self, samples: range, output: Tensor) -> Iterator[list[float]]:
         output = class_scores(output)
@@ -100,23 +107,22 @@ class Predictor(Observer):
         for sample, label, row in zip(samples, labels.tolist(), shares.tolist(), strict=True):
             yield [sample, label, row[label] if label >= 0 else math.nan, *(row if every else ())]
 
-    def _part(self, values: Tensor, rect: Sequence[int]) -> tuple[NDArray[Any], tuple[Any, ...]]:
-        # What is written of a part of a map, (C, h, w), and where.
-        index = (slice(*rect[:2]), slice(*rect[2:]))
+    def _part(self, values: Tensor) -> NDArray[Any]:
+        # What maps hold of a part of an output, (C, h, w).
         if self._kind == IMAGES:
             # As the reader of pairs takes floats: from black (0) to white (1).
             image = values.clamp(-2, 2).add_(2).div_(4).masked_fill_(~values.isfinite(), math.nan)
-            return image.permute(1, 2, 0).float().cpu().numpy(), (*index, slice(None))
+            return image.permute(1, 2, 0).float().cpu().numpy()
         scores = class_scores(values[None])[0]
         if self._config.predict.reduce == PROBABILITY:
-            return scores.softmax(0).float().cpu().numpy(), (slice(None), *index)
+            return scores.softmax(0).float().cpu().numpy()
         dtype = class_type(len(scores))
         labels = scores.argmax(0).masked_fill_(broken_pixels(scores), np.iinfo(dtype).max)
-        return labels.cpu().numpy().astype(dtype), index
+        return labels.cpu().numpy().astype(dtype)
 
 
 def class_type(num_classes: int) -> Any:
-    """Returns the type of a map of class numbers; its largest value means: not finite."""
+    """Returns the type of a map of class numbers; its largest value means: none."""
     return np.uint8 if num_classes < _BYTE else np.uint16
 
 
@@ -127,16 +133,31 @@ def maps_of(
     kind = kind_of(config, graph)
     if kind == CLASSES:
         return None
-    channels, *size = graph.shape(graph.output)[1:]
     classes = names_of_classes(source, graph.shape(graph.output))
     if kind == IMAGES:
-        form = MapKind([*size, channels], np.float32, "YXS")
+        form = MapKind(graph.shape(graph.output)[1], np.float32, "YXS")
     elif config.predict.reduce == PROBABILITY:
-        form = MapKind([len(classes), *size], np.float32, "CYX", classes)
+        form = MapKind(len(classes), np.float32, "CYX", classes)
     else:
-        form = MapKind(size, class_type(len(classes)), "YX", classes)
+        form = MapKind(1, class_type(len(classes)), "YX", classes)
     names = map(source.name, range(len(source)))
     return PredictionMaps(run_dir / file_names.PREDICTIONS, names, form, config.predict.format)
+
+
+def map_place(config: RunConfig, source: Source, graph: Graph, sample: int) -> MapPlace:
+    """Returns which pixels of an output the map of a sample takes, and where it lies.
+
+    RunError: its image cannot be read.
+    """
+    wanted = config.fitted_size
+    size, reference = source.stored(sample) or (wanted, Georeference())
+    outputs = graph.shape(graph.output)[2:]
+    rows, cols = (
+        output_pixels(*lengths, config.data.fit)
+        for lengths in zip(size, wanted, outputs, strict=True)
+    )
+    step = size[0] / len(rows), size[1] / len(cols)
+    return MapPlace(rows, cols, reference.part((0, 0), step))
 
 
 def write_prediction(
@@ -157,14 +178,16 @@ def write_prediction(
         heads, lines = _class_table(ids, rows, names)
         facts["not_finite"] = sum(row[0] < 0 for row in rows)
     else:
-        _require_whole(ids, rows, math.prod(graph.shape(graph.output)[2:]))
-        heads = ["id", "file", "not_finite"]
-        paths = [f"../{file_names.PREDICTIONS}/{name}" for name in maps.names]
-        lines = [[i, path, row[1]] for i, path, row in zip(ids, paths, rows, strict=True)]
-        facts |= {"not_finite": sum(int(row[1]) for row in rows)}
+        heads = ["id", "file", "rows", "columns", "not_finite", "not_predicted"]
+        lines = []
+        for number, (name, (pixels, broken)) in enumerate(zip(ids, rows, strict=True)):
+            place = map_place(config, source, graph, number)
+            _require_whole(number, name, int(pixels), place.num_predicted)
+            path = f"../{file_names.PREDICTIONS}/{maps.names[number]}"
+            lines.append([name, path, *place.size, broken, math.prod(place.size) - int(pixels)])
+        facts |= {key: sum(line[heads.index(key)] for line in lines) for key in heads[4:]}
         facts["format"] = config.predict.format
-        dtype, shape = np.dtype(maps.kind.dtype).name, [*maps.kind.shape]
-        facts["map"] = {**maps.kind._asdict(), "dtype": dtype, "shape": shape}
+        facts["map"] = {**maps.kind._asdict(), "dtype": np.dtype(maps.kind.dtype).name}
         facts["folder"] = str(maps.folder.relative_to(run_dir))
     table = files.folder / file_names.PREDICTION_TABLES[config.predict.table]
     write_atomically(table, _encoded(config.predict.table, heads, lines))
@@ -212,10 +235,9 @@ def _readable(cell: Any) -> Any:
     return cell.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def _require_whole(ids: Sequence[str], rows: Sequence[Sequence[float]], pixels: int) -> None:
-    for number, (name, row) in enumerate(zip(ids, rows, strict=True)):
-        if row[0] != pixels:
-            raise RunError(
-                f"sample {number}, {name}, has {int(row[0])} predicted pixels of {pixels}: repeat "
-                f"the run with --again"
-            )
+def _require_whole(number: int, name: str, pixels: int, wanted: int) -> None:
+    if pixels != wanted:
+        raise RunError(
+            f"sample {number}, {name}, has {pixels} predicted pixels of {wanted}: repeat the run "
+            f"with --again"
+        )

@@ -142,7 +142,7 @@ class RecordedValidation:
 class RecordedMap:
     """What a map of a prediction is."""
 
-    shape: list[int]
+    channels: int
     dtype: str
     axes: str
     classes: list[str] = field(default_factory=list)
@@ -156,6 +156,7 @@ class RecordedPrediction:
     kind: str | None = _column("of")
     reduce: str | None = _column("reduce")
     not_finite: int | None = _count("not finite")
+    not_predicted: int | None = _count("not predicted")
     table: str | None = _column("table")
     folder: str | None = None
     map: RecordedMap | None = None

@@ -263,6 +263,15 @@ def test_plan_says_what_is_far_shrunk_or_cannot_be_opened(config, pixels):
     assert "shrinks 1 of the 13 images" in text
     assert "40 x 33 pixels to 16 x 16" in text
     large.unlink()
+    Image.fromarray(pixels(16, 16, 3)).save(large)
+    for fit, how in (("resize", "their maps have the size"), ("crop", "the middle is predicted")):
+        other = replace(config, data=replace(config.data, fit=fit))
+        (severity, key, text), _ = image_findings(other, has_maps=True)
+        assert (severity, key) == ("note", "data.fit")
+        assert "12 of 13 images that were looked at are not 16 x 16 pixels, as 20 x 20" in text
+        assert how in text
+        assert image_findings(other) == image_findings(config)
+    large.unlink()
     last = spoil(config, -1)
     (severity, key, text), _ = image_findings(replace(config, batch=2))
     assert (severity, key, str(last) in text) == ("warning", "data.path", True)

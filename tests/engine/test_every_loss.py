@@ -68,7 +68,8 @@ def files(root, data, channels):
         for folder, values in folders.items():
             (root / folder).mkdir(parents=True, exist_ok=True)
             if channels == 2:
-                tifffile.imwrite(root / folder / f"{number}.tif", values)
+                how = {"photometric": "minisblack", "planarconfig": "contig"}
+                tifffile.imwrite(root / folder / f"{number}.tif", values, **how)
             else:
                 Image.fromarray(values.squeeze()).save(root / folder / f"{number}.png")
     return root

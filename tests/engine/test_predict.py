@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ from hires.report.plots.predicted_maps import overviews
 from hires.report.runs import read_runs
 from tests.helpers.evaluations import EDSR, GEMS, UNET, evaluation, plain, prediction
 from tests.helpers.jobs import run_folders
-from tests.helpers.layouts import plan_of
+from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.saved import attempt, killed_attempt, run_folder
 
@@ -114,6 +117,89 @@ def test_tiles_write_the_maps_of_plain_torch_in_every_format(tmp_path: Path):
         assert all(one.shares.shape == (20, 12) and len(one.names) == 4 for one in shown)
 
 
+SIZES = [(20, 12), (33, 45), (7, 5), (20, 30), (9, 12), (1, 50)]
+"""Rows and columns of images: that of the config, larger, smaller, one dimension of it; a line."""
+
+
+def scenes_of(folder: Path) -> dict[str, Any]:
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for number, size in enumerate(SIZES):
+        pixels = random.integers(0, 255, (*size, 3), np.uint8)
+        place = [(33550, "d", 3, (10.0, 10.0, 0.0), True)]
+        place += [(33922, "d", 6, (0.0, 0.0, 0.0, 1000.0 * number, 5000.0, 0.0), True)]
+        place += [(34735, "H", 8, (1, 1, 0, 1, 3072, 0, 1, 32632), True)]
+        tags = {"extratags": place, "resolution": (10, 20), "resolutionunit": "CENTIMETER"}
+        tifffile.imwrite(folder / f"{number}.tif", pixels, photometric="rgb", **tags)
+    return {"name": "images", "path": str(folder)}
+
+
+def as_large(output: np.ndarray, axis: int, size: int, fit: str, scale: int) -> np.ndarray:
+    """Returns an output that is stretched, or set in what means no prediction, along an axis.
+
+    A pixel of the image is ``scale`` pixels of the output.
+    """
+    length = output.shape[axis]
+    if fit == "resize":
+        return output.take([(2 * n + 1) * length // (2 * size) for n in range(size)], axis)
+    missing = 255 if output.dtype == np.uint8 else np.nan
+    shape = [size if k == axis else n for k, n in enumerate(output.shape)]
+    made = np.full(shape, missing, output.dtype)
+    for n in range(size):
+        place = n - (size // scale - length // scale) // 2 * scale
+        if 0 <= place < length:
+            made[(slice(None),) * axis + (n,)] = output.take(place, axis)
+    return made
+
+
+@pytest.mark.parametrize("fit", ["resize", "crop"])
+def test_maps_have_the_size_and_place_of_their_images_in_every_layout(tmp_path: Path, fit: str):
+    data = {**scenes_of(tmp_path / "scenes"), "fit": fit}
+    unet, edsr = ({**net, "image": [20, 12], "data": data} for net in (UNET, EDSR))
+    kinds = {
+        "YX": prediction(**unet, **ARGMAX),
+        "CYX": prediction(**unet, predict={"reduce": "probability", "format": "zarr"}),
+        "YXS": prediction(**edsr),
+    }
+    of_axes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "YX": lambda output: output.argmax(0).byte(),
+        "CYX": lambda output: output.softmax(0),
+        "YXS": lambda output: (output.clamp(-2, 2) + 2).permute(1, 2, 0) / 4,
+    }
+    for world, keys in {1: {}, 2: {"tiles": [2, 1]}, 4: {"tiles": [2, 2]}}.items():
+        parallel = config_of(parallel=keys).parallel
+        configs = [dataclasses.replace(config, parallel=parallel) for config in kinds.values()]
+        paths = [run_folder(tmp_path / f"{world}", config) for config in configs]
+        run_ranks(run_folders, world, [*map(str, paths)])
+        for axes, config, path in zip(kinds, configs, paths, strict=True):
+            scale, axis = 1 + (axes == "YXS"), axes.index("Y")
+            for row, size, output in zip(table_of(path), SIZES, plain(config)[0], strict=True):
+                rows, columns = scale * size[0], scale * size[1]
+                expected = as_large(of_axes[axes](output).numpy(), axis, rows, fit, scale)
+                expected = as_large(expected, axis + 1, columns, fit, scale)
+                read = tifffile.imread if axes != "CYX" else partial(zarr.open_array, mode="r")
+                found = np.reshape(read(path / "a0" / row["file"]), expected.shape)
+                np.testing.assert_allclose(found, expected, atol=1e-6, err_msg=f"{axes} {size}")
+                lost = rows * columns
+                if fit == "crop":
+                    lost -= min(rows, 20 * scale) * min(columns, 12 * scale)
+                counts = rows, columns, 0, lost if fit == "crop" else 0
+                names = ("rows", "columns", "not_finite", "not_predicted")
+                assert tuple(int(row[name]) for name in names) == counts
+    # Of the last layout: pixels of an image twice as fine begin at the same corner.
+    for path, step in ((paths[0], 10), (paths[2], 5)):
+        with tifffile.TiffFile(path / "a0" / table_of(path)[1]["file"]) as file:
+            tags, page = file.geotiff_metadata, file.pages.first
+            assert tags["ModelPixelScale"][:2] == [step, step]
+            assert tags["ModelTiepoint"] == [0, 0, 0, 1000, 5000, 0]
+            assert page.resolution == (100 / step, 200 / step)
+            assert f'PhysicalSizeX="{100 * step}.0" PhysicalSizeXUnit="µm"' in file.ome_metadata
+    attributes = zarr.open_array(paths[1] / "a0" / table_of(paths[1])[1]["file"]).attrs
+    assert attributes["proj:code"] == "EPSG:32632"
+    assert attributes["spatial:transform"] == [10, 0, 1000, 0, -10, 5000]
+    assert attributes["coordinateTransformations"][0]["scale"] == [1, 500, 1000]
+
+
 def test_killed_prediction_goes_on_and_is_whole(tmp_path: Path):
     # With the parameters of a run, too, whose checkpoint has no steps of this one.
     train = {**UNET, "steps": 3, "checkpoint": {"every": 3}, "task": {"name": "train"}}
@@ -151,7 +237,7 @@ def test_what_is_not_finite_is_no_class(tmp_path: Path):
     output = torch.zeros(4, 2, 3)
     output[1], output[2, 0, 0], output[3, 1, 1] = 1.0, math.nan, math.inf
     assert [class_type(count) for count in (255, 256)] == [np.uint8, np.uint16]
-    part, _ = predictor._part(output, (0, 2, 0, 3))
+    part = predictor._part(output)
     assert part.tolist() == [[255, 1, 1], [1, 255, 1]]
     rows = predictor._class_rows(range(2), torch.tensor([[0.0, 1.0], [math.nan, 1.0]]))
     (_, label, share), (_, broken, none) = rows

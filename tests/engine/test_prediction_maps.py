@@ -15,13 +15,17 @@ import zarr
 
 from hires.core.errors import RunError
 from hires.engine import prediction_maps
-from hires.engine.prediction_maps import MapKind, PredictionMaps, safe_names
+from hires.engine.prediction_maps import MapKind, MapPlace, PredictionMaps, safe_names
 
 FORMATS = {"ome-tiff": ".ome.tif", "zarr": ".zarr"}
 
 
-def grey(rows, columns, classes=()):
-    return MapKind((rows, columns), np.uint8, "YX", classes)
+GREY = MapKind(1, np.uint8, "YX")
+
+
+def all_of(rows, columns):
+    """The place of a map that is as large as the output."""
+    return MapPlace(np.arange(rows), np.arange(columns))
 
 
 def read(path):
@@ -34,14 +38,15 @@ def read(path):
 def test_many_writers_make_one_file_of_all_parts(tmp_path, monkeypatch, form):
     monkeypatch.setattr(prediction_maps, "CHUNK", 24)  # tiles of 8 rows share chunks
     whole = np.random.default_rng(0).integers(0, 250, (6, 64, 40), np.uint8)
-    every = [PredictionMaps(tmp_path, "abcdef", grey(64, 40), form) for _ in range(8)]
+    every = [PredictionMaps(tmp_path, "abcdef", GREY, form) for _ in range(8)]
     for sample in range(6):
-        every[0].make(sample)
+        every[0].make(sample, all_of(64, 40))
 
     def write(k):
-        rows = slice(8 * k, 8 * k + 8)
+        rows = 8 * k, 8 * k + 8
         for sample in range(6):
-            every[k].write(sample, whole[sample, rows], (rows, slice(0, 40)))
+            part = whole[sample, slice(*rows)]
+            every[k].write(sample, all_of(64, 40), part, (*rows, 0, 40))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(8)))
@@ -56,9 +61,9 @@ def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    maps = PredictionMaps(tmp_path, ["one"], grey(4, 4))
+    maps = PredictionMaps(tmp_path, ["one"], GREY)
     with pytest.raises(RunError, match=r"one\.ome\.tif: No space left on device; free some space"):
-        maps.make(0)
+        maps.make(0, all_of(4, 4))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -85,20 +90,20 @@ def test_a_file_is_written_through_a_name_that_network_file_systems_can_lock(tmp
         lock(file, how)
 
     monkeypatch.setattr(prediction_maps.fcntl, "flock", noted)
-    maps = PredictionMaps(tmp_path, ["x"], grey(2, 2))
-    maps.make(0)
-    maps.write(0, np.ones((2, 2), np.uint8), (slice(None), slice(None)))
+    maps = PredictionMaps(tmp_path, ["x"], GREY)
+    maps.make(0, all_of(2, 2))
+    maps.write(0, all_of(2, 2), np.ones((2, 2), np.uint8), (0, 2, 0, 2))
     assert modes == [("rb+", prediction_maps.fcntl.LOCK_EX)]
 
 
 def test_a_rank_holds_its_part_and_never_the_map(tmp_path):
-    kind = MapKind((3, 2048, 2048), np.float32, "CYX", "abc")  # 48 MiB
+    kind = MapKind(3, np.float32, "CYX", "abc")  # 48 MiB
     part = np.ones((3, 16, 2048), np.float32)
     maps = PredictionMaps(tmp_path, ["x"], kind)
-    maps.make(0)
+    maps.make(0, all_of(2048, 2048))
     tracemalloc.start()
     try:
-        maps.write(0, part, (slice(None), slice(100, 116), slice(None)))
+        maps.write(0, all_of(2048, 2048), part, (100, 116, 0, 2048))
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -110,9 +115,9 @@ def test_a_rank_holds_its_part_and_never_the_map(tmp_path):
 
 CLASSES = ["a<b", "{é}", "c\x01\udcff"]
 KINDS = {
-    "YX": (MapKind((20, 31), np.uint8, "YX", CLASSES), "uint8"),
-    "CYX": (MapKind((3, 20, 31), np.float32, "CYX", CLASSES), "float"),
-    "YXS": (MapKind((20, 31, 3), np.float32, "YXS"), "float"),
+    "YX": (MapKind(1, np.uint8, "YX", CLASSES), "uint8"),
+    "CYX": (MapKind(3, np.float32, "CYX", CLASSES), "float"),
+    "YXS": (MapKind(3, np.float32, "YXS"), "float"),
 }
 
 
@@ -120,12 +125,12 @@ KINDS = {
 def test_ome_readers_find_axes_type_and_classes(tmp_path, monkeypatch, axes):
     monkeypatch.setattr(prediction_maps, "BIG_BYTES", 2000)  # more than numbers of a map
     kind, dtype = KINDS[axes]
-    whole = np.random.default_rng(0).random(kind.shape).astype(kind.dtype)
+    whole = np.random.default_rng(0).random(kind.shape((20, 31))).astype(kind.dtype)
     texts = set()
     for folder in (tmp_path / "r" / "a0" / "p", tmp_path / "r" / "a1" / "p"):
         maps = PredictionMaps(folder, ["x"], kind, "ome-tiff")
-        maps.make(0)
-        maps.write(0, whole, (slice(None),) * len(axes))
+        maps.make(0, all_of(20, 31))
+        maps.write(0, all_of(20, 31), whole, (0, 20, 0, 31))
         with tifffile.TiffFile(folder / "x.ome.tif") as file:
             assert (file.is_ome, file.is_bigtiff) == (True, axes != "YX")
             assert (file.series[0].kind, file.series[0].axes) == ("ome", axes)
@@ -148,14 +153,14 @@ def test_ome_readers_find_axes_type_and_classes(tmp_path, monkeypatch, axes):
 def test_zarr_itself_reads_what_tiles_wrote(tmp_path, monkeypatch, axes):
     monkeypatch.setattr(prediction_maps, "CHUNK", 9)
     kind, _ = KINDS[axes]
-    whole = np.random.default_rng(0).random(kind.shape).astype(kind.dtype)
+    whole = np.random.default_rng(0).random(kind.shape((20, 31))).astype(kind.dtype)
     maps = PredictionMaps(tmp_path, ["x"], kind, "zarr")
-    maps.make(0)
-    for rows in (slice(0, 7), slice(7, 14), slice(14, 20)):
-        for columns in (slice(0, 16), slice(16, 31)):
-            spans = {"Y": rows, "X": columns}
-            place = tuple(spans.get(axis, slice(None)) for axis in axes)
-            maps.write(0, whole[place], place)
+    maps.make(0, all_of(20, 31))
+    for rows in ((0, 7), (7, 14), (14, 20)):
+        for columns in ((0, 16), (16, 31)):
+            spans = {"Y": slice(*rows), "X": slice(*columns)}
+            part = whole[tuple(spans.get(axis, slice(None)) for axis in axes)]
+            maps.write(0, all_of(20, 31), part, (*rows, *columns))
     array = zarr.open_array(tmp_path / "x.zarr", mode="r")
     assert array.metadata.dimension_names == tuple(axes.lower())
     assert (array.dtype, array.shape) == (whole.dtype, whole.shape)

@@ -12,7 +12,7 @@ import pytest
 from hires.core.ranks.timeline import BACKWARD, FORWARD, HALO, OPTIMISER, WAIT, Span, StepSpans
 from hires.core.store import campaign, file_names
 from hires.core.store.campaign import Campaign, ExcludedPoint
-from hires.engine.prediction_maps import MapKind, PredictionMaps
+from hires.engine.prediction_maps import MapKind, MapPlace, PredictionMaps
 from hires.plan.simulation.simulate import simulate
 from hires.report import frames
 from hires.report.plots import base as figures
@@ -245,14 +245,17 @@ CLASSES = ["_sky", "<b>road</b>", "$x$"]
 
 def predicted_run(results, maps, axes, form="ome-tiff"):
     """Makes the folder of a complete prediction with some maps, named by their numbers."""
-    kind = MapKind(maps[0].shape, maps[0].dtype, axes, () if axes == "YXS" else CLASSES)
+    channels = {"YX": 1, "CYX": maps[0].shape[0], "YXS": maps[0].shape[-1]}[axes]
+    kind = MapKind(channels, maps[0].dtype, axes, () if axes == "YXS" else CLASSES)
     run = report_run(results)
     folder, names = run / file_names.PREDICTIONS, map(str, range(len(maps)))
     files = PredictionMaps(folder, names, kind, form)
     for number, one in enumerate(maps):
-        files.make(number)
-        files.write(number, one, (slice(None),) * one.ndim)
-    facts = {**kind._asdict(), "shape": [*kind.shape], "dtype": np.dtype(kind.dtype).name}
+        rows, cols = (one.shape[axes.index(axis)] for axis in "YX")
+        place = MapPlace(np.arange(rows), np.arange(cols))
+        files.make(number, place)
+        files.write(number, place, one, (0, rows, 0, cols))
+    facts = {**kind._asdict(), "dtype": np.dtype(kind.dtype).name}
     change(run, prediction={"kind": "pixels", "images": len(maps), "map": facts})
     return run
 
@@ -304,6 +307,7 @@ def test_predicted_maps_are_drawn_with_their_classes_and_damaged_ones_noted(tmp_
     assert len(overviews) == 5
     assert "0.ome.tif" in str(notes[0])
     record = json.loads((run / "record.json").read_text())
-    record["prediction"]["map"]["shape"] = [10**9, 10**9]  # no memory is reserved for it
+    # No memory is reserved for it.
+    record["prediction"]["map"] |= {"axes": "CYX", "channels": 10**9}
     change(run, **record)
     assert read(run)[0] == []

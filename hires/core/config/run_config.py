@@ -356,6 +356,21 @@ class RunConfig(Section):
         return self.model.scale * self.height, self.model.scale * self.width
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether images are targets, and inputs smaller copies of them.
+
+        A prediction makes copies of ``data=pairs`` alone: others are to be made larger.
+        """
+        predicts = self.task.name == "predict" and self.data.name != "pairs"
+        return self.target_size is not None and not predicts
+
+    @property
+    def fitted_size(self) -> tuple[int, int]:
+        """(height, width) that images of files are given: that of the target of pairs."""
+        size = self.target_size if self.has_pairs else None
+        return size or (self.height, self.width)
+
+    @property
     def target_rect(self) -> tuple[int, int, int, int] | None:
         """All rows and columns of the target image, as (0, height, 0, width); None likewise."""
         size = self.target_size

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from hires.data.georeference import Georeference, pixel_size
 from hires.data.image_format import (
     FORMATS,
     ORIENTATION,
@@ -53,6 +54,8 @@ _NAMES = {
 """Mode of Pillow -> its colours in words, where they are called otherwise."""
 _ENDS = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}
 """Last bytes of a complete file; zeros and line ends may follow."""
+_NO_DPI = (72, 72)
+"""What Pillow, and many a camera, says of an image whose pixels have no size."""
 COLOURS = {"L": 1, "LA": 1, "RGB": 3, "RGBA": 3, "RGBX": 3}
 
 
@@ -123,9 +126,12 @@ def _facts_of(image: Image.Image, path: Path) -> ImageFacts:
     mode, pixels = _mode_of(image), image.width * image.height
     kept = pixels * Image.getmodebands(mode) * (2 if mode.startswith("I") else 1)
     stored = pixels * sum(1 if one in ("1", "L", "P") else 4 for one in {mode, image.mode})
+    across, down = image.info.get("dpi", _NO_DPI)
+    is_known = (across, down) != _NO_DPI and min(across, down) > 0
+    pixel = pixel_size(1 / down, 1 / across, "inch") if is_known else None
     return ImageFacts(
-        str(image.format), colours, bits, rotated, image.height, lossy,
-        unread_pages=others, decoding_bytes=stored + 2 * kept, kept_bytes=kept,
+        str(image.format), colours, bits, rotated, image.height, lossy, unread_pages=others,
+        decoding_bytes=stored + 2 * kept, kept_bytes=kept, reference=Georeference(pixel),
     )  # fmt: skip
 
 

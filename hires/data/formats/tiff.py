@@ -17,12 +17,14 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from tifffile import PHOTOMETRIC, TIFF, TiffFile, TiffPage
 
-from hires.data.formats.pillow import open_whole
+from hires.data.formats.pillow import WholeImage, open_whole
+from hires.data.georeference import tiff_georeference
 from hires.data.image_format import (
     FORMATS,
     ORIENTATION,
@@ -83,6 +85,10 @@ def open_tiff(path: Path, max_pixels: int) -> ImageFile:
         reason = error
     try:
         image = open_whole(path, max_pixels)
+        assert isinstance(image, WholeImage)
+        with TiffFile(path) as file:
+            reference = tiff_georeference(file, file.pages.first)
+        image.facts = replace(image.facts, reference=reference)
     except ImageError:
         raise
     except Exception as error:
@@ -104,7 +110,8 @@ class TiffImage:
             channels = _channel_pages(self._file)
             levels = [_levels(self._file, page)[level] for page in channels] if level else channels
             self._pages = levels
-            page = self._page = self._pages[0]
+            page, self._finest = self._pages[0], channels[0]
+            self._page = page
             if any(getattr(one, name) != getattr(page, name) for one in levels for name in _ALIKE):
                 raise ImageError("its channels are pages that differ; save them as samples of one")
             _check_readable(page, is_alone=len(levels) == 1 and page.index == 0)
@@ -155,10 +162,13 @@ class TiffImage:
         rotated = tag is not None and tag.value not in (0, 1)
         sizes = [(one.imagelength, one.imagewidth) for one in _pages_of(self._file)]
         bits = 0 if self._is_mapped else page.samplesperpixel * page.bitspersample
+        finest = self._finest
+        step = finest.imagelength / self.size[0], finest.imagewidth / self.size[1]
         return ImageFacts(
             "TIFF", colours, page.bitspersample, rotated, band, self._lossy,
             page.sampleformat == 3, max(0, sizes.count(self.size) - len(self._pages)),
             decoding_bytes=-(-band * self._segment_size[1] * bits // 8),
+            reference=tiff_georeference(self._file, finest).part((0, 0), step),
         )  # fmt: skip
 
     def check_complete(self) -> None:

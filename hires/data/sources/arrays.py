@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
+from hires.data.georeference import Georeference
 from hires.data.image_fit import Place, fitted
 from hires.data.image_format import Size, Span, Window, check_window, normalised
 from hires.data.source import SOURCES, Source
@@ -64,6 +65,11 @@ class ArraySource(Source):
     def label(self, i: int) -> int:
         """Returns the class of an image."""
         return int(self._labels[i])
+
+    def stored(self, i: int) -> tuple[Size, Georeference]:
+        """Returns the size of all images of the array."""
+        height, width = self._images.shape[1:3]
+        return (height, width), Georeference()
 
     def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image after ``data.fit``, (C, h, w)."""

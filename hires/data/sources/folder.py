@@ -19,6 +19,7 @@ import numpy as np
 
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError, RunError
+from hires.data.georeference import Georeference
 from hires.data.image_fit import Place, fitted
 from hires.data.image_format import (
     FORMATS,
@@ -213,6 +214,15 @@ class FolderSource(Source):
             pixels = image.read((0, height), (0, width))
             to_channels(pixels, image.colours, self._channels, self._data.bands)
             return num_bytes
+
+    def stored(self, i: int) -> tuple[Size, Georeference]:
+        """Returns what the header of an image says of its size and place."""
+        path = Path(self._index.paths[i])
+        with (
+            naming(path, self._data),
+            closing(open_image(path, self._data.max_pixels)) as image,
+        ):
+            return image.size, image.facts.reference
 
     def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image after ``data.fit``, (C, h, w)."""

@@ -25,6 +25,7 @@ from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store.cache import cached, keep, key_of
 from hires.data import slide_labels, tissue
+from hires.data.georeference import Georeference
 from hires.data.image_fit import Place, fitted
 from hires.data.image_format import (
     ImageError,
@@ -301,6 +302,13 @@ class SlideSource(Source):
             return 0
         self._read(i, (0, height), (0, width))
         return num_bytes
+
+    def stored(self, i: int) -> tuple[Size, Georeference]:
+        """Returns the size of an image in pixels of its level, and where it lies."""
+        patch = self.patches[i]
+        with naming(Path(self._files[patch.slide]), self._data):
+            reference = self._image(i).facts.reference
+            return patch.size, reference.part((patch.row, patch.col))
 
     def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image, (C, h, w); only regions are changed by ``data.fit``."""

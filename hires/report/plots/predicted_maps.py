@@ -86,7 +86,7 @@ def _map_of(run: Run) -> RecordedMap | None:
     kind = None if run.record.prediction is None else run.record.prediction.map
     if kind is None or kind.dtype not in _DTYPES or kind.axes not in _AXES:
         return None
-    return kind if len(kind.shape) == len(kind.axes) and min(kind.shape) > 0 else None
+    return kind
 
 
 def _natural(path: Path) -> str:
@@ -95,9 +95,10 @@ def _natural(path: Path) -> str:
 
 
 def _overview(path: Path, kind: RecordedMap) -> Overview:
-    rows, columns = (kind.shape[kind.axes.index(axis)] for axis in "YX")
+    whole = _opened(path, kind)
+    rows, columns = (whole.shape[kind.axes.index(axis)] for axis in "YX")
     each = slice(None, None, math.ceil(max(rows, columns) / MAX_SIDE))
-    shown = _opened(path, kind)[tuple(each if axis in "YX" else slice(None) for axis in kind.axes)]
+    shown = whole[tuple(each if axis in "YX" else slice(None) for axis in kind.axes)]
     stem = text(path.name.partition(".")[0], _MAX_NAME) or "?"
     made = Overview(stem, (rows, columns), kind.classes)
     if kind.axes == "YXS":
@@ -123,16 +124,24 @@ def _opened(path: Path, kind: RecordedMap) -> Any:
         except ImportError:
             raise ValueError(f"it needs the package zarr; {adding('zarr')}") from None
         array = zarr.open_array(str(path), mode="r")
+        sizes = dict(zip(kind.axes, array.shape, strict=True))
         facts = array.shape, array.dtype.name, array.compressors, array.filters
         num_bytes = math.prod(array.chunks) * array.dtype.itemsize
-        if facts != (tuple(kind.shape), kind.dtype, (), ()) or num_bytes > MAX_CHUNK_BYTES:
+        if facts != (_shape(kind, sizes), kind.dtype, (), ()) or num_bytes > MAX_CHUNK_BYTES:
             raise ValueError("it is no map of this prediction")
         return array
     if not path.is_file():
         raise ValueError("it is no file")
     import tifffile
 
-    return tifffile.memmap(path, mode="r").reshape(kind.shape)
+    with tifffile.TiffFile(path) as file:
+        page = file.pages.first
+        sizes = {"Y": page.imagelength, "X": page.imagewidth}
+    return tifffile.memmap(path, mode="r").reshape(_shape(kind, sizes))
+
+
+def _shape(kind: RecordedMap, sizes: dict[str, int]) -> tuple[int, ...]:
+    return tuple(sizes[axis] if axis in "YX" else kind.channels for axis in kind.axes)
 
 
 _COLOURS = (
@@ -213,7 +222,7 @@ def _legend(axis: Axes, maps: list[Overview], colours: dict[str, str]) -> None:
     if len(labels) > len(colours):
         entries.append((f"\u00a0{len(labels) - len(colours)} more classes", _REST))
     if any(one.pixels[NOT_FINITE] for one in maps):
-        entries.append(("\u00a0not finite", _BROKEN))
+        entries.append(("\u00a0not predicted", _BROKEN))
     for label, colour in entries:
         look: dict[str, Any] = {"facecolor": colour, "edgecolor": style.MUTED, "lw": 0.5}
         axis.add_patch(Rectangle((0, 0), 0, 0, label=label, **look))
