@@ -28,6 +28,7 @@ ALLOWED = {  # what each package may import, all of its imports counted, those i
     "nets": PLAN | {"nets"},
     "networks": PLAN | {"nets", "networks"},
     "losses": PLAN | {"nets", "losses"},
+    "codecs": CORE | {"codecs"},
     "metrics": CORE | {"metrics"},
     "augmentations": DATA | {"augmentations"},
     "trackers": CORE | {"trackers"},

@@ -9,6 +9,11 @@ MiB at a time:
 
     parts of 0   a a a b b b b b         buffer 1   | a a a b | c c c d |
     parts of 1   c c c d d d             buffer 2   | b b b b | d d . . |
+
+With a codec each tensor begins at a block of its own, and codes travel:
+
+    terms of all ranks  --encode, all-to-all, decode-->  sum on its member, in fp32 or better
+    sums                --encode, all-gather, decode-->  the same bits on all members
 """
 
 from __future__ import annotations
@@ -22,12 +27,19 @@ from torch import Tensor
 
 from hires.comm import message_log as logs
 from hires.comm.backends.group_calls import Channels, StreamWaits
+from hires.comm.coding import decode, encode
 from hires.comm.comm_world import CommWorld, Group, default_world, group_or_all, unlogged
 from hires.comm.dispatch import Choice, plan_message
 from hires.comm.guarded_waits import guard, waiting
 from hires.comm.handles import Handle
-from hires.comm.operations import all_gather_into_tensor, all_reduce, reduce_scatter_tensor
+from hires.comm.operations import (
+    all_gather_into_tensor,
+    all_reduce,
+    all_to_all_single,
+    reduce_scatter_tensor,
+)
 from hires.comm.point_to_point import irecv, isend
+from hires.core.codecs import Codec
 from hires.core.errors import CommError
 from hires.plan.channels import Channel
 from hires.plan.groups import ALONE_BYTES
@@ -81,8 +93,24 @@ def all_gather_stacked(tensor: Tensor, group: Group, *, backend: Choice = None) 
     return output
 
 
-def all_reduce_coalesced(tensors: list[Tensor], group: Group, *, backend: Choice = None) -> None:
-    """Sums dense tensors over a group, in place, those of one type together."""
+def all_reduce_coalesced(
+    tensors: list[Tensor], group: Group, *, backend: Choice = None, codec: Codec | None = None
+) -> None:
+    """Sums dense tensors over a group, in place, those of one type together.
+
+    With a codec they are flat, and each sum is coded twice: as its terms, and as the result.
+    """
+    if codec is not None:
+        parts = _equal_shares(tensors, group.size, codec.block)
+        issued, log = clock(), group.world.log
+        with unlogged:
+            reduce_scatter_coalesced(parts, group, backend=backend, codec=codec)
+            all_gather_coalesced(parts, group, backend=backend, codec=codec)
+        if log is not None:
+            elements = sum(codec.padded(tensor.numel()) for tensor in tensors)
+            route = _route(backend, group)
+            log.note_blocking(logs.ALL_REDUCE, logs.way(*route), codec.num_bytes(elements), issued)
+        return
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors if group.size > 1 else ():
         by_type.setdefault(tensor.dtype, []).append(tensor)
@@ -95,35 +123,53 @@ def all_reduce_coalesced(tensors: list[Tensor], group: Group, *, backend: Choice
             log.note_blocking(logs.ALL_REDUCE, way, num_bytes, issued)
 
 
-def reduce_scatter_coalesced(parts: Parts, group: Group, *, backend: Choice = None) -> None:
+def reduce_scatter_coalesced(
+    parts: Parts, group: Group, *, backend: Choice = None, codec: Codec | None = None
+) -> None:
     """Sums tensors over a group in place: on each member its own parts, by its place in the group.
 
     Those of the other members keep their numbers.
     """
 
     def through(place: int, rows: list[list[Tensor]], width: int, route: Choice) -> None:
-        sent = _joined(rows, width)
+        sent = _joined(rows, width, codec)
         sums = sent.new_empty(width)
-        reduce_scatter_tensor(sums, sent, group=group, backend=route)
-        _divide(sums, rows[place])
+        if codec is None:
+            reduce_scatter_tensor(sums, sent, group=group, backend=route)
+        else:
+            _sum_codes(sums, sent, group, codec, route)
+        _divide(sums, rows[place], codec)
 
-    num_bytes = sum(tensor.nbytes for own in parts for tensor in own)
-    _carry_out(parts, group, backend, through, logs.REDUCE_SCATTER, num_bytes)
+    _carry_out(parts, group, backend, through, logs.REDUCE_SCATTER, codec)
 
 
-def all_gather_coalesced(parts: Parts, group: Group, *, backend: Choice = None) -> None:
-    """Fills the parts of the other members with theirs."""
+def all_gather_coalesced(
+    parts: Parts, group: Group, *, backend: Choice = None, codec: Codec | None = None
+) -> None:
+    """Fills the parts of the other members with theirs; with a codec all parts, as it decodes."""
 
     def through(place: int, rows: list[list[Tensor]], width: int, route: Choice) -> None:
-        gathered = _joined(rows, width)
+        gathered = _joined(rows, width, codec)
         own = gathered[place].clone()
-        all_gather_into_tensor(gathered, own, group, backend=route)
+        if codec is None:
+            all_gather_into_tensor(gathered, own, group, backend=route)
+        else:
+            codes = all_gather_stacked(encode(codec, own), group, backend=route)
+            for row, code in zip(gathered, codes, strict=True):
+                decode(codec, code, row)
         for index, row in enumerate(gathered):
-            if index != place:
-                _divide(row, rows[index])
+            if index != place or codec is not None:
+                _divide(row, rows[index], codec)
 
-    num_bytes = max(sum(tensor.nbytes for tensor in own) for own in parts)
-    _carry_out(parts, group, backend, through, logs.ALL_GATHER, num_bytes)
+    _carry_out(parts, group, backend, through, logs.ALL_GATHER, codec)
+
+
+def places(row: Tensor, tensors: Sequence[Tensor], codec: Codec | None) -> Iterator[Tensor]:
+    """Yields the part of a row that holds each of some flat tensors."""
+    first = 0
+    for tensor in tensors:
+        yield row[first : first + len(tensor)]
+        first += _length(tensor, codec)
 
 
 def open_channels(
@@ -181,7 +227,7 @@ def _sum_bucket(bucket: list[Tensor], group: Group, backend: Choice) -> int:
     #
     #     1 MiB   2 KiB   3 MiB   1 KiB        in place:  1 MiB | 3 MiB
     #                                          one copy:  2 KiB + 1 KiB
-    route = backend if isinstance(backend, Route) else Route(backend or group.world.default)
+    route = _route(backend, group)
     staged = group.world.staging(route.backend).of(bucket)
     if staged is not None:  # as one message: its buffer is a copy already
         bucket = [staged.fetch().host]
@@ -236,49 +282,79 @@ def _carry_out(
     backend: Choice,
     through: Callable[[int, list[list[Tensor]], int, Choice], None],
     operation: int,
-    num_bytes: int,
+    codec: Codec | None,
 ) -> None:
     if group.size == 1 or not any(tensor.numel() for own in parts for tensor in own):
         return
-    issued, log = clock(), group.world.log
-    route = backend if isinstance(backend, Route) else Route(backend or group.world.default)
+    issued, log, route = clock(), group.world.log, _route(backend, group)
     with unlogged:  # it is one operation, whatever it is made of
-        for rows, width in _buffers(parts):
+        for rows, width in _buffers(parts, codec):
             through(group.index, rows, width, route)
     if log is not None:
+        sizes = [sum(_length(tensor, codec) for tensor in own) for own in parts]
+        elements = sum(sizes) if operation == logs.REDUCE_SCATTER else max(sizes)
+        item = next(tensor.element_size() for own in parts for tensor in own)
+        num_bytes = codec.num_bytes(elements) if codec is not None else elements * item
         log.note_blocking(operation, logs.way(*route), num_bytes, issued)
 
 
-def _buffers(parts: Parts) -> Iterator[tuple[list[list[Tensor]], int]]:
+def _sum_codes(sums: Tensor, terms: Tensor, group: Group, codec: Codec, route: Choice) -> None:
+    """Sums what all members have in their row of ``terms`` for this one, in their order."""
+    codes = terms.new_empty((len(terms), codec.num_bytes(len(sums))), dtype=torch.uint8)
+    for row, code in zip(terms, codes, strict=True):
+        encode(codec, row, code)
+    arrived = torch.empty_like(codes)
+    all_to_all_single(arrived, codes, group=group, backend=route)
+    for row, code in zip(terms, arrived, strict=True):
+        decode(codec, code, row)
+    torch.sum(terms, 0, out=sums)
+
+
+def _route(backend: Choice, group: Group) -> Route:
+    return backend if isinstance(backend, Route) else Route(backend or group.world.default)
+
+
+def _equal_shares(tensors: Sequence[Tensor], number: int, block: int) -> list[list[Tensor]]:
+    """Returns as many parts of flat tensors, of whole blocks."""
+    blocks = sum(-(-len(tensor) // block) for tensor in tensors)
+    most = block * -(-blocks // number)
+    return [[*_slices(tensors, n * most, (n + 1) * most, block)] for n in range(number)]
+
+
+def _buffers(parts: Parts, codec: Codec | None) -> Iterator[tuple[list[list[Tensor]], int]]:
     """Yields the parts in rows of at most BUFFER_BYTES in all, and the numbers of the longest."""
-    longest = max(sum(tensor.numel() for tensor in own) for own in parts)
+    longest = max(sum(_length(tensor, codec) for tensor in own) for own in parts)
     width = next(tensor.element_size() for own in parts for tensor in own)
-    most = max(1, BUFFER_BYTES // (width * len(parts)))
+    block = 1 if codec is None else codec.block
+    most = max(1, BUFFER_BYTES // (width * len(parts) * block)) * block
     for first in range(0, longest, most):
-        rows = [[*_slices(own, first, first + most)] for own in parts]
+        rows = [[*_slices(own, first, first + most, block)] for own in parts]
         yield rows, min(most, longest - first)
 
 
-def _slices(tensors: Sequence[Tensor], first: int, end: int) -> Iterator[Tensor]:
+def _slices(tensors: Sequence[Tensor], first: int, end: int, block: int) -> Iterator[Tensor]:
     begin = 0
     for tensor in tensors:
         size = tensor.numel()
         if begin < end and begin + size > first:
             yield tensor[max(0, first - begin) : end - begin]
-        begin += size
+        begin += -(-size // block) * block
 
 
-def _joined(rows: list[list[Tensor]], width: int) -> Tensor:
-    """Returns one tensor of rows of a width, which end in zeros."""
+def _length(tensor: Tensor, codec: Codec | None) -> int:
+    return tensor.numel() if codec is None else codec.padded(tensor.numel())
+
+
+def _joined(rows: list[list[Tensor]], width: int, codec: Codec | None) -> Tensor:
+    """Returns one tensor of rows of a width, with zeros behind tensors."""
     like = next(tensor for row in rows for tensor in row)
     joined = like.new_zeros((len(rows), width))
     for row, tensors in zip(joined, rows, strict=True):
-        if tensors:
-            torch.cat(tensors, out=row[: sum(tensor.numel() for tensor in tensors)])
+        for tensor, part in zip(tensors, places(row, tensors, codec), strict=True):
+            part.copy_(tensor)
     return joined
 
 
-def _divide(row: Tensor, tensors: list[Tensor]) -> None:
-    parts = torch.split(row.view(-1)[: sum(map(len, tensors))], [*map(len, tensors)])
-    for tensor, part in zip(tensors, parts, strict=True):
+def _divide(row: Tensor, tensors: list[Tensor], codec: Codec | None) -> None:
+    for tensor, part in zip(tensors, places(row, tensors, codec), strict=True):
         tensor.copy_(part)

@@ -93,7 +93,7 @@ def verify_rank(
         torch.save(alone, reference_file)
     max_all(0, patient=True)
     reference: Tensors = torch.load(reference_file, weights_only=True, mmap=True)
-    bounds = bounds_of(config, graph) if sums is None else sums.bounds
+    bounds = bounds_of(config, plan) if sums is None else sums.bounds
     compared = {"rank": rank, "errors": _compare(tensors, reference, engine, bounds)}
     append_line(file_names.rank_lines(attempt, file_names.VERIFY_LINES, rank), compared)
     max_all(0, patient=True)
@@ -116,6 +116,7 @@ def verify_rank(
             if answer["ok"]:
                 break
     answer["precision"] = coarsest(config)
+    answer["codecs"] = sorted({*plan.codecs.values()})
     answer["float_sums"] = [graph.described(name) for name in (sums.nodes if sums else ())]
     write_atomically(attempt / file_names.VERIFY, json.dumps(answer))
     engine.close()

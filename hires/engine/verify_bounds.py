@@ -1,8 +1,7 @@
 r"""States how far a layout may be from one process in float64.
 
 In float64 all that differs is the order of sums: 1e-10. A lower precision rounds every number, by u
-= 2^-8 of itself in bf16, 2^-11 in fp16 and tf32, 2^-24 in fp32; the coarser type counts, of what is
-computed or of the messages. How errors grow:
+= 2^-8 of itself in bf16, 2^-11 in fp16 and tf32, 2^-24 in fp32. How errors grow:
 
 Forward. Each of d operators on the way rounds what it makes, and each product its weights, too. The
 errors are independent, so they grow with sqrt(d): to u sqrt(d / 3) of a usual number, as a rounding
@@ -21,8 +20,12 @@ together sqrt(k e / 3). Twice that for the largest number:
 
 Sums over pixels, samples and ranks are in fp32 and average these errors. But a sum of N pixels, as
 the mean of a batch norm, may round each of its partial sums: N operators more of u = 2^-24, which
-count in fp32 alone. Gradients that are summed in a lower type are rounded once more for each rank,
-which d counts as one operator.
+count in fp32 alone.
+
+Messages. A codec changes a number by its own u at each of m messages on the way, independently of
+the arithmetic, so that u sqrt(d) becomes sqrt(u^2 d + u_codec^2 m). No way has more messages than
+all stages together have exchanges of pixels, and one between every two stages. Sums of gradients
+are coded twice, as terms and as sums, and an update of the parameters once more.
 
 ``MOST`` bounds both: a gradient that is averaged over two tiles, not summed, is wrong by 0.5.
 
@@ -41,10 +44,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from hires.core.codecs import CODECS
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import INT8, SIGNIFICANT_BITS
 from hires.plan.graph import INPUT, Graph, Node
+from hires.plan.groups import coded_error
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan, Stage
 from hires.plan.rules import CROP, GATHER, rule_in
@@ -89,25 +94,30 @@ LOWERED = EXACT._replace(most=1e-4)
 
 
 def coarsest(config: RunConfig) -> str:
-    """Returns the precision with the fewest bits among those of the arithmetic and the messages."""
-    names = {config.precision.name, config.comm.dtype} - {"value"}
+    """Returns the precision with the fewest bits, of the arithmetic or most like a codec."""
+    units = {name: 2.0 ** -SIGNIFICANT_BITS[name] for name in ("fp32", "fp16", "bf16")}
+    coded = [CODECS[name].unit for name in config.comm.codecs.values()]
+    names = {config.precision.name} | {
+        next((name for name in units if units[name] >= unit), "bf16") for unit in coded if unit
+    }
     return min(names, key=lambda name: (SIGNIFICANT_BITS[name], name))  # fp16 has those of tf32
 
 
-def bounds_of(config: RunConfig, graph: Graph) -> Bounds:
+def bounds_of(config: RunConfig, plan: Plan) -> Bounds:
     """Returns how far a layout of a network may be from one process in float64."""
-    name = coarsest(config)
-    if config.precision.name == INT8:
+    name, graph, coded = config.precision.name, plan.graph, coded_error(plan)
+    if name == INT8:
         return BITWISE
-    if name == "fp64":
+    if name == "fp64" and not coded:
         return EXACT
-    unit, (rounded, kinks) = 2.0 ** -SIGNIFICANT_BITS[name], longest_way(graph)
+    rounded, kinks = longest_way(graph)
+    unit = 0.0 if name == "fp64" else 2.0 ** -SIGNIFICANT_BITS[name]
     samples, _, height, width = graph.input_shape
-    summed = samples * height * width * (2.0 ** -SIGNIFICANT_BITS["fp32"] / unit) ** 2
-    steps, kinks = rounded + 1 + summed, kinks + 1  # the messages of sums; the loss
-    forward = 4 * unit * math.sqrt(steps)
-    crossed = 2 * math.sqrt(kinks * unit * math.sqrt(steps) / 5)
-    backward = 4 * unit * math.sqrt(2 * steps) + crossed
+    summed = samples * height * width * 4.0 ** -SIGNIFICANT_BITS["fp32"] if unit else 0.0
+    # Of one more operator for the sums of gradients, and one more kink for the loss.
+    error, kinks = math.sqrt(unit**2 * (rounded + 1) + summed + coded**2), kinks + 1
+    forward, crossed = 4 * error, 2 * math.sqrt(kinks * error / 5)
+    backward = 4 * math.sqrt(2) * error + crossed
     kinds = {"gradients": backward, "parameters": backward}
     by_kind = {kind: min(MOST, kinds.get(kind, forward)) for kind in KINDS}
     return Bounds(by_kind, 3.0, MOST, 1e-2)

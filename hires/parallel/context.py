@@ -60,8 +60,6 @@ class Context:
         """The ranks of all tiles or shards of this stage, replica and direction."""
         self.dtype: torch.dtype = getattr(torch, self.plan.dtype)
         """Type of activations, to which autocast lowers products."""
-        self.sent_dtype: torch.dtype = getattr(torch, self.plan.sent_dtype)
-        """Type in which activations and their gradients travel between stages."""
 
     @property
     def samples(self) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from hires.parallel.image_kernels import Operator, Values
 from hires.parallel.map_views import from_map, tile_of, to_map
 from hires.plan.factors import map_shape
 from hires.plan.graph import Node, Rect
+from hires.plan.groups import sent_as
 from hires.plan.halos import map_grid
 from hires.plan.rules import TILED, dims_of
 from hires.plan.tiling import own_rect
@@ -45,7 +46,8 @@ class _Conversion:
         self.own = own_rect([rows, cols], map_grid(stage), context.tile)
         is_map = stage.layout[divided] == TILED and divided not in stage.factors
         self.order = torch.channels_last if is_map else torch.preserve_format
-        self.dtype: torch.dtype = getattr(torch, context.plan.dtype_of(divided))
+        dtype, _ = sent_as(context.plan, divided, "gather")
+        self.dtype: torch.dtype = getattr(torch, dtype)
         comm = [(n, op) for n, op in enumerate(stage.comm) if op.node == node.name]
         self.number = comm[0][0] if comm else None
         self.returns = bool(comm) and comm[0][1].back  # whether gradients travel

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hires.comm import (
@@ -30,6 +31,7 @@ from hires.comm import (
     post,
 )
 from hires.comm.backends.group_calls import Channels
+from hires.comm.coding import decode, encode, usual_codec
 from hires.core.errors import RunError
 from hires.plan.event import POSTS, Event
 from hires.plan.graph import Rect
@@ -53,9 +55,10 @@ class Cursor:
         self.at = 0
         # The sums that begin during a backward pass: GradientSync, which imports this module.
         self.sums: Any = None
-        # By (kind, peer, tag), the oldest first: halos of all microbatches have one tag, and
-        # messages of one tag between two ranks arrive in the order of sending.
-        self._open: dict[tuple[str, int, int], deque[tuple[Handle, Event, Tensor]]] = {}
+        # With its tensor and what travels of it, by (kind, peer, tag), the oldest first: halos of
+        # all microbatches have one tag, and messages of one tag between two ranks arrive in the
+        # order of sending.
+        self._open: dict[tuple[str, int, int], deque[tuple[Handle, Event, Tensor, Tensor]]] = {}
 
     def __iter__(self) -> Iterator[Event]:
         """Yields the events from here on; operators may take some of them in between."""
@@ -83,18 +86,28 @@ class Cursor:
         ``group`` holds the tiles of a halo, which may go through their shared memory.
         """
         place = event.peer, event.tag, group or self.world.all_ranks, event.channel
-        handle = post(event.kind, tensor, *place, channels=self.channels, backend=event.route)
+        message = tensor
+        if event.codec:
+            codec = usual_codec(event.codec)
+            message = tensor.new_empty(event.num_bytes, dtype=torch.uint8)
+            if event.kind == "send":
+                encode(codec, tensor, message)
+                tensor = message
+        handle = post(event.kind, message, *place, channels=self.channels, backend=event.route)
         following = self.events[self.at : self.at + 1]
         call = event.call, event.backend
         if not event.call or not following or (following[0].call, following[0].backend) != call:
             end_call(self.channels, self.world)
         key = event.kind, event.peer, event.tag
-        self._open.setdefault(key, deque()).append((handle, event, tensor))
+        self._open.setdefault(key, deque()).append((handle, event, tensor, message))
 
     def wait(self, event: Event) -> tuple[Event, Tensor]:
         """Waits for the oldest message that an event means; returns its post and its tensor."""
-        handle, post, tensor = self._open[WAITS[event.kind], event.peer, event.tag].popleft()
+        key = WAITS[event.kind], event.peer, event.tag
+        handle, post, tensor, message = self._open[key].popleft()
         handle.wait()
+        if post.codec and post.kind == "recv":
+            decode(usual_codec(post.codec), message, tensor)
         return post, tensor
 
     def wait_sends(self) -> None:

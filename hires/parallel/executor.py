@@ -75,6 +75,7 @@ class Executor:
         clip: GradientClip | None = None,
     ) -> None:
         self.slots, self.sync, self.scale, self.clip = slots, sync, scale, clip
+        self.published = published
         self.optimiser, self.recorder = optimiser, recorder
         self.plan, self.cursor = slots[0].context.plan, slots[0].context.cursor
         self.methods: dict[str, Callable[[Event], None]] = {
@@ -252,6 +253,8 @@ class Executor:
     def _optimise(self, event: Event) -> None:
         if self.optimiser is not None and not self.result.skipped:
             with self.recorder.span(timeline.OPTIMISER):
+                if self.published is not None:
+                    self.published.begin_update()
                 self.optimiser.step(self.number)
 
     def _slot(self, event: Event) -> SlotPass:

@@ -29,6 +29,8 @@ from hires.comm import (
     all_reduce_coalesced,
     reduce_scatter_coalesced,
 )
+from hires.comm.coding import usual_codec
+from hires.core.codecs import Codec
 from hires.parallel.context import Context
 from hires.parallel.stage import StageModule
 from hires.plan.event import Event
@@ -123,7 +125,7 @@ class GradientSync:
             self.of_direction.append(self.by_group[group])
         # Sums by group and tag: complete in this backward pass, and begun in this step.
         self.ready: set[tuple[int, int]] = set()
-        self._under_way: dict[tuple[int, int], tuple[Handle, Tensor, Tensor]] = {}
+        self._under_way: dict[tuple[int, int], Handle] = {}
 
     @torch.no_grad()
     def begin_step(self) -> None:
@@ -153,43 +155,30 @@ class GradientSync:
     def start(self, event: Event) -> None:
         """Begins the sum of one large gradient."""
         [term] = self.by_group[event.peer].terms(event.part.number)
-        sent = term.to(getattr(torch, event.dtype))  # itself, if it is of that type
         group = self.cursor.groups[event.peer]
-        handle = all_reduce(sent, group=group, async_op=True, backend=event.route)
+        handle = all_reduce(term, group=group, async_op=True, backend=event.route)
         assert handle is not None
-        self._under_way[event.peer, event.tag] = handle, term, sent
+        self._under_way[event.peer, event.tag] = handle
 
     @torch.no_grad()
     def finish(self, event: Event) -> None:
         """Waits for a sum that was begun."""
-        handle, term, sent = self._under_way.pop((event.peer, event.tag))
-        handle.wait()
-        if sent is not term:
-            term.copy_(sent)
+        self._under_way.pop((event.peer, event.tag)).wait()
 
     @torch.no_grad()
     def add_up(self, event: Event) -> None:
         """Sums gradients, and the terms of running statistics, as one message."""
         terms = self.by_group[event.peer].terms(event.part.number)
-        sent = [term.to(getattr(torch, event.dtype)) for term in terms]
-        all_reduce_coalesced(sent, self.cursor.groups[event.peer], backend=event.route)
-        for term, total in zip(terms, sent, strict=True):
-            if total is not term:
-                term.copy_(total)
+        group, codec = self.cursor.groups[event.peer], _codec_of(event)
+        all_reduce_coalesced(terms, group, backend=event.route, codec=codec)
 
     @torch.no_grad()
     def scatter(self, event: Event) -> None:
         """Sums gradients; this rank gets the sums of what it moves."""
         stage = self.by_group[event.peer]
         stage.terms(event.part.number)
-        parts = stage.parts()
-        dtype = getattr(torch, event.dtype)
-        sent = [[part.to(dtype) for part in own] for own in parts]
-        group = self.cursor.groups[event.peer]
-        reduce_scatter_coalesced(sent, group, backend=event.route)
-        for part, total in zip(parts[group.index], sent[group.index], strict=True):
-            if total is not part:
-                part.copy_(total)
+        group, codec = self.cursor.groups[event.peer], _codec_of(event)
+        reduce_scatter_coalesced(stage.parts(), group, backend=event.route, codec=codec)
 
     @torch.no_grad()
     def complete(self) -> None:
@@ -220,6 +209,10 @@ class GradientSync:
         assert key not in self._under_way, "the plan sums a gradient before it is complete"
         self.ready.add(key)
         self.cursor.start_ready_sums()
+
+
+def _codec_of(event: Event) -> Codec | None:
+    return usual_codec(event.codec) if event.codec else None
 
 
 def parts_of(

@@ -24,6 +24,7 @@ from torch import Tensor
 from hires.parallel.context import Context
 from hires.plan.event import Event
 from hires.plan.graph import Rect
+from hires.plan.groups import sent_as
 from hires.plan.halos import name_of
 from hires.plan.plan import CommOp
 from hires.plan.tiling import inside, intersect, is_empty
@@ -71,7 +72,8 @@ class Exchange:
         self.value, self.readers = op.value, op.readers
         _, _, *size = context.plan.graph.shape(op.value)
         self.own, self.size = context.own(size), (size[0], size[1])
-        self.dtype: torch.dtype = getattr(torch, context.plan.dtype_of(op.value))  # of messages
+        dtype, _ = sent_as(context.plan, op.value, op.kind)
+        self.dtype: torch.dtype = getattr(torch, dtype)  # of messages
         self.tiles = context.tiles
 
     def borrow(self, values: dict[str, Any], reader: str) -> Borrowed:

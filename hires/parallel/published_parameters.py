@@ -1,20 +1,29 @@
 """Brings parameters from the ranks that moved them to the other holders of a stage.
 
 ``hires.plan.ownership`` decides which rank moves which rows, and what travels together.
+
+With a codec what travels is by how much an update has moved them, so that small updates are not
+lost beside large parameters. All holders, the owner too, add what they decode to the same numbers:
+
+    owner   old -> moved;  codes of (moved - old)   all   old + decoded
 """
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from collections.abc import Iterable
 
-from hires.comm import all_gather_coalesced, broadcast
+import torch
+from torch import Tensor, nn
+
+from hires.comm import all_gather_coalesced, all_gather_stacked, broadcast
+from hires.comm.coding import decode, encode, usual_codec
+from hires.comm.plan_messages import places
 from hires.parallel.context import Context
-from hires.parallel.gradients import flat, parts_of, rows_of
+from hires.parallel.gradients import flat, rows_of
 from hires.parallel.stage import StageModule
 from hires.plan.event import Event
-from hires.plan.groups import gradient_group
-from hires.plan.ownership import publications, shares_of_holders
+from hires.plan.groups import codec_of, gradient_group
+from hires.plan.ownership import Rows, publications, shares_of_holders
 
 
 class PublishedParameters:
@@ -25,6 +34,7 @@ class PublishedParameters:
         stages = [context.stage.index for context in contexts]
         self.modules = dict(zip(stages, modules, strict=True))
         self.by_group = {gradient_group(self.plan, stage): stage for stage in stages}
+        self._before: dict[int, list[Tensor]] = {}  # of a stage, what this rank is about to move
 
     def own_rows(self) -> dict[nn.Parameter, tuple[int, int]] | None:
         """Returns the rows that this rank moves; None: all of all parameters."""
@@ -41,20 +51,61 @@ class PublishedParameters:
         return own
 
     @torch.no_grad()
+    def begin_update(self) -> None:
+        """Keeps the numbers of what this rank is about to move, if their change is coded."""
+        for stage in self.modules if codec_of(self.plan, "parameter") else ():
+            if own := shares_of_holders(self.plan, stage).get(self.rank):
+                self._before[stage] = [part.clone() for part in self._parts(stage, own)]
+
+    @torch.no_grad()
     def publish(self, event: Event) -> None:
         """Sends what this rank has moved to the other holders, or receives what another has."""
         stage = self.by_group[event.peer]
-        one, module = publications(self.plan, stage)[event.part.number], self.modules[stage]
-        parts = [flat(rows_of(module.parameters[p.name], p.first, p.last)) for p in one.parts]
+        one, group = publications(self.plan, stage)[event.part.number], self.groups[event.peer]
+        parts = self._parts(stage, one.parts)
+        if event.codec:
+            codes = self._coded(event, stage, parts if one.owner == self.rank else [])
+            broadcast(codes, one.owner, group, backend=event.route)
+            self._add(event, parts, codes)
+            return
         sent = torch.cat(parts)
-        broadcast(sent, one.owner, self.groups[event.peer], backend=event.route)
+        broadcast(sent, one.owner, group, backend=event.route)
         for part, numbers in zip(parts, torch.split(sent, [*map(len, parts)]), strict=True):
             part.copy_(numbers)
 
     @torch.no_grad()
     def gather(self, event: Event) -> None:
         """Brings what all holders have moved to all of them."""
-        stage = self.by_group[event.peer]
-        module = self.modules[stage]
-        parts = parts_of(shares_of_holders(self.plan, stage), module.parameters.__getitem__)
-        all_gather_coalesced(parts, self.groups[event.peer], backend=event.route)
+        stage, group = self.by_group[event.peer], self.groups[event.peer]
+        shares = shares_of_holders(self.plan, stage)
+        parts = [self._parts(stage, rows) for rows in shares.values()]
+        if not event.codec:
+            all_gather_coalesced(parts, group, backend=event.route)
+            return
+        codes = self._coded(event, stage, parts[group.index])
+        gathered = all_gather_stacked(codes, group, backend=event.route)
+        for own, code in zip(parts, gathered, strict=True):
+            self._add(event, own, code)
+
+    def _parts(self, stage: int, rows: Iterable[Rows]) -> list[Tensor]:
+        """Returns rows of a stage's parameters, as flat views."""
+        tensors = self.modules[stage].parameters
+        return [flat(rows_of(tensors[one.name], one.first, one.last)) for one in rows]
+
+    def _coded(self, event: Event, stage: int, parts: list[Tensor]) -> Tensor:
+        """Returns codes of the change of what this rank has moved, which is undone."""
+        codec, like = usual_codec(event.codec), next(iter(self.modules[stage].parameters.values()))
+        changes = like.new_zeros(sum(codec.padded(len(part)) for part in parts))
+        before = self._before.pop(stage, parts) if parts else []  # no step: no change
+        for part, old, change in zip(parts, before, places(changes, parts, codec), strict=True):
+            torch.sub(part, old, out=change)
+            part.copy_(old)
+        return encode(codec, changes, like.new_empty(event.num_bytes, dtype=torch.uint8))
+
+    def _add(self, event: Event, parts: list[Tensor], codes: Tensor) -> None:
+        if parts:
+            codec = usual_codec(event.codec)
+            changes = parts[0].new_empty(sum(codec.padded(len(part)) for part in parts))
+            decode(codec, codes, changes)
+            for part, change in zip(parts, places(changes, parts, codec), strict=True):
+                part.add_(change)

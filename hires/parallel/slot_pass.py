@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hires.core.codecs import JOIN, STAGE
 from hires.core.config.training_config import LossConfig
 from hires.parallel.context import Context
 from hires.parallel.halo import new_map, part
@@ -63,8 +64,8 @@ class SlotPass:
         crossing = (e for e in enumerate(plan.edges) if stage in (e[1].source, e[1].target))
         self.numbers = {edge.value: number for number, edge in crossing}
         """Of an edge that each value crosses."""
-        own, travels = context.dtype, context.sent_dtype
-        self.dtype = own if autocast is None else torch.promote_types(own, travels)
+        own, coded = context.dtype, {*plan.codecs} & {STAGE, JOIN}
+        self.dtype = torch.float32 if autocast is not None and coded else own
         """Of what arrived: autocast lowers it at the products, and not before."""
         self.is_last = stage == len(plan.stages) - 1
         if self.is_last and plan.training:

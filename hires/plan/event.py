@@ -36,6 +36,7 @@ import math
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from hires.core.codecs import codec_named
 from hires.plan.graph import Rect
 from hires.plan.plan import Box
 from hires.plan.routes import Route
@@ -114,6 +115,8 @@ class Event(NamedTuple):
     traffic: str = ""
     """What travels: ``stage``, ``join``, the kind of a ``CommOp``, ``gradient``, ``parameter``,
     ``agree``, ``grad_norm`` or ``barrier``."""
+    codec: str = ""
+    """What makes its numbers smaller on the way (:mod:`hires.core.codecs`)."""
 
     @property
     def role(self) -> str:
@@ -132,8 +135,8 @@ class Event(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of a message, or that the rank contributes to a collective."""
-        return math.prod(self.shape) * BYTES[self.dtype]
+        """Bytes of a message, or that the rank contributes to a collective, as they travel."""
+        return sent_bytes(math.prod(self.shape), self.dtype, self.codec)
 
     @property
     def words(self) -> str:
@@ -159,3 +162,8 @@ class Event(NamedTuple):
     def agreed(self) -> tuple[Hashable, ...]:
         """What both sides of a message must have alike."""
         return self.tag, self.shape, self.dtype, self.what, self.route
+
+
+def sent_bytes(elements: int, dtype: str, codec: str) -> int:
+    """Returns the bytes in which so many numbers travel."""
+    return codec_named(codec).num_bytes(elements) if codec else elements * BYTES[dtype]

@@ -22,11 +22,12 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from hires.core.codecs import codec_named
 from hires.core.config.run_config import RunConfig
 from hires.plan.event import BYTES
 from hires.plan.groups import (
     ALONE_BYTES,
-    gradient_dtype,
+    codec_of,
     num_holders,
     running_decays,
     trained,
@@ -54,6 +55,8 @@ class GradientSum(NamedTuple):
     """The node whose backward pass makes it; empty: it sets out when all passes are done."""
     operation: str = "all_reduce"
     """Or ``reduce_scatter``: each holder gets the sums of the rows that it updates."""
+    codec: str = ""
+    """Of its messages; ``elements`` are those of whole blocks then."""
 
     @property
     def scatters(self) -> bool:
@@ -64,6 +67,8 @@ class GradientSum(NamedTuple):
 def gradient_mode(config: RunConfig, plan: Plan) -> str:
     """Returns how a run sums its gradients; of the plan the routes are enough."""
     world = config.parallel.num_ranks
+    if codec_of(plan, "gradient"):  # ranks meet twice for a sum: no other may come in between
+        return TOGETHER
     if plan.backend in STREAMED:  # sums run beside the pass, on streams of their own
         return EARLY
     ranks, same_node = -(-world // config.num_nodes), config.num_nodes == 1
@@ -89,14 +94,17 @@ def sums_of(plan: Plan, stage: int) -> list[GradientSum]:
     if not plan.training or num_holders(plan, stage) == 1:
         return []
     params, users = plan.graph.params, trained(plan, stage)
-    dtype, wide = gradient_dtype(plan), wide_dtype(plan.dtype)
+    dtype, codec = wide_dtype(plan.dtype), codec_of(plan, "gradient")
+    padded = codec_named(codec).padded if codec else int
     several = plan.num_replicas * plan.num_directions > 1
     statistics = tuple(running_decays(plan, stage)) if several else ()
     if plan.scatters and shares_of_holders(plan, stage):
-        numbers = [sum(params[name].num_elements for name in some) for some in (users, statistics)]
-        scattered = GradientSum((*users,), (), numbers[0], dtype, False, "", REDUCE_SCATTER)
-        summed = GradientSum((), statistics, numbers[1], wide, False)
-        return [one for one in (scattered, summed) if one.elements]
+        rows = (part for own in shares_of_holders(plan, stage).values() for part in own)
+        elements = sum(padded(part.elements) for part in rows)
+        summed = sum(params[name].num_elements for name in statistics)
+        scattered = GradientSum((*users,), (), elements, dtype, False, "", REDUCE_SCATTER, codec)
+        sums = [scattered, GradientSum((), statistics, summed, dtype, False)]
+        return [one for one in sums if one.elements]
     least = ALONE_BYTES // BYTES[dtype]
     # The backward pass makes the last layer's gradients first.
     large = [name for name in reversed(users) if params[name].num_elements >= least]
@@ -110,10 +118,11 @@ def sums_of(plan: Plan, stage: int) -> list[GradientSum]:
     sums.sort(key=lambda one: not one.node)
     rest = [name for name in large if name not in alone]
     rest += [name for name in users if name not in large]
-    # Statistics travel with the gradients, unless these are rounded to a type that a key names.
+    # Statistics travel with the gradients, unless these have a codec.
     learned = tuple(rest)
-    apart = [(learned, (), dtype), ((), statistics, wide)]
-    for names, terms, of_type in [(learned, statistics, dtype)] if dtype == wide else apart:
-        if elements := sum(params[name].num_elements for name in names + terms):
-            sums.append(GradientSum(names, terms, elements, of_type, False))
+    for names, terms in [(learned, ()), ((), statistics)] if codec else [(learned, statistics)]:
+        of_gradients = codec if names else ""
+        size = padded if of_gradients else int
+        if elements := sum(size(params[name].num_elements) for name in names + terms):
+            sums.append(GradientSum(names, terms, elements, dtype, False, codec=of_gradients))
     return sums

@@ -8,8 +8,10 @@ an index names one.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 
+from hires.core.codecs import CODECS, GRADIENT, HALO, JOIN, KINDS, PARAMETERS, STAGE
 from hires.plan.halos import ran_back
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.plan import Plan, Stage, derived
@@ -63,9 +65,31 @@ def wide_dtype(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-def gradient_dtype(plan: Plan) -> str:
-    """Returns the type in which gradients of parameters are summed."""
-    return plan.message_dtype or wide_dtype(plan.dtype)
+_CODED = {"gather": HALO, "crop": HALO, "parameter": PARAMETERS, **{kind: kind for kind in KINDS}}
+"""Traffic -> the kind of message as codecs have it; other traffic has none."""
+
+
+def codec_of(plan: Plan, traffic: str) -> str:
+    """Returns what makes messages of some traffic smaller; empty: nothing."""
+    return plan.codecs.get(_CODED.get(traffic, ""), "")
+
+
+def sent_as(plan: Plan, value: str, traffic: str) -> tuple[str, str]:
+    """Returns the type of a value on both sides of its messages, and their codec.
+
+    Masks and indices travel as they are.
+    """
+    dtype = plan.dtype_of(value)
+    codec = codec_of(plan, traffic) if "float" in dtype else ""
+    return (wide_dtype(dtype) if codec else dtype), codec
+
+
+def coded_error(plan: Plan) -> float:
+    """Returns u sqrt(m) of codecs that change a number by u, in m messages on the longest way."""
+    moves = sum(op.moves_pixels for stage in plan.stages for op in stage.comm)
+    crossed = len(plan.stages) - 1
+    most = {HALO: moves, STAGE: crossed, JOIN: crossed, GRADIENT: 2, PARAMETERS: 1}
+    return math.sqrt(sum(CODECS[name].unit ** 2 * most[kind] for kind, name in plan.codecs.items()))
 
 
 @derived

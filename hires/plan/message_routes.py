@@ -17,7 +17,7 @@ import bisect
 from collections.abc import Sequence
 
 from hires.core.config.launcher_config import node_starts
-from hires.plan.event import BYTES, WORLD
+from hires.plan.event import WORLD, sent_bytes
 from hires.plan.groups import groups
 from hires.plan.hardware import CUDA, GLOO, NCCL
 from hires.plan.plan import Plan, derived
@@ -46,17 +46,28 @@ def route_of(
     return route._replace(algorithm=FLAT if is_bucket else OWN)
 
 
-def send_route(plan: Plan, rank: int, peer: int, dtype: str, elements: int) -> Route:
+def send_route(
+    plan: Plan, rank: int, peer: int, dtype: str, elements: int, codec: str = ""
+) -> Route:
     """Returns the route of a message between two ranks."""
     same_node = is_on_one_node(plan, sorted((rank, peer)))
-    return route_of(plan, "send", 2, same_node, dtype, elements * BYTES[dtype])
+    return route_of(plan, "send", 2, same_node, dtype, sent_bytes(elements, dtype, codec))
 
 
 @derived
 def group_route(
-    plan: Plan, operation: str, group: int, dtype: str, elements: int, is_bucket: bool = False
+    plan: Plan,
+    operation: str,
+    group: int,
+    dtype: str,
+    elements: int,
+    is_bucket: bool = False,
+    codec: str = "",
 ) -> Route | None:
-    """Returns the route of a collective of a group; None: it is of one rank."""
+    """Returns the route of a collective of a group; None: it is of one rank.
+
+    Sums of codes are made of an all-to-all, which has the route, and an all-gather.
+    """
     if group == WORLD:
         # One number of the host. The way of agreements may depend on no table: the first of them
         # compares the tables, and one ends a run in which a rank could not go on.
@@ -64,7 +75,9 @@ def group_route(
     ranks = groups(plan)[group]
     if len(ranks) == 1:
         return None
-    same_node, num_bytes = is_on_one_node(plan, ranks), elements * BYTES[dtype]
+    same_node, num_bytes = is_on_one_node(plan, ranks), sent_bytes(elements, dtype, codec)
+    if codec and operation in ("all_reduce", "reduce_scatter"):
+        operation, is_bucket = "all_to_all", False
     return route_of(plan, operation, len(ranks), same_node, dtype, num_bytes, is_bucket)
 
 

@@ -26,9 +26,17 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from hires.core.codecs import codec_named
 from hires.core.units import size
 from hires.plan.graph import Parameter
-from hires.plan.groups import gradient_group, groups, held_stages, trained, wide_dtype
+from hires.plan.groups import (
+    codec_of,
+    gradient_group,
+    groups,
+    held_stages,
+    trained,
+    wide_dtype,
+)
 from hires.plan.plan import Finding, Plan, derived
 
 UNIT = 64
@@ -54,7 +62,8 @@ class Publication(NamedTuple):
     parts: tuple[Rows, ...]
     dtype: str
     elements: int
-    """Numbers that a rank contributes at the most."""
+    """Numbers that a rank contributes at the most, with a codec those of whole blocks."""
+    codec: str = ""
 
     @property
     def kind(self) -> str:
@@ -105,12 +114,14 @@ def _rows_of(parameter: Parameter) -> tuple[int, int, int]:
 def publications(plan: Plan, stage: int) -> list[Publication]:
     """Returns what follows an update: one gather of scattered sums, else one of each owner."""
     dtype = wide_dtype(plan.dtype)  # training keeps its parameters in this type
+    codec = codec_of(plan, "parameter")
+    padded = codec_named(codec).padded if codec else int
     shares = {rank: (*rows,) for rank, rows in shares_of_holders(plan, stage).items() if rows}
-    sizes = {rank: sum(part.elements for part in rows) for rank, rows in shares.items()}
+    sizes = {rank: sum(padded(part.elements) for part in rows) for rank, rows in shares.items()}
     if plan.scatters and shares:
         every = tuple(part for rows in shares.values() for part in rows)
-        return [Publication(-1, every, dtype, max(sizes.values()))]
-    return [Publication(rank, rows, dtype, sizes[rank]) for rank, rows in shares.items()]
+        return [Publication(-1, every, dtype, max(sizes.values()), codec)]
+    return [Publication(rank, rows, dtype, sizes[rank], codec) for rank, rows in shares.items()]
 
 
 def updated_elements(plan: Plan, rank: int) -> int:

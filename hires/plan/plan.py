@@ -20,7 +20,7 @@ from hires.plan.factors import map_shape, unpack
 from hires.plan.graph import Graph, Node, Rect, plain
 from hires.plan.tuning_table import TuningRule
 
-SCHEMA = 3
+SCHEMA = 4
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -225,9 +225,9 @@ class Plan:
     """The tuning table that these come from: its name, digest and granularity."""
     gradients: str = "together"
     """When gradients are summed, and in which messages (``plan.gradient_sums``)."""
-    message_dtype: str | None = None
-    """Type of halos, pipeline messages and gradient sums; None: that of the activations, and sums
-    in single precision or better."""
+    codecs: dict[str, str] = field(default_factory=dict)
+    """By kind of message the codec that makes it smaller; it decodes to single precision or better.
+    Others travel in the type of the activations, gradients and parameters in single precision."""
     shards_optimizer: bool = False
     """Whether each holder of a stage updates a part of its parameters (``plan.ownership``)."""
     optimizer_states: int = 1
@@ -307,16 +307,11 @@ class Plan:
         """Returns the nodes of a stage in order."""
         return self.graph.nodes[self.stages[stage].first : self.stages[stage].last]
 
-    @property
-    def sent_dtype(self) -> str:
-        """Type in which activations and their gradients travel."""
-        return self.message_dtype or self.dtype
-
     def dtype_of(self, value: str) -> str:
-        """Returns the type in which a value travels: masks and indices keep their own."""
+        """Returns the type in which ranks hold a value: masks and indices keep their own."""
         made = self.graph.by_name.get(value)
         own = None if made is None else made.dtype
-        return self.sent_dtype if own is None or "float" in own else own
+        return self.dtype if own is None or "float" in own else own
 
     @property
     def pipeline(self) -> Pipeline:

@@ -81,7 +81,7 @@ def uncut_plan(config: RunConfig, graph: Graph) -> Plan:
         num_microbatches=parallel.microbatches,
         training=training,
         dtype=PRECISIONS[config.precision.name],
-        message_dtype=PRECISIONS.get(config.comm.dtype),
+        codecs=config.comm.codecs,
         shards_optimizer=config.optimizer.shard,
         optimizer_states=config.optimizer.num_states,
         scales_loss=config.scales_loss,

@@ -36,6 +36,7 @@ from hires.plan.groups import (
     NORM,
     gradient_group,
     held_stages,
+    sent_as,
     tile_group,
     wide_dtype,
 )
@@ -225,7 +226,7 @@ def _gradient_events(plan: Plan, stage: int, kind: str, action: str = "") -> Ite
         group, is_bucket = gradient_group(plan, stage), not one.alone and not one.scatters
         name, numbers = one.operation if one.scatters else kind, (one.elements, one.dtype)
         call = one.operation, "gradient"
-        event = _joint(plan, name, call, group, numbers, what, index, part, is_bucket)
+        event = _joint(plan, name, call, group, numbers, what, index, part, is_bucket, one.codec)
         yield event._replace(operation="", traffic="") if kind == "wait_issued" else event
 
 
@@ -236,7 +237,8 @@ def _publish_events(plan: Plan, stage: int) -> Iterator[Event]:
         what = f"parameters of stage {stage}"
         what += f" from rank {one.owner}" if one.kind == PUBLISH else ""
         call, numbers = (one.operation, "parameter"), (one.elements, one.dtype)
-        yield _joint(plan, one.kind, call, group, numbers, what, number, Part(number=number))
+        place = number, Part(number=number)
+        yield _joint(plan, one.kind, call, group, numbers, what, *place, codec=one.codec)
 
 
 def _joint(
@@ -249,6 +251,7 @@ def _joint(
     tag: int = 0,
     part: Part = NOWHERE,
     is_bucket: bool = False,
+    codec: str = "",
 ) -> Event:
     """Returns an event of a group.
 
@@ -257,8 +260,8 @@ def _joint(
     """
     (operation, traffic), (elements, dtype) = call, numbers
     facts = Event(kind, group, tag, (elements,), dtype, what, part=part)
-    route = group_route(plan, operation, group, dtype, elements, is_bucket)
-    return facts._replace(route=route, operation=operation, traffic=traffic)
+    route = group_route(plan, operation, group, dtype, elements, is_bucket, codec)
+    return facts._replace(route=route, operation=operation, traffic=traffic, codec=codec)
 
 
 def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool, call: int = 0) -> list[Event]:
@@ -274,11 +277,11 @@ def edge_messages(plan: Plan, rank: int, action: str, outgoing: bool, call: int 
         tag = (2 * index + back) * plan.total_microbatches + int(action[1:])
         way = (stage, there) if outgoing else (there, stage)
         channel = channel_of(plan, replica, (direction, *way))
-        dtype, lane = plan.dtype_of(value), direction
+        (dtype, codec), lane = sent_as(plan, value, traffic), direction
         for one in peers:
             peer = plan.rank_of(replica, direction, there, one.tile)
-            route = send_route(plan, rank, peer, dtype, math.prod(one.shape))
-            facts, shape, box = (channel, route, kind, traffic), one.shape, one.box
+            route = send_route(plan, rank, peer, dtype, math.prod(one.shape), codec)
+            facts, shape, box = (channel, route, kind, traffic, codec), one.shape, one.box
             posts.append(Event(kind, peer, tag, shape, dtype, what, lane, call, part, box, *facts))
     return posts
 
@@ -314,16 +317,16 @@ def halo_messages(
     part = Part(action, node or op.node, op.value, back, index)
     what = f"the {'gradient of the ' if back else ''}{op.kind} of {op.node} in {action}"
     lane = plan.num_directions + direction
-    dtype = plan.dtype_of(op.value)
+    dtype, codec = sent_as(plan, op.value, op.kind)
     channel = channel_of(plan, replica, (direction, stage, stage)) if op.messages else 0
     sends: list[Event] = []
     receives: list[Event] = []
     for one in halo_rows(plan, plan.stages[stage], op).get(tile, ()):
         sending = one.is_source == back
         peer = plan.rank_of(replica, direction, stage, one.tile)
-        route = send_route(plan, rank, peer, dtype, math.prod(one.shape))
+        route = send_route(plan, rank, peer, dtype, math.prod(one.shape), codec)
         kind, posts = ("send", sends) if sending else ("recv", receives)
-        facts, shape, box = (channel, route, kind, op.kind), one.shape, one.box
+        facts, shape, box = (channel, route, kind, op.kind, codec), one.shape, one.box
         posts.append(Event(kind, peer, tag, shape, dtype, what, lane, call, part, box, *facts))
     return sends, receives
 

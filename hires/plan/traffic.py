@@ -3,7 +3,7 @@
 Ranks of one kind make the same calls, so the events of one of each are counted. A collective of n
 ranks counts as n messages; an all-reduce of b bytes as 2 (n - 1) b bytes, the least that any
 algorithm sends, a broadcast or reduce-scatter as (n - 1) b, a gather as n (n - 1) b. Sums travel in
-single precision or better, those of gradients as ``comm.dtype`` says.
+single precision or better, or as a codec makes them smaller (``comm.codec``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hires.core.units import MIB
-from hires.plan.event import BYTES, OF_WORLD, Event
+from hires.plan.event import OF_WORLD, Event, sent_bytes
 from hires.plan.groups import groups
 from hires.plan.plan import Plan, derived
 from hires.plan.program import events
@@ -68,16 +68,16 @@ def counted_events(plan: Plan, rank: int) -> Iterator[Event]:
     for event in events(plan, rank):
         if event.counts and event.operation not in ("", "recv"):
             what = event.traffic, event.part.action, event.operation, event.peer
-            key = *what, event.shape, event.dtype, event.route
+            key = *what, event.shape, event.dtype, event.route, event.codec
             counts[key] = counts.get(key, 0) + 1
         yield event
     stages = [slot.stage for slot in plan.slots_of(rank)]
     sizes = [*map(len, groups(plan)), plan.world]  # the last has the index of the world
     calls: Counter[PlannedCall] = Counter()
-    for (traffic, action, operation, peer, shape, dtype, route), count in counts.items():
+    for (traffic, action, operation, peer, shape, dtype, route, codec), count in counts.items():
         stage = stages[plan.direction_of(action)] if action else -1
         other, ranks = (peer - rank, 1) if operation == "send" else (peer, sizes[peer])
-        num_bytes = math.prod(shape) * BYTES[dtype]
+        num_bytes = sent_bytes(math.prod(shape), dtype, codec)
         calls[PlannedCall(traffic, stage, operation, other, ranks, num_bytes, route)] += count
     _counted(plan)[rank] = calls
 

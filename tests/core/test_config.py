@@ -138,6 +138,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"precision.name": "int8", "task.name": "infer", "engine.compile": "stage"},
         "engine.compile=stage is for real numbers",
     ),
+    (
+        {"precision.name": "int8", "task.name": "infer", "comm.codec": "bf16"},
+        "comm.codec=bf16 changes numbers, and with precision=int8 all layouts",
+    ),
+    ({"comm.codec": "bf61"}, "unknown codec 'bf61'; did you mean bf16"),
     ({"precision.weights": "bf16", "precision.name": "bf16"}, "training keeps its weights in fp32"),
     ({"precision.weights": "fp16", "task.name": "infer"}, "weights=fp16 needs precision=fp16"),
     (

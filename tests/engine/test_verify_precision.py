@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import pytest
+import torch
 
+from hires.core.codecs import CODECS
 from hires.core.config.run_config import to_dict
 from hires.engine.verify import summary
 from hires.engine.verify_bounds import EXACT, MOST, bounds_of, coarsest
-from tests.helpers.jobs import wrong_verify
+from tests.helpers.codec_jobs import trained_parameters
+from tests.helpers.jobs import verify, wrong_verify
 from tests.helpers.layouts import config_of, plan_of, verified
+from tests.helpers.parity_rows import rows
+from tests.helpers.pool import POOL
 from tests.helpers.ranks import run_ranks
 
 EDSR: dict[str, Any] = {"model": {"name": "edsr", "blocks": 2, "width": 6}, "image": [24, 22]}
@@ -21,18 +27,21 @@ ALL = {"tiles": [2, 1], "stages": 2, "spatial_stages": 1, "microbatches": 2}
 
 
 def test_bound_is_that_of_the_coarsest_type():
-    def bounds(precision: str, dtype: str = "value"):
-        config = config_of(**SMALL, precision={"name": precision}, comm={"dtype": dtype})
-        return bounds_of(config, plan_of(config).graph)
+    def bounds(precision: str, codec: str = "none"):
+        config = config_of(**SMALL, precision={"name": precision}, comm={"codec": codec})
+        return bounds_of(config, plan_of(config))
 
     assert bounds("fp64") is EXACT
     bf16, fp16, fp32 = bounds("bf16"), bounds("fp16"), bounds("fp32")
     assert bf16.by_kind["output"] == pytest.approx(8 * fp16.by_kind["output"])
     assert MOST > bf16.by_kind["gradients"] > 2 * fp16.by_kind["gradients"]
     assert fp32.by_kind["output"] < 1e-5
-    assert bounds("fp64", "bf16") == bf16
-    assert bounds("fp16", "bf16") == bf16
-    assert bounds("bf16", "fp32") == bf16
+    # Of a codec every message counts, here those of sums and updates: 2^-8 three times.
+    coded = bounds("fp64", "bf16").by_kind
+    assert coded["output"] == 4 * math.sqrt(3) * 2.0**-8
+    assert 3 * coded["output"] < bounds("fp64", "int8").by_kind["output"] < 4 * coded["output"]
+    assert bf16.by_kind["output"] < bounds("bf16", "bf16").by_kind["output"]
+    assert bounds("bf16", "fp32").by_kind == pytest.approx(bf16.by_kind)
     assert coarsest(config_of(precision={"name": "fp32"})) == "fp32"
 
 
@@ -46,15 +55,54 @@ def test_layout_is_within_the_bound(precision: str, tmp_path):
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(("dtype", "gradients"), [("bf16", "early")])
-def test_messages_of_another_type_are_within_its_bound(dtype: str, gradients: str, tmp_path):
+@pytest.mark.parametrize("codec", [*CODECS])
+def test_coded_messages_are_within_the_bound_of_the_codec(codec: str, tmp_path):
     # In float64 nothing else is rounded, so what differs shows that messages were.
-    keys = {**SMALL, "parallel": {**ALL, "replicas": 1}, "comm": {"dtype": dtype}}
-    answer = verified(tmp_path, gradients, **keys)
+    answer = verified(tmp_path, **SMALL, parallel=ALL, comm={"codec": codec})
     assert answer["ok"], answer
-    assert answer["precision"] == dtype
+    assert answer["codecs"] == [codec]
     assert answer["errors"]["output"] > 1e-9
     assert answer["errors"]["gradients"] > 1e-9
+
+
+ROWS = {**rows("mpi"), **{n: r for n, r in rows().items() if "scattered" in n or "published" in n}}
+CODED = [
+    (name, codec)
+    for name, codec in zip(ROWS, itertools.cycle(("int8", "bf16", "fp16")), strict=False)
+    if "adam" not in name
+]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("name", "codec"), CODED)
+def test_every_layout_with_coded_messages_is_within_the_bound(name, codec, tmp_path):
+    _, config, plan, folder = ROWS[name].given(tmp_path, comm={"codec": codec})
+    answer = POOL.run(verify, plan["world"], config, plan, folder)[0]
+    assert answer["ok"], answer["worst"]
+    kind = "gradients" if config["parallel"]["replicas"] > 1 else "output"
+    assert answer["errors"][kind] > 1e-9
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    "codec", [{"gradient": "int8", "parameters": "int8"}, {"parameters": "bf16"}]
+)
+@pytest.mark.parametrize("name", ["dp", "scattered, dp", "published, sp+gems"])
+def test_copies_of_coded_parameters_stay_equal_bit_by_bit_and_learn(name, codec):
+    # Updates are coded, not parameters: those that are small beside a parameter are not lost.
+    row = ROWS[name]
+    trained = []
+    for setting in (codec, "none"):
+        config = row.config(comm={"codec": setting}, precision={"name": "fp32"})
+        plan = row.plan(config).to_dict()
+        answers = run_ranks(trained_parameters, plan["world"], to_dict(config), plan)
+        after = {name: tensor for _, own in answers for name, tensor in own.items()}
+        assert all(torch.equal(own[name], after[name]) for _, own in answers for name in own)
+        before = {name: tensor for own, _ in answers for name, tensor in own.items()}
+        trained.append({name: after[name] - before[name] for name in after})
+    for name, change in trained[0].items():
+        exact = trained[1][name]
+        assert (change - exact).norm() < 0.2 * exact.norm() + 1e-6, name
 
 
 @pytest.mark.dist

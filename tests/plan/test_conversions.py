@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hires.plan.groups import sent_as
 from hires.plan.plan import Box, Plan, Transfer
 from hires.plan.planner import make_plan
 from tests.helpers.small_plans import IMAGE, by_kind, config_of
@@ -75,6 +77,7 @@ def test_indices_travel_in_their_own_type():
     plan = planned(lambda n, x: n.conv(x) * (n.conv(x) > 0).flip(2), **CONV)
     [gather] = [op for op in plan.stages[0].comm if op.kind == "gather"]
     assert plan.dtype_of(gather.value) == "bool"
+    assert sent_as(replace(plan, codecs={"halo": "bf16"}), gather.value, "gather") == ("bool", "")
     assert by_kind(plan)["gather"][1] == 2 * 5 * 13 * 10
 
 

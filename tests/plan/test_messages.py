@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 from torch import Tensor
 from torch.nn import functional
 
+from hires.core.codecs import codec_named, codecs_of
 from hires.core.errors import ConfigError, PlanError
 from hires.nets.trace import trace
 from hires.plan import gradient_sums, traffic
 from hires.plan.event import POSTS, WORLD, Event
 from hires.plan.gradient_sums import TOGETHER
-from hires.plan.plan import Plan
+from hires.plan.groups import trained
+from hires.plan.plan import SCHEMA, Plan
 from hires.plan.planner import make_plan
 from hires.plan.program import events
 from hires.plan.proof.prove import judged
@@ -122,23 +125,41 @@ def changed(name: str, **fields: Any) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "scale"),
-    [("dp", "bfloat16", 0.5), ("sp grid", "float64", 2), ("sp+pp 1f1b", "bfloat16", 0.5)],
+    ("name", "codec"),
+    [("dp", "bf16"), ("sp grid", "int8"), ("sp+pp 1f1b", "bf16"), ("sp+gems", "fp8")],
 )
-def test_messages_have_the_named_type_and_statistics_their_own(name, dtype, scale):
-    plan, plain = changed(name, message_dtype=dtype), changed(name)
-    types: dict[str, set[str]] = {}
+def test_messages_are_counted_as_their_codec_sends_them_and_statistics_have_none(name, codec):
+    plan, plain = changed(name, codecs=codecs_of(codec)), changed(name)
+    ratio = codec_named(codec).num_bytes(2**20) / 2**22
     for rank in range(plan.world):
-        for event in events(plan, rank):
-            if event.dtype:
-                types.setdefault(event.kind, set()).add(event.dtype)
-    assert types.get("send", {dtype}) == types.get("recv", {dtype}) == {dtype}
-    assert types["collective"] == {dtype, "float32"}
+        pairs = zip(events(plan, rank), events(plain, rank), strict=False)
+        for event, before in ((a, b) for a, b in pairs if a.kind in ("send", "recv")):
+            assert (event.shape, event.dtype, event.codec) == (before.shape, before.dtype, codec)
+            assert before.num_bytes * ratio <= event.num_bytes <= before.num_bytes * ratio + 8
+        of_norms = {e.codec for e in events(plan, rank) if e.traffic in ("norm", "loss", "barrier")}
+        assert of_norms <= {""}
     assert not judged(plan).findings
     after, before = (by_kind(one.with_results(totals=traffic.totals(one))) for one in (plan, plain))
     for kind in {"stage", "join", "halo"} & before.keys():
-        assert after[kind][1] == scale * before[kind][1]
-    assert (after["gradient"][1] < before["gradient"][1]) == (scale < 1)
+        assert 0 <= after[kind][1] - before[kind][1] * ratio <= 8 * after[kind][0]
+    for stage in plan.stages:  # each gradient begins a block
+        params = (plan.graph.params[name] for name in trained(plan, stage.index))
+        elements = sum(codec_named(codec).padded(one.num_elements) for one in params)
+        sums = gradient_sums.sums_of(plan, stage.index)
+        expected = [(elements, codec)] if sums else []
+        assert [(one.elements, one.codec) for one in sums if one.parameters] == expected
+
+
+def test_half_precision_messages_are_decoded_to_fp32_and_only_those_that_are_named():
+    plan = changed("sp+pp 1f1b", dtype="bfloat16", codecs={"halo": "fp32"})
+    found = {
+        (event.traffic, event.dtype, event.codec, event.num_bytes / math.prod(event.shape))
+        for rank in range(plan.world)
+        for event in events(plan, rank)
+        if event.kind == "send"
+    }
+    others = {(kind, "bfloat16", "", 2.0) for kind in ("stage", "join")}
+    assert found - others == {("halo", "float32", "fp32", 4.0)}
 
 
 def test_ranks_agree_and_sum_norms_once_between_the_sums_and_the_update(monkeypatch):
@@ -249,7 +270,7 @@ def test_damaged_routes_and_other_schemas_are_no_plan():
     values["routes"][0]["route"] = "gloo:magic"
     with pytest.raises(PlanError, match="damaged"):
         Plan.from_dict(values)
-    with pytest.raises(PlanError, match=r"plan\.json has schema 99, this hires reads 3"):
+    with pytest.raises(PlanError, match=rf"plan\.json has schema 99, this hires reads {SCHEMA}"):
         Plan.from_dict({**values, "schema": 99})
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from hires.plan.gradient_sums import EARLY, scatters_gradients
+from hires.core.config.comm_config import CommConfig
+from hires.plan.gradient_sums import EARLY, TOGETHER, scatters_gradients
 from hires.plan.groups import gradient_group, groups, running_decays, trained
 from hires.plan.ownership import (
     ALL_GATHER,
@@ -108,3 +110,7 @@ def test_fewer_bytes_decide_but_for_sums_beside_the_pass():
     plan = plan_of(auto)
     assert plan.scatters
     assert not scatters_gradients(auto, EARLY)
+    # A sum of codes has two messages, between which no other may come.
+    coded = config("replicas", "auto", comm={"codec": "bf16", "shared_memory": False})
+    assert plan_of(coded).gradients == TOGETHER
+    assert plan_of(replace(coded, comm=CommConfig(shared_memory=False))).gradients != TOGETHER

@@ -18,6 +18,7 @@ from hires.cli.compose.choices import (
 from hires.cli.main import VERBS, summary_of
 from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, option
 from hires.cli.screens.screen import list_lines, print_json, print_table
+from hires.core.codecs import CODECS
 from hires.core.config.comm_config import OPTIONS
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
@@ -41,13 +42,15 @@ PARSER = Parser(
         "hires list parallel.stages      one key: default, choices and meaning",
         "hires list aliases              the thesis's words and ours",
         "hires list libraries            comm.options: what each library calls them",
+        "hires list codecs               comm.codec: what makes messages smaller",
         "hires list operators            how ATen operators are tiled and sharded",
         "hires list runs --where 'precision == \"bf16\" and throughput > 10' --sort=-throughput",
     ),
     option(
         "what",
         None,
-        "a group (models or model, ...), keys, one key, verbs, aliases, libraries, operators, runs",
+        "a group (models or model, ...), keys, one key, verbs, aliases, codecs, libraries, "
+        "operators, runs",
         nargs="?",
     ),
     CONFIG_DIR,
@@ -130,6 +133,7 @@ def _sections(what: str | None, extra: Path | None) -> Listing:
     }
     listing["verbs"] = {verb: summary_of(verb) for verb in VERBS}
     listing["aliases"] = {word: f"{key}: {what}" for word, (key, what) in ALIASES.items()}
+    listing["codecs"] = CODECS.sentences()
     listing[LIBRARIES] = {name: f"{one.meaning} {one.settings}" for name, one in OPTIONS.items()}
     if what is None:
         return listing

@@ -18,6 +18,7 @@ from hires.cli.planning import Planner, require_feasible
 from hires.cli.prepare import prepare
 from hires.cli.screens.screen import print_config, print_json, print_table
 from hires.cli.start_run import ENDS, print_failure, wait_for
+from hires.core.codecs import NONE
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
@@ -26,8 +27,12 @@ from hires.core.store import file_names, reading
 from hires.core.store.rundir import create
 from hires.core.units import listed
 from hires.launcher.ranks import spawn
+from hires.plan.groups import coded_error
 from hires.report.columns import Column
 
+MOST_CODED = 0.1
+"""Part of a usual number: the largest error of a tensor may be four times as large, and a sum that
+is an average is wrong by 0.5."""
 _SHOWN = 4
 """Tensors that a line names."""
 _EXIT_CODES = {"equal": 0, "not equal": RunError.exit_code, "undecided": ConfigError.exit_code}
@@ -67,6 +72,12 @@ def main(args: Namespace) -> int:
             plan = planner.plan(config, memory=False)  # rank 0 holds the whole network besides
             plan = plan.with_findings(*ready.findings)
         require_feasible(plan)
+        if (coded := coded_error(plan)) > MOST_CODED:
+            raise ConfigError(
+                f"comm.codec={config.comm.codec}: verify cannot tell a fault from what these codes "
+                f"change, {coded:.0%} of a usual number; name a finer codec, as bf16, or "
+                f"fewer kinds, as {{gradient: bf16}}"
+            )
         run = create(config, plan.to_dict(), args.argv)
         outcome = wait_for(config, run, plan.world, args=("--verify",))
         file = run.attempt_dir / file_names.VERIFY
@@ -90,8 +101,8 @@ def _as_named(config: RunConfig, words: list[str]) -> RunConfig:
     named = {*map(key_in, words)}
     if not named & {"precision", "precision.name"}:
         config = dataclasses.replace(config, precision=PrecisionConfig("fp64"))
-    if "comm.dtype" not in named:
-        config = dataclasses.replace(config, comm=dataclasses.replace(config.comm, dtype="value"))
+    if "comm.codec" not in named:
+        config = dataclasses.replace(config, comm=dataclasses.replace(config.comm, codec=NONE))
     return config
 
 
@@ -107,7 +118,8 @@ def _print(answer: dict[str, Any]) -> None:
     heads = [Column(name, name, digits=2) for name in ("error", "noise", "allowed")]
     print_table("Largest relative error", ("compared", "tensor", *heads, ""), rows)
     precision, worst = answer["precision"], answer["decisive"]
-    in_low = "" if precision == "fp64" else f" in float64, within what {precision} rounds"
+    rounds = listed(answer.get("codecs") or [precision])
+    in_low = "" if precision == "fp64" else f" in float64, within what {rounds} rounds"
     if precision == INT8:
         in_float = answer.get("float_sums")
         in_low = f" in {precision}, {'but for sums in float' if in_float else 'bit by bit'}"

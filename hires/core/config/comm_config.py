@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
+from hires.core.codecs import codecs_of
 from hires.core.config.fields import MOST_STEPS, Section, check_word, value
 from hires.core.errors import ConfigError
 from hires.core.message_backends import BACKEND_FACTS
-from hires.core.precisions import HALF
 from hires.core.registry import offer
 from hires.core.shipped import shipped
 from hires.core.units import parse_size
@@ -54,11 +54,12 @@ class CommConfig(Section, key="comm", choices=BACKENDS, choice_keys=lambda name:
     stopped; the attempt's ``hang.txt`` has the cause."""
     shared_memory: bool = True
     """Whether ranks on one machine send their messages through memory that they share."""
-    dtype: str = value("value", choices=("value", "fp32", *HALF))
-    """Type of halos, pipeline messages and sums of gradients: ``fp32``, ``fp16``, ``bf16``, or
-    ``value``: values and their gradients travel in the type of the precision, and gradients of
-    weights are summed in fp32 (fp64 with ``precision=fp64``), as statistics and losses always
-    are."""
+    codec: Any = value("none")
+    """What makes the numbers of messages smaller: a codec for every kind of message that it can
+    serve, as ``bf16``, or one for each, as ``{gradient: int8, halo: bf16}``; `hires list codecs`
+    shows them. ``none``: values and their gradients travel in the type of the
+    precision, and gradients of weights are summed in fp32 (fp64 with ``precision=fp64``), as
+    statistics and losses always are."""
     joint_norms: bool = True
     """Whether norms of tiles or shards that do not depend on each other, as in the branches of a
     cell, share one message for their statistics and one for the way back."""
@@ -80,6 +81,15 @@ class CommConfig(Section, key="comm", choices=BACKENDS, choice_keys=lambda name:
                 self.options[name] = checked_option(str(name), setting)
             except ConfigError as error:
                 yield str(error)
+        try:
+            codecs_of(self.codec)
+        except ConfigError as error:
+            yield str(error)
+
+    @property
+    def codecs(self) -> dict[str, str]:
+        """The codec of each kind of message that has one."""
+        return codecs_of(self.codec)
 
     def uses(self, name: str) -> bool:
         """Whether messages may go through a backend, as far as the keys name it."""

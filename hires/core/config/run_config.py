@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hires.core.augmentations import AUGMENTATIONS
+from hires.core.codecs import CODECS
 from hires.core.config import comm_config
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.data_config import AugmentConfig, DataConfig, PredictConfig, ValidateConfig
@@ -177,6 +178,12 @@ class RunConfig(Section):
             yield (
                 f"{compiled} is for real numbers: precision={INT8} calls kernels that are compiled "
                 f"already and have rescaling, sum and ReLU in them; use engine.compile=off"
+            )
+        codecs = [one for one in sorted({*self.comm.codecs.values()}) if CODECS[one].unit]
+        if name == INT8 and codecs:
+            yield (
+                f"comm.codec={', '.join(codecs)} changes numbers, and with precision={INT8} all "
+                f"layouts compute the same bits; use comm.codec=none"
             )
         if task == "train" and weights in HALF:
             yield (

@@ -20,7 +20,7 @@ from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of what a run folder holds; it is part of the hash, so versions never share a folder."""
 
 COSMETIC = tuple(keys_without(RunConfig, "identity"))

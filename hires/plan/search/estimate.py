@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hires.core.codecs import GRADIENT, HALO, JOIN, PARAMETERS, STAGE
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import PRECISIONS
 from hires.core.schedules import SCHEDULES, Pipeline, Task, forward_only
-from hires.plan.event import BYTES
+from hires.plan.event import sent_bytes
 from hires.plan.graph import Graph, Node
 from hires.plan.groups import wide_dtype
 from hires.plan.partition import (
@@ -88,7 +89,7 @@ class Estimator:
     def __post_init__(self) -> None:
         self.training = self.config.task.name == "train"
         self.dtype = PRECISIONS[self.config.precision.name]
-        self.message_dtype = PRECISIONS.get(self.config.comm.dtype)
+        self.codecs = self.config.comm.codecs
         self.layers = layer_starts(self.graph)
         self.facts = node_facts(self.graph, self.dtype, self.training)
 
@@ -108,7 +109,14 @@ class Estimator:
 
     @derived
     def _borrowed(self, grid: tuple[int, int]) -> list[float]:
-        return borrowed_bytes(self.graph, grid, self.message_dtype or self.dtype)
+        whole = borrowed_bytes(self.graph, grid, self.dtype)
+        return [self._sent(HALO, num_bytes, self.dtype) for num_bytes in whole]
+
+    def _sent(self, kind: str, num_bytes: float, dtype: str) -> float:
+        """Returns the bytes in which so many bytes of numbers travel."""
+        many = 2**20
+        codec = self.codecs.get(kind, "")
+        return num_bytes * sent_bytes(many, dtype, codec) / sent_bytes(many, dtype, "")
 
     def shares(self, candidate: Candidate) -> list[RankShare]:
         """Returns the part of a microbatch that a rank of each stage has."""
@@ -171,7 +179,8 @@ class Estimator:
             for table, (first, last) in zip(tables, stages, strict=True)
         ]
         pipeline, ranks = _pipeline(candidate, self.training), sum(shape.ranks_of_stages)
-        facts = candidate.schedule, (*passes,), bounds, shares[0].samples, ranks
+        of_stages = (*shape.ranks_of_stages,)
+        facts = candidate.schedule, (*passes,), bounds, shares[0].samples, of_stages
         step_s, busy_s = self._walk(pipeline, *facts)
         node = min((*self.network.node_starts[:1], ranks * shape.replicas))
         if self.cores < node:
@@ -205,19 +214,23 @@ class Estimator:
         passes: tuple[tuple[float, float], ...],
         bounds: tuple[int, ...],
         samples: float,
-        ranks: int,
+        ranks: tuple[int, ...],
     ) -> tuple[float, list[float]]:
         """Returns when the last rank has done its actions, and how long each computes.
 
         An action begins when its rank is free and the one before it has sent its result. All ranks
         of a stage do it together, so one time stands for them. ``passes`` are the seconds of each
-        stage's; a replica has so many ``ranks``, and a microbatch so many ``samples``.
+        stage's and ``ranks`` how many it has; a microbatch has so many ``samples``.
         """
         program = self._program(pipeline, schedule)
-        crossing = self._crossing(self.message_dtype or self.dtype)
-        link, part = self.network.link([0, ranks - 1]), RankShare(samples).of(self.graph)
+        crossing = self._crossing(self.dtype)
+        link, part = self.network.link([0, sum(ranks) - 1]), RankShare(samples).of(self.graph)
         # Of the values that cross each cut.
-        sent_s = [link.latency_s + crossing[b] * part / link.bytes_per_s for b in bounds[1:-1]]
+        kinds = (STAGE if a == b else JOIN for a, b in itertools.pairwise(ranks))
+        sent_s = [
+            link.latency_s + self._sent(kind, crossing[b], self.dtype) * part / link.bytes_per_s
+            for kind, b in zip(kinds, bounds[1:-1], strict=True)
+        ]
         free_s = [0.0] * pipeline.num_ranks
         at = [0] * pipeline.num_ranks
         busy_s = [0.0] * pipeline.num_ranks
@@ -272,10 +285,11 @@ class Estimator:
         # Replicas lie apart: their holders of a stage are spread over all of the world.
         members = [*range(0, world, max(1, world // holders))][:holders]
         wide, is_divided = wide_dtype(self.dtype), candidate.shards_optimizer
-        summed = num_bytes * BYTES[self.message_dtype or wide] / BYTES[wide]
+        summed = self._sent(GRADIENT, num_bytes, wide)
         # A scatter of the sums, or what brings a divided update to all, is half an all-reduce.
         sum_s = self.network.reduce_s(members, summed) / (1 + (is_divided and self.scatters))
-        sum_s += self.network.reduce_s(members, num_bytes) / 2 if is_divided else 0.0
+        updates = self._sent(PARAMETERS, num_bytes, wide)
+        sum_s += self.network.reduce_s(members, updates) / 2 if is_divided else 0.0
         touches = UPDATE_TOUCHES + 2 * self.config.optimizer.num_states
         share = holders if candidate.shards_optimizer else 1
         added = ADD_TOUCHES * (candidate.microbatches * candidate.pairs - 1)

@@ -265,9 +265,9 @@ def test_layout_that_only_another_cut_lets_fit_is_found_and_the_least_is_that_of
 def test_estimate_counts_the_bytes_of_messages_as_the_plan_does():
     """Estimates took all messages for float32, and every exchange for one of two thirds."""
 
-    def sent_s(shape, dtype="value", exchange="auto", shard=False):
+    def sent_s(shape, codec="none", exchange="auto", shard=False):
         config = config_of(batch=8)
-        config.comm.dtype, config.optimizer.exchange = dtype, exchange
+        config.comm.codec, config.optimizer.exchange = codec, exchange
         found = Chooser(config, graph_of, MACHINE, None)._estimator(6)
         link = Link(0.0, 1e6)
         free = {"seconds": lambda *of_node: 0.0, "network": Network(link, link)}
@@ -283,9 +283,16 @@ def test_estimate_counts_the_bytes_of_messages_as_the_plan_does():
     assert sent_s(replicas, exchange="scatter", shard=True) == sent_s(replicas)
     assert sent_s(replicas, exchange="broadcast", shard=True) == 1.5 * sent_s(replicas)
     # Gradients in bfloat16, parameters in float32: 1/2 + 1 of 1 + 1, and 1 + 1 of them.
-    scattered = sent_s(replicas, "bf16", "scatter", shard=True)
+    gradients = {"gradient": "bf16"}
+    scattered = sent_s(replicas, gradients, "scatter", shard=True)
     assert scattered == pytest.approx(0.75 * sent_s(replicas))
-    assert sent_s(replicas, "bf16", "broadcast", shard=True) == pytest.approx(sent_s(replicas))
+    assert sent_s(replicas, gradients, "broadcast", shard=True) == pytest.approx(sent_s(replicas))
+    both = sent_s(replicas, "bf16", "scatter", shard=True)
+    assert both == pytest.approx(0.5 * sent_s(replicas))
+    kinds = ("halo", "join", "gradient")  # no two stages of as many ranks
+    saved = [sent_s(tiles_and_stages) - sent_s(tiles_and_stages, {k: "bf16"}) for k in kinds]
+    assert min(saved) > 0 == sent_s(tiles_and_stages) - sent_s(tiles_and_stages, {"stage": "bf16"})
+    assert sum(saved) == pytest.approx(sent_s(tiles_and_stages) / 2)
 
 
 def test_choice_does_not_depend_on_a_clock(monkeypatch):
