@@ -101,15 +101,15 @@ def all_reduce_coalesced(
     With a codec they are flat, and each sum is coded twice: as its terms, and as the result.
     """
     if codec is not None:
+
+        def through(place: int, rows: list[list[Tensor]], width: int, route: Choice) -> None:
+            terms = _joined(rows, width, codec)
+            _gather_codes(terms, _sum_of_codes(terms, group, codec, route), group, codec, route)
+            for row, own in zip(terms, rows, strict=True):
+                _divide(row, own, codec)
+
         parts = _equal_shares(tensors, group.size, codec.block)
-        issued, log = clock(), group.world.log
-        with unlogged:
-            reduce_scatter_coalesced(parts, group, backend=backend, codec=codec)
-            all_gather_coalesced(parts, group, backend=backend, codec=codec)
-        if log is not None:
-            elements = sum(codec.padded(tensor.numel()) for tensor in tensors)
-            route = _route(backend, group)
-            log.note_blocking(logs.ALL_REDUCE, logs.way(*route), codec.num_bytes(elements), issued)
+        _carry_out(parts, group, backend, through, logs.ALL_REDUCE, codec)
         return
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors if group.size > 1 else ():
@@ -133,35 +133,27 @@ def reduce_scatter_coalesced(
 
     def through(place: int, rows: list[list[Tensor]], width: int, route: Choice) -> None:
         sent = _joined(rows, width, codec)
-        sums = sent.new_empty(width)
         if codec is None:
+            sums = sent.new_empty(width)
             reduce_scatter_tensor(sums, sent, group=group, backend=route)
         else:
-            _sum_codes(sums, sent, group, codec, route)
+            sums = _sum_of_codes(sent, group, codec, route)
         _divide(sums, rows[place], codec)
 
     _carry_out(parts, group, backend, through, logs.REDUCE_SCATTER, codec)
 
 
-def all_gather_coalesced(
-    parts: Parts, group: Group, *, backend: Choice = None, codec: Codec | None = None
-) -> None:
-    """Fills the parts of the other members with theirs; with a codec all parts, as it decodes."""
+def all_gather_coalesced(parts: Parts, group: Group, *, backend: Choice = None) -> None:
+    """Fills the parts of the other members with theirs."""
 
     def through(place: int, rows: list[list[Tensor]], width: int, route: Choice) -> None:
-        gathered = _joined(rows, width, codec)
-        own = gathered[place].clone()
-        if codec is None:
-            all_gather_into_tensor(gathered, own, group, backend=route)
-        else:
-            codes = all_gather_stacked(encode(codec, own), group, backend=route)
-            for row, code in zip(gathered, codes, strict=True):
-                decode(codec, code, row)
+        gathered = _joined(rows, width, None)
+        all_gather_into_tensor(gathered, gathered[place].clone(), group, backend=route)
         for index, row in enumerate(gathered):
-            if index != place or codec is not None:
-                _divide(row, rows[index], codec)
+            if index != place:
+                _divide(row, rows[index], None)
 
-    _carry_out(parts, group, backend, through, logs.ALL_GATHER, codec)
+    _carry_out(parts, group, backend, through, logs.ALL_GATHER, None)
 
 
 def places(row: Tensor, tensors: Sequence[Tensor], codec: Codec | None) -> Iterator[Tensor]:
@@ -292,22 +284,29 @@ def _carry_out(
             through(group.index, rows, width, route)
     if log is not None:
         sizes = [sum(_length(tensor, codec) for tensor in own) for own in parts]
-        elements = sum(sizes) if operation == logs.REDUCE_SCATTER else max(sizes)
+        elements = max(sizes) if operation == logs.ALL_GATHER else sum(sizes)
         item = next(tensor.element_size() for own in parts for tensor in own)
         num_bytes = codec.num_bytes(elements) if codec is not None else elements * item
         log.note_blocking(operation, logs.way(*route), num_bytes, issued)
 
 
-def _sum_codes(sums: Tensor, terms: Tensor, group: Group, codec: Codec, route: Choice) -> None:
-    """Sums what all members have in their row of ``terms`` for this one, in their order."""
-    codes = terms.new_empty((len(terms), codec.num_bytes(len(sums))), dtype=torch.uint8)
+def _sum_of_codes(terms: Tensor, group: Group, codec: Codec, route: Choice) -> Tensor:
+    """Returns the sum of what all members have in their row of ``terms`` for this one."""
+    codes = terms.new_empty((len(terms), codec.num_bytes(terms.shape[1])), dtype=torch.uint8)
     for row, code in zip(terms, codes, strict=True):
         encode(codec, row, code)
     arrived = torch.empty_like(codes)
     all_to_all_single(arrived, codes, group=group, backend=route)
     for row, code in zip(terms, arrived, strict=True):
         decode(codec, code, row)
-    torch.sum(terms, 0, out=sums)
+    return terms.sum(0)
+
+
+def _gather_codes(gathered: Tensor, own: Tensor, group: Group, codec: Codec, route: Choice) -> None:
+    """Fills rows with what the members have, as codes of it: the same bits on all of them."""
+    codes = all_gather_stacked(encode(codec, own), group, backend=route)
+    for row, code in zip(gathered, codes, strict=True):
+        decode(codec, code, row)
 
 
 def _route(backend: Choice, group: Group) -> Route:

@@ -134,16 +134,18 @@ def _backends_of_step(plan: Plan) -> list[str]:
 def planned_rows(events: Sequence[Event]) -> list[dict[str, Any]]:
     """Returns calls by operation, kind, ``size`` (2^size bytes and more, -1 of none) and route.
 
-    A row has their ``count`` and ``bytes``, and of its route the backend and the algorithm.
+    A row has their ``count`` and ``bytes``, those without a codec (``plain_bytes``), and of its
+    route the backend and the algorithm.
     """
     sums: dict[tuple[str, str, int, str, str], list[int]] = {}
     for one in events:
         if one.traffic and one.route is not None:
             key = one.operation, one.traffic, one.num_bytes.bit_length() - 1, *one.route.names
-            held = sums.setdefault(key, [0, 0])
+            held = sums.setdefault(key, [0, 0, 0])
             held[0] += 1
             held[1] += one.num_bytes
-    names = ("operation", "kind", "size", "backend", "algorithm", "count", "bytes")
+            held[2] += sent_bytes(math.prod(one.shape), one.dtype, "")
+    names = ("operation", "kind", "size", "backend", "algorithm", "count", "bytes", "plain_bytes")
     return [dict(zip(names, (*key, *sums[key]), strict=True)) for key in sorted(sums)]
 
 

@@ -13,7 +13,14 @@ from hires.core import units
 from hires.core.config.fields import keys_without
 from hires.core.config.run_config import RunConfig
 from hires.core.store import file_names, message_files, reading
-from hires.core.store.message_files import PLANNED_KEYS, ROUTED_KEYS, SUMS, LoggedCall, added
+from hires.core.store.message_files import (
+    PLANNED_KEYS,
+    PLANNED_SUMS,
+    ROUTED_KEYS,
+    SUMS,
+    LoggedCall,
+    added,
+)
 from hires.core.store.reading import Note
 from hires.core.units import MIB
 from hires.report.columns import POINT, RANKS, Column, Row, Table, counts, table, table_of, texts
@@ -35,6 +42,7 @@ _PLANNED = (
     Column("planned_count", "planned", digits=0),
     _BYTES,
     Column("planned_bytes", "planned", "MiB", 1 / MIB, 3),
+    Column("ratio", "ratio", digits=2),
     *_COSTS,
 )
 MAX_RANKS = 64
@@ -57,7 +65,7 @@ class MessageSums:
     rows: list[Row]
     """With ``message_files.KEYS`` and ``SUMS``, of one step; seconds of the mean rank."""
     planned: list[Row]
-    """The same of the plan: ``ROUTED_KEYS``, ``count`` and ``bytes``."""
+    """The same of the plan: ``ROUTED_KEYS`` and ``PLANNED_SUMS``."""
     by_rank: list[Row]
     """``rank`` and ``SUMS``, seconds of the rank itself."""
 
@@ -69,20 +77,22 @@ class MessageSums:
     def by(self, *keys: str) -> list[Row]:
         """Returns one row for each combination of keys: sums, ``share``, and what is planned.
 
-        ``planned_count`` and ``planned_bytes`` are there where the plan decides all these keys.
+        ``planned_count``, ``planned_bytes`` and how many times fewer bytes a codec makes them,
+        ``ratio``, are there where the plan decides all these keys.
         """
         planned = self.planned if set(keys) <= {*PLANNED_KEYS} else None
         rows = added(self.rows, keys)
         if planned is not None:
             # Also what was planned and never ran.
-            sums = {tuple(row[k] for k in keys): row for row in added(planned, keys, SUMS[:2])}
+            sums = {tuple(row[k] for k in keys): row for row in added(planned, keys, PLANNED_SUMS)}
             nothing = dict.fromkeys(SUMS, 0)
             missing = sums.keys() - {tuple(row[key] for key in keys) for row in rows}
             rows += [{**dict(zip(keys, key, strict=True)), **nothing} for key in missing]
             rows.sort(key=lambda row: [row[key] for key in keys])
             for row in rows:
-                own = sums.get(tuple(row[key] for key in keys), nothing)
+                own = sums.get(tuple(row[key] for key in keys), dict.fromkeys(PLANNED_SUMS, 0))
                 row |= {"planned_count": own["count"], "planned_bytes": own["bytes"]}
+                row["ratio"] = own["plain_bytes"] / own["bytes"] if own["bytes"] else None
         return [{**row, "share": _share([row], self.step_s)} for row in rows]
 
     def differences(self) -> list[str]:
@@ -162,7 +172,9 @@ def message_sums(log: RecordedMessages | None) -> MessageSums | None:
         row = _of_a_step({key: getattr(rank, key) for key in ("rank", *SUMS)}, steps, steps)
         by_rank.append({**row, "share": _share([row], rank.step_s / steps)})
     rows = [_of_a_step(vars(row), steps, steps * world) for row in log.rows]
-    planned = [{key: getattr(row, key) for key in (*ROUTED_KEYS, *SUMS[:2])} for row in log.planned]
+    planned = [
+        {key: getattr(row, key) for key in (*ROUTED_KEYS, *PLANNED_SUMS)} for row in log.planned
+    ]
     return MessageSums(log.first, steps, world, log.step_s / steps / world, rows, planned, by_rank)
 
 

@@ -198,6 +198,8 @@ class MessageRow:
     bytes: int
     issue_s: float = 0.0
     wait_s: float = 0.0
+    plain_bytes: int = 0
+    """Of what is planned: without a codec."""
 
 
 @dataclass

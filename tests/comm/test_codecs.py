@@ -1,4 +1,4 @@
-"""Codecs beside plain references in float64, and sums and gathers of codes on real ranks."""
+"""Codecs beside plain references in float64, and sums of codes on real ranks."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ def test_setting_names_a_codec_for_every_kind_or_for_each():
 
 @pytest.mark.dist
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_random_sums_and_gathers_of_codes_are_within_the_bound(num_ranks: int):
+def test_random_sums_of_codes_are_within_the_bound(num_ranks: int):
     answers = run_ranks(coded_programs, num_ranks, ("gloo", "shm"), range(60))
     assert answers == [[]] * num_ranks
 
 
 @pytest.mark.mpi
-def test_random_sums_and_gathers_of_codes_over_mpi(mpi: str, tmp_path: Path):
+def test_random_sums_of_codes_over_mpi(mpi: str, tmp_path: Path):
     answers = run_mpi(mpi, coded_programs, 3, ("mpi", "gloo"), range(40), folder=tmp_path)
     assert answers == [[]] * 3

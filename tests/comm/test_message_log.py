@@ -67,9 +67,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("codec", ["none", "int8"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_rank_logs_the_calls_and_bytes_of_its_plan(name: str):
-    config = config_of(batch=8, parallel={"name": name, **FAMILIES[name]})
+def test_rank_logs_the_calls_and_bytes_of_its_plan(name: str, codec: str):
+    divided = {"shard": name == "sp+gems", "exchange": "scatter"}
+    keys: dict[str, Any] = {"comm": {"codec": codec}, "optimizer": divided}
+    config = config_of(batch=8, parallel={"name": name, **FAMILIES[name]}, **keys)
     plan = plan_of(config)
     for rank in sorted(set(rehearsed_ranks(plan))):
         log = logged_step(config, plan, rank)
@@ -77,6 +80,10 @@ def test_rank_logs_the_calls_and_bytes_of_its_plan(name: str):
         # The barrier and the agreement are not rehearsed.
         planned = [r for r in summary["planned"] if r["kind"] not in ("barrier", "agree")]
         assert by_kind(summary["rows"]) == by_kind(planned)
+        coded = [r for r in planned if r["plain_bytes"] != r["bytes"]]
+        assert {r["kind"] for r in coded} <= {"gradient", "parameter", "halo", "stage", "join"}
+        assert bool(coded) == (codec != "none")
+        assert all(r["plain_bytes"] > 3 * r["bytes"] for r in coded)
         # Message by message, in the order of the program's events.
         for entry in log.entries():
             one = program[entry["event"]]

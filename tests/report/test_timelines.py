@@ -37,6 +37,7 @@ def line(rank, *rows):
     planned = [{key: one[key] for key in ROUTED_KEYS} for one in rows]
     for own, one in zip(planned, rows, strict=True):
         own |= {name: one[name] // 2 for name in ("count", "bytes")}
+        own["plain_bytes"] = 4 * own["bytes"]  # a codec makes them a quarter
     line = {"kind": "comm", "rank": rank, "first": 2, "steps": 2, "step_s": 0.5}
     return {**line, "rows": list(rows), "planned": planned}
 
@@ -51,6 +52,7 @@ def test_calls_are_of_all_ranks_in_a_step_and_seconds_of_the_mean_rank():
     [by_kind] = sums.by("operation", "kind")
     assert (by_kind["count"], by_kind["planned_count"]) == (6, 6)
     assert by_kind["bytes"] == by_kind["planned_bytes"] == 2 * 2 * KIB + 2 * 4 * KIB
+    assert by_kind["ratio"] == 4.0
     assert by_kind["wait_s"] == pytest.approx((0.02 + 0.02 + 0.06) / 2 / 2)
     assert by_kind["share"] == pytest.approx(0.025 / 0.25)
     assert [one["share"] for one in sums.by_rank] == pytest.approx([0.02 / 0.25, 0.03 / 0.25])

@@ -43,6 +43,7 @@ ROUTED_KEYS = (*PLANNED_KEYS, "backend", "algorithm")
 KEYS = ("operation", "kind", "backend", "algorithm", "size")
 MAX_RANKS = 256
 SUMS = ("count", "bytes", "issue_s", "wait_s")
+PLANNED_SUMS = ("count", "bytes", "plain_bytes")
 
 ENTRY = struct.Struct("<BxHiqdddd")
 FORMAT = 3
@@ -74,7 +75,7 @@ def summed(lines: Iterable[Values]) -> Values | None:
         "steps": min(each["steps"] for each in summaries),
         "step_s": sum(each["step_s"] for each in summaries),
         "rows": added((row for each in summaries for row in each["rows"]), KEYS),
-        "planned": added(planned, ROUTED_KEYS, SUMS[:2]),
+        "planned": added(planned, ROUTED_KEYS, PLANNED_SUMS),
         "ranks": by_rank,
     }
 
