@@ -101,7 +101,7 @@ class FirstStepCheck:
     def _reference(self, config: RunConfig, quantised: BenchRow | None = None) -> Reference:
         # What one process answers to the same microbatches.
         pieces = config.batch, config.parallel.pieces, config.parallel.replicas
-        key = config.precision.name, *config.image, *pieces
+        key = config.precision.name, config.quant.weights, *config.image, *pieces
         if key not in self._references:
             plan = quantised and quantised.plan
             self._references[key] = (

@@ -100,8 +100,8 @@ def scales_of_images(
     words: Iterable[str],
     argv: Sequence[str],
     again: bool = False,
-) -> tuple[Path, Graph]:
-    """Returns a file of scales for a config, and the network whose values have them.
+) -> tuple[Path, RunConfig]:
+    """Returns a file of scales for a config, and the config of the calibration that it is of.
 
     It is an earlier calibration's, or else that of a new one, and ``again`` always; what the scales
     are worth is printed.
@@ -120,7 +120,7 @@ def scales_of_images(
         print(f"reusing an earlier calibration: {path}", file=sys.stderr)
     for line in scale_lines(config, read_scales(path), graph):
         print(line, file=sys.stderr)
-    return path, graph
+    return path, calibration
 
 
 def _assumed_scales(
@@ -199,8 +199,9 @@ def calibration_of(config: RunConfig, words: Iterable[str] = ()) -> RunConfig:
         engine=dataclasses.replace(config.engine, compile="off"),
         quant=dataclasses.replace(
             quant,
-            # Ranges do not depend on it, which layers are kept does.
+            # Ranges do not depend on these, which layers are kept does.
             linear=QuantConfig.linear if quant.auto is None else quant.linear,
+            weights=QuantConfig.weights if quant.auto is None else quant.weights,
             scales=None,
             calibration=QuantConfig.calibration,
             data={},

@@ -21,6 +21,7 @@ from hires.cli.screens.screen import print_activity
 from hires.cli.screens.show_plan import finding_lines
 from hires.cli.tracing import Shapes, TorchProcess, tensors_of, trace_key
 from hires.core.config.fields import keys_without
+from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError
 from hires.core.evaluation_metrics import CLASSES
@@ -53,6 +54,7 @@ from hires.plan.route_choice import table_digest
 from hires.plan.search.candidates import DECIDED
 from hires.plan.search.remedies import fewer_on_a_node, offered
 from hires.plan.validation import evaluation_of, kind_of, with_evaluations, with_validation
+from hires.quant.affine import LARGEST
 from hires.quant.scales import Scales, read_scales, require_pair, scales_of, stored_scales
 
 T = TypeVar("T")
@@ -141,6 +143,19 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     ) -> dict[str, Any]:
         """Writes what the network of a plan for one process holds; see :class:`TorchProcess`."""
         return self._process.quantised(config, plan, path, mark)
+
+    def output_noise(self, config: RunConfig) -> dict[str, float]:
+        """Returns the noise of the int8 network's output for each ``quant.weights``.
+
+        ``config`` is that of one process; nothing is returned if fp32 does not fit into its memory.
+        """
+        if not self.plan(dataclasses.replace(config, precision=PrecisionConfig())).ok:
+            return {}
+        plans = {}
+        for name in LARGEST:
+            quant = dataclasses.replace(config.quant, weights=name)
+            plans[name] = self.plan(dataclasses.replace(config, quant=quant), memory=False)
+        return self._process.output_noise(config, plans)
 
     def with_memory(self, config: RunConfig, plan: Plan, argv: Sequence[str] = ()) -> Plan:
         """Returns a plan with the memory of every rank, and an error if it does not fit.

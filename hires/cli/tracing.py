@@ -103,6 +103,12 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         question["mark"] = mark
         return self._ask("writing the weights", {"quantised": question})
 
+    def output_noise(self, config: RunConfig, plans: Mapping[str, Plan]) -> dict[str, float]:
+        """Computes int8 networks on the first batch (``hires.engine.network_files``)."""
+        every = {name: plan.to_dict() for name, plan in plans.items()}
+        question = {"config": to_dict(config), "plans": every}
+        return self._ask("measuring the output's noise", {"output_noise": question})
+
     def footprint(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
         """Returns the memory of each rank of a replica, as ``plan.memory`` holds it."""
         question = {"config": to_dict(config), "plan": plan.to_dict()}

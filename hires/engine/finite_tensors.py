@@ -47,7 +47,7 @@ def require_finite(
         name for node in graph.nodes if facts_of(node.kind).multiplies for name in node.params
     }
     parts = {
-        node.args[part]["param"]: part
+        node.args[part]["param"]: (part, node.args.get("largest", 0))
         for node in graph.nodes
         if facts_of(node.kind).quantized
         for part in ("weight", "multiplier", "offset")
@@ -74,17 +74,18 @@ def require_finite(
         elif end == _VARIANCE and low < 0:
             wrong = "is a variance, which is never negative"
         elif name in parts and recipe.get("make") is None:
-            wrong = _unusable(parts[name], low, high)
+            wrong = _unusable(*parts[name], low, high)
         if wrong:
             made = f", made of {' and '.join(recipe['params'])}," if recipe else ""
             remedy = _QUANTISE if name in parts and not recipe else _remedy(tensor)
             raise RunError(f"{name}{made} of {source} {wrong}: {_where(tensor)}; {remedy}")
 
 
-def _unusable(part: str, low: float, high: float) -> str:
+def _unusable(part: str, largest: int, low: float, high: float) -> str:
     # A tensor of a quantised layer that a file holds.
     if part == "weight":
-        return "holds -128, outside the 8-bit weights -127 to 127" if low < -127 else ""
+        end = low if low < -largest else high
+        return f"holds {end:g}, outside of -{largest} to {largest}" if abs(end) > largest else ""
     wide = high >= FACTOR_LIMIT or low <= -FACTOR_LIMIT
     if part == "multiplier":
         wide = wide or low < 0

@@ -11,6 +11,7 @@ A file is there as a whole or not at all.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import importlib
 import os
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.shipped import adding
@@ -35,10 +37,11 @@ from hires.engine import tensorfile
 from hires.engine.build import filled_tensors, named_tensors, placement, whole_model
 from hires.engine.calibration_values import decibels
 from hires.engine.derived_tensors import DerivedTensors
-from hires.engine.device import HOST
+from hires.engine.device import HOST, RankDevice
 from hires.engine.finite_tensors import require_finite
 from hires.engine.loader import image_dtype
 from hires.engine.quantized_tensors import WEIGHT_RECIPE, rounded_weight
+from hires.engine.verify import quantised_step, reference_step
 from hires.engine.weights_file import open_weights
 from hires.nets.custom import error_line
 from hires.parallel.context import Context
@@ -212,6 +215,20 @@ def write_quantised(config: RunConfig, plan: Plan, path: Path, mark: str) -> dic
     after = sum(tensor.nbytes for tensor in held.values())
     noise = _weight_noise(plan.graph, derived, held)
     return {"bytes": after, "float_bytes": before, "weight_noise_db": noise}
+
+
+def output_noise(config: RunConfig, plans: Mapping[str, Plan]) -> dict[str, float]:
+    """Returns the signal over the noise of the output of int8 networks, by the names of ``plans``.
+
+    It is that of the first batch beside fp32, in dB; all are computed in one process.
+    """
+    in_fp32 = dataclasses.replace(config, precision=PrecisionConfig())
+    exact = reference_step(in_fp32, RankDevice())["output/0"].double()
+    signal, ratios = float(exact.square().sum()), {}
+    for name, plan in plans.items():
+        error = quantised_step(config, plan)["output/0"] - exact
+        ratios[name] = decibels(signal, float(error.square().sum()))
+    return ratios
 
 
 def _weight_noise(graph: Graph, derived: DerivedTensors, held: Iterable[str]) -> dict[str, float]:

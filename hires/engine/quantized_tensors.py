@@ -1,12 +1,12 @@
 """Computes the tensors of quantised layers: 8-bit weights, factors and offsets.
 
-    weight  -> integers     round(weight / scale), a scale for each output channel, -127 to 127
+    weight  -> integers     round(weight / scale), a scale for each output channel
             -> multiplier   s_in * scale / s_out
     bias    -> offset       bias / s_out + z_out - z_in * multiplier * sum(its integers)
 
 So a layer is sum(integers * x_q) * multiplier + offset. The s and z of its input and output stand
 in the recipes, as ``factor`` (s_in / s_out), ``bias_factor`` (1 / s_out), ``add`` and
-``zero_point``.
+``zero_point``, and so does the ``largest`` integer of a weight.
 
 A transposed convolution of stride s computes s x s phases of its output as channels, each with
 every s-th row and column of the kernel (``hires.parallel.quantized_kernels``).
@@ -22,8 +22,6 @@ from torch import Tensor
 
 from hires.engine.derived_tensors import RECIPES, norm_scale, row_pieces
 
-LARGEST = 127
-"""Of a weight; -128 would make the range uneven."""
 WEIGHT_RECIPE = "quantized_weight"
 """The recipe that rounds a float weight."""
 
@@ -39,11 +37,11 @@ def quantized_scale(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
 def quantized_weight(recipe: dict[str, Any], tensors: list[Tensor]) -> Tensor:
     """Returns the integers of a weight, int8: (K, C / groups, rows, columns)."""
     weight, scales = tensors
-    weight = _weight(recipe, weight)
+    weight, largest = _weight(recipe, weight), recipe["largest"]
     numbers = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     for rows in row_pieces(weight):
         real = weight[rows] / scales[rows].view(-1, 1, 1, 1)
-        numbers[rows] = real.round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
+        numbers[rows] = real.round_().clamp_(-largest, largest).to(torch.int8)
     return numbers
 
 
@@ -106,7 +104,7 @@ def _scales(recipe: dict[str, Any], weight: Tensor) -> Tensor:
     phases = recipe["stride"][0] * recipe["stride"][1] if "stride" in recipe else 1
     most = torch.cat([weight[rows].abs().amax((1, 2, 3)) for rows in row_pieces(weight)])
     most = most.view(-1, phases).amax(1, keepdim=True)
-    scales = torch.where(most > 0, most / LARGEST, 1.0)
+    scales = torch.where(most > 0, most / recipe["largest"], 1.0)
     return scales.expand(-1, phases).reshape(-1, 1, 1, 1)
 
 

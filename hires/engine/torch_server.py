@@ -14,7 +14,12 @@ from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError, HiresError, PlanError
 from hires.engine.build import named_tensors
 from hires.engine.footprint import footprint, network_of
-from hires.engine.network_files import write_network, write_quantised, write_weights
+from hires.engine.network_files import (
+    output_noise,
+    write_network,
+    write_quantised,
+    write_weights,
+)
 from hires.engine.weights_file import open_weights
 from hires.nets.custom import error_line
 from hires.nets.trace import trace_config
@@ -41,6 +46,7 @@ def reply_to(request: dict[str, Any]) -> dict[str, Any]:
     These are ``{"trace": config}``, ``{"memory": {"config": config, "plan": plan}}``,
     ``{"weights": path}``,
     ``{"quantised": {"config": config, "plan": plan, "path": path, "mark": mark}}``,
+    ``{"output_noise": {"config": config, "plans": {name: plan}}}``,
     ``{"stored": {"config", "source", "path", "names", "first"}}`` and
     ``{"exported": {"config", "form", "path"}}``.
     """
@@ -53,6 +59,9 @@ def reply_to(request: dict[str, Any]) -> dict[str, Any]:
         if name == "quantised":
             plan = Plan.from_dict(values["plan"])
             return write_quantised(config, plan, Path(values["path"]), values["mark"])
+        if name == "output_noise":
+            plans = values["plans"].items()
+            return output_noise(config, {key: Plan.from_dict(plan) for key, plan in plans})
         if name == "stored":
             names = values["names"], values["first"], config
             return write_weights(values["source"], Path(values["path"]), *names)

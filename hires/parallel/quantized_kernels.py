@@ -123,12 +123,14 @@ def packed_linear(kernel: Any, like: Tensor, args: Args) -> Tensor | None:
     """Returns the weight of a linear layer as oneDNN reads it."""
     shape = like.shape
     column, weight = [1, shape[-1], math.prod(shape[:-1]), 1], args["weight"]
-    return product_of(weight, column, Geometry()).packed if is_packed(column, weight) else None
+    if not is_packed(column, weight, args["largest"]):
+        return None
+    return product_of(weight, column, Geometry()).packed
 
 
 def dynamic_linear(node: Node, context: Context) -> Callable[[Args], Tensor]:
     """Multiplies real rows, each rounded to 8 bits by its own scale."""
-    names = "weight", "multiplier", "offset", "bias"
+    names = "weight", "multiplier", "offset", "bias", "largest"
     return lambda args: multiply_rows(args["input"].float(), *(args[name] for name in names))
 
 
@@ -146,7 +148,7 @@ def convolution(w: Window, x: Tensor, args: Args) -> Tensor:
 def packed_convolution(w: Window, like: Tensor, args: Args) -> Tensor | None:
     """Returns the weight of a convolution as oneDNN reads it."""
     how, weight, shape = _geometry(w, args), args["weight"], [*like.shape]
-    if not is_packed(shape, weight):
+    if not is_packed(shape, weight, args["largest"]):
         return None
     # By rows a sum is added in place: torch copies what its convolution adds to.
     by_rows = w.adds and is_matrix(weight, how)
@@ -201,7 +203,7 @@ def packed_transposed(w: Window, like: Tensor, args: Args) -> Tensor | None:
     weight, groups = args["weight"], args["groups"]
     (rows, columns), _ = phase_window(w, weight)
     shape = [*like.shape[:2], like.shape[2] + sum(rows), like.shape[3] + sum(columns)]
-    if not is_packed(shape, weight):
+    if not is_packed(shape, weight, args["largest"]):
         return None
     names = "weight", "multiplier", "offset"
     by_phase = {name: _phase_major(args[name].detach(), w, groups) for name in names}
@@ -309,7 +311,8 @@ def whole_mean(node: Node, context: Context) -> Callable[[Args], Tensor]:
 
 
 def _rescale(args: Args) -> Rescale:
-    return Rescale(args["multiplier"], args["offset"], args["low"], args["high"], args["dtype"])
+    names = "multiplier", "offset", "low", "high", "dtype", "largest"
+    return Rescale(*(args[name] for name in names))
 
 
 def _rescaling(node: Node, context: Context) -> Rescaling:

@@ -109,7 +109,7 @@ def _of_keys(config: RunConfig, graph: Graph) -> Iterator[Finding]:
     yield from checks.check_prediction(config, graph)
     yield from checks.check_kept(graph)
     yield from checks.check_types(config, graph)
-    yield from checks.check_precision(config)
+    yield from checks.check_precision(config, graph)
     yield from checks.check_weights(config)
     yield from check_hardware(config)
     yield from check_table(config)

@@ -14,7 +14,8 @@ files have it:
 
 Activations are unsigned, as oneDNN multiplies u8 by s8; every integer is 128 above its signed one,
 so differences to the zero point are the same. Ranges contain 0: padding is exact. Weights are
-signed and symmetric, z = 0, from -127 on, with a scale for each output channel.
+signed and symmetric, z = 0, with a scale for each output channel: from -127 on, or in 7 bits
+(``quant.weights=int7``) from -63 on.
 
 Source:
     Gulhane, "Accelerated and memory-efficient distributed deep learning", thesis, section 2.3.1.
@@ -25,10 +26,16 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from hires.core.config.precision_config import INT7
+from hires.core.precisions import INT8
+
 BITS = 8
 LAST = 255
 """The largest unsigned integer."""
-MOST_PRODUCTS = (2**31 - 1) // (255 * 127)
+LARGEST = {INT8: 127, INT7: 63}
+"""``quant.weights`` -> the largest integer of a weight; -128 would make the range uneven. Of 7 bits
+the sum of two products is below 2**15 (:mod:`hires.quant.int8_kernels`)."""
+MOST_PRODUCTS = (2**31 - 1) // (LAST * LARGEST[INT8])
 """Products of an activation and a weight of which 32 bits hold any sum."""
 FACTOR_LIMIT = 2.0**97
 """Of factors and offsets of integers: times any sum of 32 bits they are numbers of fp32."""

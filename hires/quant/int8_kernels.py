@@ -18,12 +18,14 @@ exact sums for 30,000 random convolutions, with AMX, AVX-512 VNNI and AVX-VNNI:
   groups: they are in the offset.
 * Zeros around an input that is shorter than a dilated kernel, which end the process: such borders,
   like those of other integers, are copied around the input.
-* Without VNNI, sums of two products saturate at 16 bits. One product at the start finds out
-  (:func:`has_exact_sums`).
+* Without VNNI, sums of two products saturate at 16 bits, unless weights have 7 bits
+  (255 * 63 * 2 < 2**15). One product for each range of weights finds out (:func:`has_exact_sums`).
+* Without VNNI, a 1x1 kernel with a stride, whose channels are no multiple of 16: the pixels that it
+  reads are copied first.
 
 On NVIDIA GPUs torch's product of int8 matrices sums the channels of each tap; where it takes no
-such sizes, convolutions of fp64 do, as cuDNN may transform their input. Without VNNI and on other
-devices, convolutions of fp32 sum so few products at a time that every sum is exact.
+such sizes, convolutions of fp64 do, as cuDNN may transform their input. Where sums saturate and on
+other devices, convolutions of fp32 sum so few products at a time that every sum is exact.
 """
 
 from __future__ import annotations
@@ -40,10 +42,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hires.core.precisions import INT8
+from hires.quant.affine import LARGEST, LAST
 from hires.quant.emptied_weights import is_emptied
 
-EXACT_PRODUCTS = 2**24 // (255 * 127)
-"""8-bit products of which fp32 holds any sum exactly."""
 Sizes = Sequence[int]
 
 
@@ -57,6 +59,8 @@ class Rescale(NamedTuple):
     high: int = 255
     dtype: torch.dtype = torch.uint8
     """Or fp32: then nothing is rounded or clamped."""
+    largest: int = LARGEST[INT8]
+    """Absolute value of any integer of the weight, at most, which bounds the sums."""
 
 
 class Added(NamedTuple):
@@ -89,11 +93,11 @@ def convolve_int8(
 
     ``border`` is the padding of ``x``: its zero point.
     """
-    if by_onednn(x):
+    if by_onednn(x, rescale.largest):
         return product_of(weight, x.shape, how, border)(x, rescale, added)
     if any(how.padding):
         x, how = _bordered(x, border, how.padding), how._replace(padding=(0, 0))
-    return _rescaled(_exact_sums(x, weight, how), rescale, added)
+    return _rescaled(_exact_sums(x, weight, how, rescale.largest), rescale, added)
 
 
 class OnednnProduct:
@@ -108,20 +112,23 @@ class OnednnProduct:
         self, weight: Tensor, shape: Sizes, how: Geometry, border: int, *, by_rows: bool = False
     ) -> None:
         self.shape, self._border = torch.Size(shape), border
-        self._pads, self._columns, how = _arranged(shape, weight, how, border)
         n, channels, height, width = shape
+        picks = by_rows or (_is_pixelwise(weight, how) and channels % 16 != 0)
+        self._picks = tuple(how.stride) if picks and max(how.stride) > 1 else None
+        if self._picks is None:
+            self._pads, self._columns, how = _arranged(shape, weight, how, border)
+        else:
+            self._pads, self._columns, how = how.padding, None, Geometry()
         width = width + 2 * self._pads[1] if self._columns is None else self._columns
-        inner = [n, channels, height + 2 * self._pads[0], width]
-        self._picks = tuple(how.stride) if by_rows and any(one > 1 for one in how.stride) else None
+        rows_step, columns_step = self._picks or (1, 1)
+        height = -(-(height + 2 * self._pads[0]) // rows_step)
+        inner = [n, channels, height, -(-width // columns_step)]
         self._place = (*map(list, how[:3]), how.groups)
         self._zeros = torch.zeros(weight.shape[0], dtype=torch.int32)
         self._arranges = any(self._pads) or self._columns is not None or self._picks is not None
         self.by_rows = by_rows
         if by_rows:
-            rows = n * math.prod(
-                -(-size // step) for size, step in zip(inner[2:], how.stride, strict=True)
-            )
-            matrix = weight.detach().flatten(1)
+            matrix, rows = weight.detach().flatten(1), n * math.prod(inner[2:])
             self.packed: Tensor = torch.ops.onednn.qlinear_prepack(matrix, [rows, channels])
         else:
             ones = torch.ones(weight.shape[0])  # the packed integers do not depend on scales
@@ -197,14 +204,18 @@ def product_of(
     return held[key]  # type: ignore[no-any-return]
 
 
-def is_packed(shape: Sizes, weight: Tensor) -> bool:
+def is_packed(shape: Sizes, weight: Tensor, largest: int) -> bool:
     """Whether products of a weight with inputs of a shape are those of oneDNN, which packs it."""
-    return by_onednn(weight) and all(shape)
+    return by_onednn(weight, largest) and all(shape)
 
 
 def is_matrix(weight: Tensor, how: Geometry) -> bool:
     """Whether a convolution is a product of matrices, too."""
-    return tuple(weight.shape[2:]) == (1, 1) and how.groups == 1 and not any(how.padding)
+    return _is_pixelwise(weight, how) and not any(how.padding)
+
+
+def _is_pixelwise(weight: Tensor, how: Geometry) -> bool:
+    return tuple(weight.shape[2:]) == (1, 1) and how.groups == 1
 
 
 def _arranged(
@@ -236,12 +247,12 @@ def multiply_add_int8(x: Tensor, factor: Tensor, offset: Tensor) -> Tensor:
 
     ``factor`` and ``offset`` are fp32 of equal shapes, which broadcast to that of ``x``.
     """
-    if factor.shape != (*x.shape[:2], 1, 1) or not x.numel() or not by_onednn(x):
+    if factor.shape != (*x.shape[:2], 1, 1) or not x.numel() or not by_onednn(x, 1):
         return nearest_numbers(x.float().mul_(factor), offset)
     # Each image is a convolution of every channel with a weight of one.
     channels = x.shape[1]
     weight, how = torch.ones((channels, 1, 1, 1), dtype=torch.int8), Geometry(groups=channels)
-    rescales = map(Rescale, factor.flatten(1), offset.flatten(1))
+    rescales = map(_of_ones, factor.flatten(1), offset.flatten(1))
     parts = [
         convolve_int8(image[None], weight, how, rescale)
         for image, rescale in zip(x, rescales, strict=True)
@@ -256,6 +267,9 @@ def nearest_numbers(
     whole = scaled.add_(offset).round_().clamp_(low, high)
     # In the same memory first: torch narrows integers to 8 bits several times as fast as fp32.
     return whole.view(torch.int32).copy_(whole).to(torch.uint8)
+
+
+_of_ones = functools.partial(Rescale, largest=1)
 
 
 class Rescaling:
@@ -273,7 +287,7 @@ class Rescaling:
         factors, offsets = (
             torch.full((channels,), number, device=device) for number in (factor, offset)
         )
-        self.rescale = Rescale(factors, offsets)
+        self.rescale = _of_ones(factors, offsets)
 
     def __call__(self, x: Tensor, low: int, high: int, added: Added | None = None) -> Tensor:
         """Returns the integers (n, C, H, W), or (..., C) with any other number of dims."""
@@ -288,23 +302,23 @@ class Rescaling:
 
 
 @functools.cache
-def has_exact_sums() -> bool:
-    """Whether oneDNN sums 8-bit products without saturating at 16 bits on this processor."""
+def has_exact_sums(largest: int = LARGEST[INT8]) -> bool:
+    """Whether oneDNN sums products with weights of this range without saturating at 16 bits."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     with _disable_current_modes():  # the rehearsal of a rank computes shapes only
         x = torch.full((1, 64, 5, 5), 255, dtype=torch.uint8)
-        weight = torch.full((16, 64, 3, 3), 127, dtype=torch.int8)
+        weight = torch.full((16, 64, 3, 3), largest, dtype=torch.int8)
         # The largest sums that there are: saturated ones would lose a part of them.
-        factor = torch.full((16,), 200.0 / (64 * 9 * 255 * 127))
+        factor = torch.full((16,), 200.0 / (64 * 9 * LAST * largest))
         product = OnednnProduct(weight, x.shape, Geometry(), 0)
         made = product(x, Rescale(factor, torch.zeros(16)), None)
         return bool((made == 200).all())
 
 
-def by_onednn(x: Tensor) -> bool:
+def by_onednn(x: Tensor, largest: int) -> bool:
     """Whether oneDNN's int8 kernels compute with a tensor, and not the exact path."""
-    return x.device.type in ("cpu", "meta") and has_exact_sums()
+    return x.device.type in ("cpu", "meta") and has_exact_sums(largest)
 
 
 def _bordered(x: Tensor, border: int, padding: Sizes) -> Tensor:
@@ -312,13 +326,14 @@ def _bordered(x: Tensor, border: int, padding: Sizes) -> Tensor:
     return F.pad(x, (columns, columns, rows, rows), value=border)
 
 
-def _exact_sums(x: Tensor, weight: Tensor, how: Geometry) -> Tensor:
+def _exact_sums(x: Tensor, weight: Tensor, how: Geometry, largest: int) -> Tensor:
     """Returns the sums of products as fp32, each rounded once from the exact one."""
     if not _sums_products(x):
         sums = _sums_of_taps(x, weight, how)
         if sums is not None:
             return sums.float()
-    most = EXACT_PRODUCTS // (weight.shape[2] * weight.shape[3])
+    # Products of which fp32 holds any sum exactly.
+    most = 2**24 // (LAST * largest * weight.shape[2] * weight.shape[3])
     dtype = torch.float32
     if not most or not _sums_products(x):
         dtype, most = torch.float64, weight.shape[1]

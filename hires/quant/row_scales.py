@@ -30,7 +30,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hires.quant.affine import LAST
+from hires.core.precisions import INT8
+from hires.quant.affine import LARGEST, LAST
 from hires.quant.int8_kernels import Rescale, multiply_int8, nearest_numbers
 
 LEAST_SCALE = 2.0**-126
@@ -67,14 +68,20 @@ def fake_quantized_rows(x: Tensor) -> Tensor:
 
 
 def multiply_rows(
-    x: Tensor, weight: Tensor, multiplier: Tensor, offset: Tensor, bias: Tensor | None
+    x: Tensor,
+    weight: Tensor,
+    multiplier: Tensor,
+    offset: Tensor,
+    bias: Tensor | None,
+    largest: int = LARGEST[INT8],
 ) -> Tensor:
     """Returns the product of fp32 (..., features) with int8 (outputs, features, 1, 1), in fp32.
 
     ``multiplier``, ``offset`` and ``bias`` are fp32, (outputs,).
     """
     rows = quantized_rows(x)
-    sums = Rescale(multiplier, torch.zeros_like(multiplier), dtype=torch.float32)
+    zeros = torch.zeros_like(multiplier)
+    sums = Rescale(multiplier, zeros, dtype=torch.float32, largest=largest)
     y = multiply_int8(rows.numbers, weight, sums)
     y.add_(rows.zero_point * offset).mul_(rows.scale)
     return y if bias is None else y.add_(bias)

@@ -1,10 +1,11 @@
 """Reads, checks and writes the scales of a quantised network; pure Python, the front end plans so.
 
-    FILE.json           {"version": 2, "network": digest, "source": digest, "observer": "entropy",
+    FILE.json           {"version": 3, "network": digest, "source": digest, "observer": "entropy",
                          "images": 256, "values": {value: [scale, zero point]},
                          "ranges": {value: [low, high]},
                          "kept": {node: reason}, "noise": {value: dB},
-                         "weights": digest of FILE.safetensors, "linear": "static" or "dynamic",
+                         "weights": digest of FILE.safetensors, "weight_type": "int8" or "int7",
+                         "linear": "static" or "dynamic",
                          "auto": {"asked_db", "signal_db", "images", "operators"},
                          "alone": {node: dB}, both of quant.auto, else empty,
                          "min_max_noise": {value: dB}, where it is much more than "noise"}
@@ -25,7 +26,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hires.core.config.precision_config import DYNAMIC, LINEAR, STATIC
+from hires.core.config.precision_config import DYNAMIC, INT7, LINEAR, STATIC
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import INFERENCE
 from hires.core.errors import ConfigError
@@ -36,9 +37,9 @@ from hires.core.store.naming import identity, plain
 from hires.core.store.network_weights import FLOATS, SAFETENSORS, WeightsPlace, find_weights
 from hires.core.store.reading import read_named
 from hires.core.units import listed
-from hires.quant.affine import LAST, Affine
+from hires.quant.affine import LARGEST, LAST, Affine
 
-VERSION = 2
+VERSION = 3
 SUFFIX = ".json"
 _WEIGHT_END = ":weight8"
 """How the names of a quantised network's weights end (``hires.plan.passes.int8_tensors``)."""
@@ -47,6 +48,8 @@ MARK = "hires.scales"
 """Key of the safetensors file's metadata: :attr:`Scales.mark` of the scales beside it."""
 AUTO = ("asked_db", "signal_db", "images", "operators")
 """Names of :attr:`Scales.auto`."""
+_OF_NETWORK = ("keep", "linear", "weights")
+"""Keys that the ranges of values do not depend on."""
 _REMEDY = "make it again with `hires quantize`"
 
 
@@ -69,6 +72,8 @@ class Scales:
     weights: str = ""
     """Digest of the safetensors file beside them that holds the quantised network; empty: they are
     scales alone."""
+    weight_type: str = INT8
+    """Of the integers in that file (``quant.weights``)."""
     source: str = ""
     """Digest of what decides them (:func:`calibration_key`)."""
     linear: str = STATIC
@@ -189,6 +194,12 @@ def stored_scales(config: RunConfig) -> Scales | None:
             f"quant.linear={DYNAMIC}`, or give the float weights and "
             f"quant.scales={file.with_suffix(SUFFIX)}"
         )
+    if config.quant.weights == INT7 != scales.weight_type:
+        raise ConfigError(
+            f"quant.weights={INT7} does not go with weights={file}, which holds weights of "
+            f"{scales.weight_type}; leave it out, or make another file of the float weights with "
+            f"`hires quantize quant.weights={INT7}`"
+        )
     if config.quant.scales not in (None, str(file.with_suffix(SUFFIX))):
         raise ConfigError(
             f"quant.scales={config.quant.scales} does not go with weights={file}, which has scales "
@@ -240,11 +251,6 @@ def require_pair(place: WeightsPlace, scales: Scales, types: Mapping[str, str]) 
         raise ConfigError(f"{place.key} has tensors of other types: {listed(wrong)}; {again}")
 
 
-def linear_way(config: RunConfig, scales: Scales) -> str:
-    """Returns the scales of linear layers' inputs: those of a run's file, or ``quant.linear``."""
-    return scales.linear if scales.weights else config.quant.linear
-
-
 def calibration_key(config: RunConfig, digests: Mapping[str, str]) -> str:
     """Returns 16 digits that differ where scales may: network, weights, images, observer.
 
@@ -255,7 +261,7 @@ def calibration_key(config: RunConfig, digests: Mapping[str, str]) -> str:
     kept = {key: values.get(key) for key in ("model", "data", "image", "seed", "precision")}
     # Ranges are the same whatever is kept by name, and what quant.auto chooses is not.
     chooses, every = config.quant.auto is not None, (values.get("quant") or {}).items()
-    quant = {key: value for key, value in every if chooses or key not in ("keep", "linear")}
+    quant = {key: value for key, value in every if chooses or key not in _OF_NETWORK}
     kept |= {"quant": quant, "fuse": config.engine.fuse}
     of = {name: digests.get(name) for name in ("network", "data", "weights")}
     return hashlib.sha256(json.dumps([kept, of], sort_keys=True).encode()).hexdigest()[:16]
@@ -284,6 +290,8 @@ def _checked(held: Any) -> Scales:
         raise ValueError(f"images are {str(facts['images'])[:20]}")
     if facts["linear"] not in LINEAR:
         raise ValueError(f"linear is {str(facts['linear'])[:20]!r}, not {' or '.join(LINEAR)}")
+    if facts["weight_type"] not in LARGEST:
+        raise ValueError(f"weight_type is {str(facts['weight_type'])[:20]!r}")
     if facts["auto"] and not {"asked_db", "images"} <= facts["auto"].keys() <= {*AUTO}:
         raise ValueError("auto has other names than those of quant.auto")
     return Scales(**facts)

@@ -20,6 +20,7 @@ from hires.launcher.kinds import this_machine
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
 from hires.plan.passes.int8_tensors import stored_params
+from hires.quant.affine import LARGEST
 from hires.quant.scales import MARK
 from tests.helpers import commands
 from tests.helpers.commands import REPOSITORY, SMALL, TRAINED
@@ -47,6 +48,12 @@ def answer_at_once(patch: pytest.MonkeyPatch, graph: Graph, cache: Path) -> None
             zeros = {n: np.zeros(one.shape, one.dtype) for n, one in facts.items()}
             save_file(zeros, path, {MARK: mark})
             return {"bytes": 10 << 20, "float_bytes": 40 << 20, "weight_noise_db": {"conv1": 40.25}}
+
+        def output_noise(self, config, plans):
+            assert {
+                n: p.graph.by_name["conv1"].args["largest"] for n, p in plans.items()
+            } == LARGEST
+            return {"int8": 33.25, "int7": 27.5}
 
     patch.setattr(planning, "TorchProcess", Process)
     patch.setenv("XDG_CACHE_HOME", str(cache))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from hires.core.config.run_config import from_dict
@@ -25,11 +27,14 @@ def config_of(name: str, **keys):
     return from_dict({"precision": {"name": name}, "device": "cpu", **keys})
 
 
+GRAPH = SimpleNamespace(nodes=[SimpleNamespace(args={"largest": 127})])
+
+
 def test_tf32_is_refused_before_a_run_and_by_a_rank():
-    [found] = checks.check_precision(config_of("tf32"))
+    [found] = checks.check_precision(config_of("tf32"), GRAPH)
     assert (found.severity, found.key) == ("error", "precision")
     assert "compute capability 8" in found.text
-    assert not [*checks.check_precision(config_of("tf32", device="cuda"))]
+    assert not [*checks.check_precision(config_of("tf32", device="cuda"), GRAPH)]
     with pytest.raises(ConfigError, match="rank 3 has none; use precision=fp32"):
         prepare_arithmetic(config_of("tf32"), RankDevice(), 3)
 
@@ -45,16 +50,16 @@ def test_tf32_is_used_for_that_precision_only(name, allowed):
 def test_plan_warns_where_the_cpu_lacks_instructions(name, monkeypatch):
     monkeypatch.setattr(checks, "cpu_flags", lambda: {"avx2"})
     infer = {"name": "infer"}
-    [found] = checks.check_precision(config_of(name, task=infer))
+    [found] = checks.check_precision(config_of(name, task=infer), GRAPH)
     assert (found.severity, found.key) == ("warning", "precision")
     assert CPU_FLAGS[name][0] in found.text
     assert checks.EMULATED[name] in found.text
-    assert not [*checks.check_precision(config_of("fp32", task=infer))]
+    assert not [*checks.check_precision(config_of("fp32", task=infer), GRAPH)]
     for flag in CPU_FLAGS[name]:
         monkeypatch.setattr(checks, "cpu_flags", lambda flag=flag: {"avx2", flag})
-        assert not [*checks.check_precision(config_of(name, task=infer))]
+        assert not [*checks.check_precision(config_of(name, task=infer), GRAPH)]
     monkeypatch.setattr(checks, "cpu_flags", lambda: set())  # not shown, as on ARM
-    assert not [*checks.check_precision(config_of(name, task=infer))]
+    assert not [*checks.check_precision(config_of(name, task=infer), GRAPH)]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from hires.core.store import file_names
 from hires.core.store.network_weights import find_weights
 from hires.engine.build import build_rank
 from hires.engine.footprint import footprint
-from hires.engine.network_files import write_quantised
+from hires.engine.network_files import output_noise, write_quantised
 from hires.engine.weights_file import open_weights
 from hires.plan.operators.operator_facts import facts_of
 from hires.quant.scales import read_scales, write_scales
@@ -39,7 +39,7 @@ def test_ranks_compute_the_same_bits_from_the_file(tmp_path):
     run_ranks(run_folders, 1, [str(path)])
     place = path / "a0" / file_names.SCALES
     single = quantised_config(config, place)
-    chosen = dataclasses.replace(single.quant, linear="dynamic")
+    chosen = dataclasses.replace(single.quant, linear="dynamic", weights="int7")
     single = dataclasses.replace(single, quant=chosen)
     file = tmp_path / "n8.safetensors"
     plan = plan_of(single)
@@ -48,14 +48,19 @@ def test_ranks_compute_the_same_bits_from_the_file(tmp_path):
     assert file.stat().st_size < 1.2 * facts["bytes"]
     layers = [n.name for n in plan.graph.nodes if facts_of(n.kind).multiplies]
     assert set(facts["weight_noise_db"]) == set(layers) - set(plan.graph.kept)
-    assert min(facts["weight_noise_db"].values()) > 30
+    assert min(facts["weight_noise_db"].values()) > 25
+    assert max(t.max() for n, t in load_file(file).items() if n.endswith("weight8")) == 63
+    quants = {w: dataclasses.replace(chosen, weights=w) for w in ("int8", "int7")}
+    plans = {w: plan_of(dataclasses.replace(single, quant=one)) for w, one in quants.items()}
+    noise = output_noise(single, plans)
+    assert 20 < noise["int7"] < noise["int8"] < noise["int7"] + 7  # a bit is 6 dB, of weights alone
     digest = find_weights(str(file)).digest()
-    facts = {"weights": digest, "linear": "dynamic"}
+    facts = {"weights": digest, "linear": "dynamic", "weight_type": "int7"}
     scales = dataclasses.replace(read_scales(place), **facts)
     write_scales(file.with_suffix(".json"), scales)
     assert sorted(p.name for p in tmp_path.glob("n8*")) == ["n8.json", "n8.safetensors"]
     # The file has its own.
-    quant = dataclasses.replace(single.quant, scales=None, linear="static")
+    quant = dataclasses.replace(single.quant, scales=None, linear="static", weights="int8")
     stored = dataclasses.replace(single, batch=4, weights=str(file), quant=quant)
     answers = []
     for tiles in ([1, 1], [2, 1]):
@@ -96,7 +101,7 @@ def refuse_unusable(stored: RunConfig, file: Path) -> None:
     """Damages a tensor of the file after the other, and begins a run with each."""
     whole, plan = load_file(file), plan_of(stored)
     for end, value, text in (
-        ("weight8", -128, "holds -128, outside the 8-bit weights -127 to 127: -128 at"),
+        ("weight8", -64, "holds -64, outside of -63 to 63: -64 at"),
         ("multiplier8", math.nan, "is not finite: nan at"),
         ("multiplier8", 1e30, "is no multiplier of a quantised layer: 1e.30 at"),
         ("multiplier8", -0.5, "is no multiplier of a quantised layer: -0.5 at"),

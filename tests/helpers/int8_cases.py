@@ -14,7 +14,7 @@ from hires.quant.int8_kernels import Added, Geometry, Rescale, convolve_int8
 class Case:
     """A random convolution."""
 
-    def __init__(self, drawn: random.Random) -> None:
+    def __init__(self, drawn: random.Random, largest: int = 127) -> None:
         kind = drawn.choice(["plain", "plain", "1x1", "depthwise", "grouped", "dilated", "row"])
         kernel = [drawn.choice([1, 2, 3, 3, 5, 7]) for _ in "rc"]
         kernel = {"1x1": [1, 1], "row": drawn.choice([[1, 7], [7, 1]])}.get(kind, kernel)
@@ -35,7 +35,7 @@ class Case:
         self.x = torch.randint(0, 256, shape, dtype=torch.uint8)
         self.x = self.x.contiguous(memory_format=torch.channels_last)
         share = outputs, channels // groups, *kernel
-        self.weight = torch.randint(-127, 128, share, dtype=torch.int8)
+        self.weight = torch.randint(-largest, largest + 1, share, dtype=torch.int8)
         self.border = drawn.choice([0, 0, 128, drawn.randint(1, 255)])
         sums = torch.conv2d(self.padded().double(), self.weight.double(), None, *self._unpadded())
         self.sums = sums
@@ -43,7 +43,7 @@ class Case:
         offset = torch.randn(outputs) * 20 + drawn.randint(0, 255)
         dtype = drawn.choice([torch.uint8, torch.uint8, torch.float32])
         low = drawn.choice([0, 0, 30])
-        self.rescale = Rescale(factor, offset, low, 255 - low, dtype)
+        self.rescale = Rescale(factor, offset, low, 255 - low, dtype, largest)
         self.added: Added | None = None
         if dtype == torch.uint8 and drawn.random() < 0.5:
             numbers = torch.randint(0, 256, sums.shape, dtype=torch.uint8)
@@ -77,10 +77,10 @@ class Case:
         return y.round().clamp(self.rescale.low, self.rescale.high).to(torch.uint8)
 
 
-def cases(count: int, seed: int = 0) -> list[Case]:
+def cases(count: int, seed: int = 0, largest: int = 127) -> list[Case]:
     drawn = random.Random(seed)
     torch.manual_seed(seed)
-    return [Case(drawn) for _ in range(count)]
+    return [Case(drawn, largest) for _ in range(count)]
 
 
 def rows_by_definition(

@@ -50,6 +50,7 @@ class QuantisedNet:
         x: Tensor,
         kept: Mapping[str, str] | None = None,
         linear: str = "static",
+        largest: int = 127,
     ) -> None:
         torch.manual_seed(0)
         self.net, self.x = net.eval(), x.contiguous(memory_format=torch.channels_last)
@@ -61,8 +62,8 @@ class QuantisedNet:
             for name, value in self.float_values.items()
             if isinstance(value, Tensor) and value.is_floating_point()
         }
-        self.graph = quantised(self.float_graph, self.affines, kept or {}, linear)
-        self.kept = kept or {}
+        self.graph = quantised(self.float_graph, self.affines, kept or {}, linear, largest)
+        self.kept, self._largest = kept or {}, largest
 
     @property
     def kinds(self) -> collections.Counter[str]:
@@ -199,20 +200,20 @@ class QuantisedNet:
             weight = held[name]
             if facts.weight_channels:  # (C, K / groups, ...): a scale for each output channel
                 apart = weight.view(node.args["groups"], -1, *weight.shape[1:])
-                scale = apart.abs().amax((1, 3, 4), keepdim=True) / 127
+                scale = apart.abs().amax((1, 3, 4), keepdim=True) / self._largest
                 held[name] = ((apart / scale).round() * scale).view(weight.shape)
             else:
-                scale = weight.abs().amax([*range(1, weight.dim())], keepdim=True) / 127
+                scale = weight.abs().amax([*range(1, weight.dim())], keepdim=True) / self._largest
                 held[name] = (weight / scale).round() * scale
         return held
 
 
 @functools.cache
-def small_quantised(name: str) -> QuantisedNet:
+def small_quantised(name: str, largest: int = 127) -> QuantisedNet:
     """Returns a small network of every operator with a rule, for two random images of its size."""
     torch.manual_seed(2)
     net = network(name, SIZES[name])
-    return QuantisedNet(net, torch.rand(2, 3, *SIZES[name]))
+    return QuantisedNet(net, torch.rand(2, 3, *SIZES[name]), largest=largest)
 
 
 def _steps(y: Tensor, affine: Affine, numbers: Tensor) -> float:

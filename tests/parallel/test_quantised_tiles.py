@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -12,13 +16,16 @@ from torch import nn
 from hires.parallel import quantized_kernels
 from hires.plan.operators.windows import pair
 from hires.quant import int8_kernels
+from tests.helpers import int7_process
+from tests.helpers.launches import ROOT
 from tests.helpers.quantised_nets import QuantisedNet, small_quantised
 from tests.helpers.small_nets8 import SIZES, network
 
 
+@pytest.mark.parametrize("largest", [127, 63])
 @pytest.mark.parametrize("name", SIZES)
-def test_layers_are_within_one_step_of_float64(name: str):
-    net = small_quantised(name)
+def test_layers_are_within_one_step_of_float64(name: str, largest: int):
+    net = small_quantised(name, largest)
     errors, graph = net.layer_errors(), net.graph
     steps = {n for n in errors if graph.by_name[n].dtype == "uint8" or n == graph.output}
     assert len(steps) > 8
@@ -63,7 +70,7 @@ def test_other_kernels_have_the_same_bits(monkeypatch):
     net = small_quantised("mobile")
     whole = net.output()
     with monkeypatch.context() as patch, warnings.catch_warnings():
-        patch.setattr(int8_kernels, "has_exact_sums", lambda: False)
+        patch.setattr(int8_kernels, "has_exact_sums", lambda largest=0: False)
         assert torch.equal(net.output(), whole)
     net = next(net for net in map(small_quantised, SIZES) if "q_avg_pool2d" in net.kinds)
     whole = net.output()
@@ -100,3 +107,14 @@ def test_average_pool_is_the_rounded_one_of_real_numbers(
     output = quantized_kernels.avg_pool(window, x.to(torch.uint8), args)
     assert output.is_contiguous(memory_format=torch.channels_last)
     assert (output - expected.clamp(0, 255)).abs().max() <= 0.5 + 1e-4
+
+
+def test_weights_of_7_bits_have_the_same_bits_where_sums_of_8_saturate():
+    """And on a tile as on all of the image; ``AVX2`` keeps oneDNN from using VNNI."""
+    environ = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    command = [sys.executable, "-m", int7_process.__name__]
+    done = subprocess.run(
+        command, env=environ, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer == {"exact": [False, True, True], "wrong": []}

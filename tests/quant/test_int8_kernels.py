@@ -30,7 +30,7 @@ NEEDS_VNNI = pytest.mark.skipif(
 @pytest.mark.parametrize("exact", [True, False])
 def test_every_shape_has_the_bits_of_the_definition(exact, monkeypatch):
     if not exact:  # on processors that saturate, too
-        monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda: False)
+        monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda largest=0: False)
     for case in cases(160 if exact else 60):
         before = None if case.added is None else case.added.numbers.clone()
         assert torch.equal(case.computed(), case.expected()), str(case)
@@ -61,7 +61,7 @@ def test_any_window_has_the_bits_of_the_whole():
 def test_largest_numbers_of_any_signs_do_not_saturate(channels, groups, kernel, exact, monkeypatch):
     """AVX2's vpmaddubsw holds a sum of two products in 16 bits, which 255 * 127 * 2 exceeds."""
     if not exact:  # where fp32 sums them, of 24 bits
-        monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda: False)
+        monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda largest=0: False)
     torch.manual_seed(channels)
     x = torch.full((2, channels, 9, 8), 255, dtype=torch.uint8)
     x[1] = torch.where(torch.rand(x[1].shape) < 0.1, 0, x[1])
@@ -89,7 +89,7 @@ def test_weights_that_change_are_packed_again():
 
 def test_gpus_compute_the_same_bits(monkeypatch):
     """By products of int8 matrices or in fp64: cuDNN may transform the input, which rounds."""
-    monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda: False)
+    monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda largest=0: False)
     monkeypatch.setattr(int8_kernels, "_sums_products", lambda x: False)
     conv2d, int_mm, types, sizes = torch.conv2d, torch._int_mm, set(), []
     monkeypatch.setattr(torch, "conv2d", lambda x, *rest: types.add(x.dtype) or conv2d(x, *rest))
@@ -177,7 +177,7 @@ def test_rows_have_the_bits_of_the_definition(features, bias, monkeypatch):
     y = multiply_rows(x, *how)
     assert torch.equal(y, rows_by_definition(x, *how))
     assert torch.isfinite(y).all()
-    monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda: False)
+    monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda largest=0: False)
     assert torch.equal(multiply_rows(x, *how), y)  # on processors that saturate, too
 
 

@@ -42,6 +42,7 @@ DAMAGE = {
     "a hostile name": {"kept": {"\x1b[2J": "x"}},
     "a list of kept": {"kept": ["fc"]},
     "scales of linear layers that are none": {"linear": "sometimes"},
+    "weights of 6 bits": {"weight_type": "int6"},
     "a signal that is none": {"auto": {"asked_db": 30, "signal_db": "31", "images": 4}},
 }
 
@@ -64,6 +65,7 @@ def test_calibration_is_named_by_all_that_decides_its_scales_and_no_more():
     names = [calibration_key(RunConfig(), inputs | {name: "other"}) for name in inputs]
     names += [calibration_key(from_dict({key: one}), inputs) for key, one in keys.items()]
     others = {"batch": 8, "steps": 9}, {"parallel": {"tiles": [2, 1]}}, {"quant": {"keep": ["fc"]}}
+    others += ({"quant": {"weights": "int7"}},)
     same = {calibration_key(from_dict(one), inputs) for one in ({}, *others)}
     # What stays in float is a part of what quant.auto chooses from.
     names += [calibration_key(from_dict({"quant": {"auto": "30dB", "keep": k}}), inputs)

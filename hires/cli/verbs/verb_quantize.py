@@ -18,15 +18,16 @@ from hires.cli.planning import Planner, require_feasible
 from hires.cli.prepare import prepare
 from hires.cli.screens.screen import plural, print_config, print_json, print_table
 from hires.cli.screens.show_plan import finding_lines
-from hires.core.config.precision_config import DYNAMIC, PrecisionConfig, QuantConfig
+from hires.core.config.precision_config import DYNAMIC, INT7, PrecisionConfig, QuantConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import CheckpointConfig, TaskConfig
 from hires.core.errors import ConfigError
-from hires.core.precisions import INT8
+from hires.core.precisions import CPU_FLAGS, INT8
 from hires.core.store.files import cannot_write
 from hires.core.store.network_weights import SAFETENSORS, find_weights
 from hires.core.units import size
 from hires.launcher.ranks import spawn
+from hires.plan.checks import lacks_instructions
 from hires.plan.graph import Graph
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.passes.int8 import int8_operators, kept_by_name
@@ -88,8 +89,11 @@ def main(args: Namespace) -> int:
         config = ready.config
         for line in finding_lines(ready.findings):
             print(line, file=sys.stderr)
-        path, graph = scales_of_images(config, planner, words, ready.argv, args.again)
+        path, calibration = scales_of_images(config, planner, words, ready.argv, args.again)
+        graph = planner.graph(calibration)
         scales, facts = _write(config, path, read_scales(path), out, planner, graph)
+        single = dataclasses.replace(quantised_config(config, path), data=calibration.data)
+        facts["output_noise_db"] = planner.output_noise(single)
     if args.json:
         print_json({"scales": str(out), "calibration": str(path), **facts})
     else:
@@ -136,9 +140,9 @@ def _write(
     require_feasible(plan)
     file = out.with_suffix(SAFETENSORS[0])
     named = kept_by_name(calibrated, config)
-    linear = config.quant.linear
     kept = {**scales.kept, **named}
-    scales = dataclasses.replace(scales, kept=kept, linear=linear)
+    quant = config.quant
+    scales = dataclasses.replace(scales, kept=kept, linear=quant.linear, weight_type=quant.weights)
     hidden = [one.with_name(f".{out.stem}.{os.getpid()}{one.suffix}") for one in (file, out)]
     try:
         written = planner.write_quantised(single, plan, hidden[0], scales.mark)
@@ -197,3 +201,9 @@ def _print(out: Path, scales: Scales, facts: dict[str, Any]) -> None:
     print(f"{scales.observer} calibrated {many}; {layers} in int8{by_row}")
     before, after = size(facts["float_bytes"]), size(facts["bytes"])
     print(f"weights: {before} -> {after} in {facts['weights']}, scales in {out}")
+    if ratios := facts["output_noise_db"]:
+        each = ", ".join(f"{ratio:.1f} dB with {name}" for name, ratio in ratios.items())
+        print(f"signal/noise of the output on the first batch, by quant.weights: {each}")
+    if scales.weight_type == INT8 and lacks_instructions(INT8):
+        flags = " or ".join(CPU_FLAGS[INT8])
+        print(f"recommended here: quant.weights={INT7}, as this CPU has no {flags}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from hires.core.config.fields import MOST_STEPS, Section, value
 from hires.core.errors import ConfigError
-from hires.core.precisions import HALF, PRECISIONS
+from hires.core.precisions import HALF, INT8, PRECISIONS
 
 DYNAMIC = "dynamic"
 
@@ -63,6 +63,7 @@ OBSERVERS = ("entropy", "percentile", MIN_MAX, "moving_average")
 CALIBRATIONS = ("data", "noise")
 STATIC = "static"
 LINEAR = (STATIC, DYNAMIC)
+INT7 = "int7"
 _BOUND = re.compile(r"(\d+(?:\.\d+)?) ?dB", re.IGNORECASE)
 
 
@@ -93,6 +94,9 @@ class QuantConfig(Section, key="quant"):
     """Where linear layers have the scale of their input from: ``static``, from the calibration, or
     ``dynamic``, from the elements of each row (sample, pixel or token) while it is computed. A file
     of weights has its own."""
+    weights: str = value(INT8, choices=(INT8, INT7))
+    """Integers of weights: ``int8`` (-127 to 127) or ``int7`` (-63 to 63), with which processors
+    without VNNI or AMX compute fast, to the same bits. A file of weights has its own."""
     observer: str = value("entropy", choices=OBSERVERS, calibrates=True)
     """How the range of a value follows from calibration images: ``entropy`` (least loss of
     information, as TensorRT), ``percentile``, ``min_max``, or ``moving_average`` (of the smallest

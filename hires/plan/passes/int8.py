@@ -27,8 +27,8 @@ from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.passes.int8_state import UINT8, Quantiser, is_linear
 from hires.plan.rules import CROP, GATHER
-from hires.quant.affine import Affine
-from hires.quant.scales import linear_way, scales_of, stored_scales
+from hires.quant.affine import LARGEST, Affine
+from hires.quant.scales import scales_of, stored_scales
 
 
 def quantised(
@@ -36,15 +36,17 @@ def quantised(
     values: Mapping[str, Affine],
     kept: Mapping[str, str],
     linear: str = STATIC,
+    largest: int = LARGEST[INT8],
 ) -> Graph:
     """Returns a network that computes with integers what it can; a second time it changes nothing.
 
     ``values`` hold the scale and zero point of values by name, ``kept`` the nodes that stay in
-    float with the reason, ``linear`` where linear layers have the scale of their input from.
+    float with the reason, ``linear`` where linear layers have the scale of their input from, and
+    ``largest`` the integer of a weight that is.
     """
     if any(facts_of(node.kind).quantized for node in graph.nodes):
         return graph
-    return Quantiser(graph, values, kept, linear).run()
+    return Quantiser(graph, values, kept, linear, largest).run()
 
 
 def quantised_by_config(graph: Graph, config: RunConfig) -> Graph:
@@ -70,10 +72,11 @@ def quantised_by_config(graph: Graph, config: RunConfig) -> Graph:
             f"its parameters have other names or sizes; calibrate this one with `hires quantize`"
         )
     named = kept_by_name(graph, config)
-    if stored_scales(config) is not None:
+    linear, weights = config.quant.linear, config.quant.weights
+    if stored_scales(config) is not None:  # the file of weights has its own
         _require_float(graph, config, {n: why for n, why in named.items() if n not in scales.kept})
-    kept = {**scales.kept, **named}
-    return quantised(graph, scales.values, kept, linear_way(config, scales))
+        linear, weights = scales.linear, scales.weight_type
+    return quantised(graph, scales.values, {**scales.kept, **named}, linear, LARGEST[weights])
 
 
 def _require_float(graph: Graph, config: RunConfig, named: dict[str, str]) -> None:

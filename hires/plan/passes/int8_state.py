@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 from hires.core.config.precision_config import DYNAMIC, STATIC
 from hires.core.errors import ConfigError
+from hires.core.precisions import INT8
 from hires.core.registry import imported
 from hires.plan.graph import INPUT, Graph, Node, Parameter, renamed
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.passes.fuse import with_nodes
-from hires.quant.affine import FACTOR_LIMIT, Affine
+from hires.quant.affine import FACTOR_LIMIT, LARGEST, Affine
 
 UINT8 = "uint8"
 FOLLOWS = "its input is computed in float"
@@ -74,8 +75,10 @@ class Quantiser:
         values: Mapping[str, Affine],
         kept: Mapping[str, str],
         linear: str = STATIC,
+        largest: int = LARGEST[INT8],
     ) -> None:
         self.graph, self.values, self.kept, self.linear = graph, values, dict(kept), linear
+        self.largest = largest
         self.nodes: list[Node] = []
         self.params: dict[str, Parameter] = {}
         self.numbers: dict[str, QuantisedValue] = {}

@@ -41,7 +41,7 @@ def layer_tensors(
         "zero_point": x.affine.zero_point,
     }
     offset = q.param(f"{node.name}:offset8", shape[:1], "float32", recipe)
-    return {"weight": numbers, "multiplier": multiplier, "offset": offset}
+    return {"weight": numbers, "multiplier": multiplier, "offset": offset, "largest": q.largest}
 
 
 def row_tensors(q: Quantiser, node: Node, weight: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def row_tensors(q: Quantiser, node: Node, weight: str) -> dict[str, Any]:
     of = [numbers["param"], multiplier["param"]]
     recipe = {"make": "quantized_offset", "params": of, "add": 0.0, "zero_point": 1}
     offset = q.param(f"{node.name}:row_offset8", shape[:1], "float32", recipe)
-    return {"weight": numbers, "multiplier": multiplier, "offset": offset}
+    return {"weight": numbers, "multiplier": multiplier, "offset": offset, "largest": q.largest}
 
 
 def weight_form(node: Node) -> dict[str, Any]:
@@ -75,6 +75,7 @@ def _scale_and_numbers(
     q: Quantiser, node: Node, weight: str, shape: list[int], form: dict[str, Any]
 ) -> tuple[str, Any]:
     # The name of the scales of a weight's channels, and its integers as an argument.
+    form = {**form, "largest": q.largest}
     recipe = {"make": "quantized_scale", "params": [weight], **form}
     scale = q.param(f"{node.name}:scale8", shape[:1], "float64", recipe)["param"]
     recipe = {"make": "quantized_weight", "params": [weight, scale], **form}

@@ -92,6 +92,31 @@ def test_scales_and_weights_are_written_and_the_worst_values_shown(hires, ranks,
     assert less["quantised"] == every["quantised"] - 1
 
 
+def test_weights_of_7_bits_are_offered_with_what_they_cost(hires, ranks, monkeypatch):
+    for flags, weights, recommends in (
+        ({"avx2", "avx_vnni"}, "int8", False),
+        ({"avx2"}, "int8", True),
+        ({"avx2"}, "int7", False),
+    ):
+        monkeypatch.setattr("hires.plan.checks.cpu_flags", lambda flags=flags: flags)
+        answer = hires(*QUANTIZE, f"quant.weights={weights}", "--out=n8.safetensors")
+        assert answer.code == 0, answer.err
+        assert "by quant.weights: 33.2 dB with int8, 27.5 dB with int7" in answer.out
+        assert ("recommended here: quant.weights=int7" in answer.out) is recommends
+        assert read_scales(SCALES).weight_type == weights
+    assert len(ranks) == 1  # the ranges are the same
+    # A run takes what the file holds.
+    plan = Plan.from_dict(json.loads(hires(*INT8, "--json").out))
+    assert plan.graph.by_name["conv1"].args["largest"] == 63
+    assert not [one for one in plan.findings if "would saturate" in one.text]
+    # Scales of a file serve float weights, too, with integers of any range.
+    scales = "quant.scales=n8.json", "weights=null"
+    for weights, warns in (("int8", True), ("int7", False)):
+        answer = hires(*INT8, *scales, f"quant.weights={weights}", "--json")
+        findings = Plan.from_dict(json.loads(answer.out)).findings
+        assert any("would saturate" in one.text for one in findings) is warns
+
+
 def test_images_without_classes_calibrate(hires, ranks, tmp_path):
     for number in range(2):
         Image.new("RGB", (32, 32), (number, 9, 200)).save(tmp_path / f"{number}.png")
@@ -231,6 +256,7 @@ def test_keys_that_contradict_a_quantised_file_are_refused(hires, quantised, ran
         (("plan", "precision=fp32"), "holds a quantised network; use it with task=infer"),
         (("plan", "task=calibrate", "quant.calibration=noise"), "use it with task=infer"),
         (("plan", "quant.linear=dynamic"), "n8.safetensors, which holds linear layers with static"),
+        (("plan", "quant.weights=int7"), "n8.safetensors, which holds weights of int8; leave it"),
         (("plan", "quant.scales=other.json"), "n8.safetensors, which has scales of its own"),
         (("plan", "weights=null", "quant.scales=other.json"), "other.json are of another"),
     ):
