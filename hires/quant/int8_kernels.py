@@ -20,8 +20,8 @@ exact sums for 30,000 random convolutions, with AMX, AVX-512 VNNI and AVX-VNNI:
   like those of other integers, are copied around the input.
 * Without VNNI, sums of two products saturate at 16 bits, unless weights have 7 bits
   (255 * 63 * 2 < 2**15). One product for each range of weights finds out (:func:`has_exact_sums`).
-* Without VNNI, a 1x1 kernel with a stride, whose channels are no multiple of 16: the pixels that it
-  reads are copied first.
+* Without VNNI, a 1x1 kernel with a stride whose channels are no multiple of 16, now and then in
+  several threads: the pixels that it reads are copied first.
 
 On NVIDIA GPUs torch's product of int8 matrices sums the channels of each tap; where it takes no
 such sizes, convolutions of fp64 do, as cuDNN may transform their input. Where sums saturate and on

@@ -81,6 +81,16 @@ def test_wrong_output_in_bf16_is_found(verdict):
         assert not verdict(lambda ts, f=factor: [one.mul_(f) for one in ts.values()], **low)["ok"]
 
 
+def test_reference_is_that_of_the_weights_integers(monkeypatch):
+    given = {"task": {"name": "infer"}, "precision": {"name": "int8"}}
+    step = lambda config, plan: {"output/0": config.quant.weights}  # noqa: E731
+    monkeypatch.setattr("hires.bench.check.quantised_step", step)
+    check = FirstStepCheck(0, RankDevice())
+    for weights in ("int8", "int7"):
+        row = BenchRow("row", config_of(quant={"weights": weights}, **given), plan=object())
+        assert check._small_reference(row) == {"output/0": weights}
+
+
 def test_limits_are_those_of_the_precision():
     row = planned(BenchRow("row", config_of(**SMALL)))
     assert small_limit(row) == EXACT_TOLERANCE <= 1e-6
