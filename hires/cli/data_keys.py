@@ -25,6 +25,7 @@ from hires.core.config.fields import keys_of, keys_with
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.config.training_config import INFERENCE, ONE_PASS
 from hires.core.errors import ConfigError, HiresError
+from hires.core.evaluation_metrics import ROW_KINDS
 from hires.core.evaluation_summary import one_pass
 from hires.core.losses import CLASSES
 from hires.core.store import file_names, naming, records, run_names
@@ -90,6 +91,11 @@ def resolve_data(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
             "weights=RUN, which knows them"
         )
     classes = config.model.classes or (config.model.channels if makes_images else num_classes)
+    if config.objective.compares in ROW_KINDS and labelled and classes != num_classes:
+        raise ConfigError(
+            f"model.classes={classes}, and the data has {num_classes} {config.objective.compares} "
+            f"({listed(names, _NAMED)}), each an output of its own; leave model.classes out"
+        )
     # A single score is that of the second of two classes.
     if max(2, classes) < num_classes and not makes_images:
         raise ConfigError(
@@ -167,7 +173,7 @@ def _size_key(config: RunConfig) -> str:
 def _names_classes(config: RunConfig) -> bool:
     """Whether a run compares classes, or predicts them, of data whose classes have names."""
     named = config.data.name != "masks" or config.data.class_names is not None
-    labelled = config.data.has_labels and config.objective.compares == CLASSES
+    labelled = config.data.has_labels and config.objective.compares in (CLASSES, *ROW_KINDS)
     return labelled and named and config.data.name in _NAMES_CLASSES
 
 
@@ -209,7 +215,8 @@ def _with_order(config: RunConfig, seen: dict[str, DataSize]) -> RunConfig:
 def _as_trained(config: RunConfig) -> RunConfig:
     """Returns the config with what an inference must share with the run that it has its weights of.
 
-    These are the classes of the network, if the data has none, and the normalisation of images.
+    These are the classes of the network, if the data has none, the normalisation of images, and
+    what an image has. ConfigError: the data has something else.
     """
     run = run_of_weights(config.weights or "")
     if not config.weights or config.task.name not in INFERENCE or run is None:
@@ -217,6 +224,17 @@ def _as_trained(config: RunConfig) -> RunConfig:
     trained = read_config(run)
     if config.data.normalize == "white" and config.data.mean is None:
         config = _with_data(config, mean=trained.data.mean, std=trained.data.std)
+    targets = trained.data.targets
+    if config.data.targets == "class" != targets and "targets" in keys_of(
+        DataConfig, config.data.name
+    ):
+        config = _with_data(config, targets=targets)
+    if config.data.targets != targets and config.task.name in ONE_PASS:
+        raise ConfigError(
+            f"data={config.data.name} has data.targets={config.data.targets}, and weights="
+            f"{config.weights} learned data.targets={targets}; use data=images with such a table "
+            f"in data.labels, or without one for task=predict"
+        )
     if config.data.has_labels:
         return config
     if config.data.names is None:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from hires.core.losses import LABELS, NUMBERS
 from hires.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 CLASSES, PIXELS, IMAGES = "classes", "pixels", "images"
 """What one output holds: a class for each image, one for each pixel, or an image."""
+ROW_KINDS = LABELS, NUMBERS
+"""Also, (n, C): whether an image has each of the classes, or its numbers."""
 LOSS = "loss"
 """The number of every evaluation that is no metric; less of it is better."""
 
@@ -27,7 +30,7 @@ class EvaluationMetric:
     """A number of an evaluation, which ``validate.metric`` may name."""
 
     outputs: ClassVar[tuple[str, ...]] = ()
-    """Of which outputs it says something: ``classes``, ``pixels``, ``images``."""
+    """Of which it says something: ``classes``, ``pixels``, ``images``, ``labels``, ``numbers``."""
     larger_is_better: ClassVar[bool] = True
     has_interval: ClassVar[bool] = False
     """Whether an evaluation adds its 95 % interval, NAME_ci95."""
@@ -83,9 +86,14 @@ class Evaluated(NamedTuple):
     classes: Sequence[Mapping[str, Any]]
     """Count, precision, recall and, of pixels, IoU and Dice of each class that occurs."""
 
+    def rows(self) -> list[tuple[Sequence[float], Sequence[float]]]:
+        """Returns targets and outputs of all samples, for each class or number of an output."""
+        width = sum(name.startswith("target_") for name in self.columns)
+        return [(self.columns[f"target_{k}"], self.columns[f"output_{k}"]) for k in range(width)]
+
 
 class CountsMetric(EvaluationMetric):
-    """A share, from 0 to 1, that follows from counts; of ``classes`` or ``pixels``."""
+    """A number that follows from all samples; a share, from 0 to 1, of whatever has classes."""
 
     unit, factor, digits = "%", 100.0, 2
 
@@ -120,3 +128,14 @@ def fsum(values: Iterable[float]) -> float:
     """Returns the exact sum, rounded once; NaN if a value is not finite."""
     held = list(values)
     return math.fsum(held) if all(map(math.isfinite, held)) else math.nan
+
+
+def wrong_if_broken(target: Sequence[float], output: Sequence[float]) -> list[float]:
+    """Returns the probabilities of a class; where they are not finite, those that are wrong."""
+    return [o if math.isfinite(o) else 1 - t for t, o in zip(target, output, strict=True)]
+
+
+def label_counts(target: Sequence[float], output: Sequence[float]) -> tuple[int, int, int]:
+    """Returns how many images have a class and are found, have it, and are said to have it."""
+    chosen = [o > 0.5 for o in wrong_if_broken(target, output)]
+    return sum(map(bool.__and__, map(bool, target), chosen)), sum(map(bool, target)), sum(chosen)

@@ -19,20 +19,28 @@ from hires.core.evaluation_metrics import (
     CLASSES,
     IMAGES,
     PIXELS,
+    ROW_KINDS,
     CountsMetric,
     Evaluated,
+    EvaluationMetric,
     fsum,
+    label_counts,
     metrics_of,
     sample_metrics,
 )
+from hires.core.losses import LABELS, NUMBERS
 
 ROWS = {
     CLASSES: ("loss", "label", "predicted", "place", "score"),
     PIXELS: ("loss", "pixels", "correct"),
     IMAGES: ("loss",),
+    LABELS: ("loss", "exact"),
+    NUMBERS: ("loss",),
 }
 """What a row holds behind the sample's number, and before what its metrics count. ``place``: how
-many classes scored higher than the label; tiles of one sample have a row each, which are added."""
+many classes scored higher than the label; ``exact``: whether all labels are right; labels and
+numbers have ``target_K`` and ``output_K`` of each behind them. Tiles of one sample have a row each,
+which are added."""
 MOST_LISTED = 64
 """Classes up to which a confusion matrix is kept."""
 Z95 = 1.959963984540054
@@ -69,7 +77,7 @@ def by_sample(
         raise RunError(f"no rank {done} sample {missing} of {num_samples}")
     for other in parts.keys() - {*wanted}:
         raise RunError(f"a rank {done} sample {other}, and there are {num_samples}, from 0 on")
-    if kind != CLASSES:
+    if kind in (PIXELS, IMAGES):
         return [_added(parts[sample]) for sample in range(num_samples)]
     for sample, held in parts.items():
         if len(held) > 1:
@@ -89,7 +97,10 @@ def columns_of(
     ``samples`` are those of :func:`by_sample`, ``shape`` that of an output, (n, C, ...).
     """
     metrics = sample_metrics(kind, shape)
-    columns = zip((*ROWS[kind], *metrics), zip(*samples, strict=True), strict=True)
+    names = [*ROWS[kind], *metrics]
+    if kind in ROW_KINDS:
+        names += [f"{what}_{k}" for what in ("target", "output") for k in range(shape[1])]
+    columns = zip(names, zip(*samples, strict=True), strict=True)
     held = {name: [*values] for name, values in columns}
     for name, metric in metrics.items():
         held[name] = [metric.of_sample(one, shape[1:]) for one in held[name]]
@@ -118,7 +129,7 @@ def summary(
                 f"no pixel of {images} images has a label, so nothing can be evaluated; "
                 f"`hires data check` lists such label maps (data.ignore)"
             )
-    else:
+    elif kind == IMAGES:
         total *= math.prod(shape[1:])
     made["loss"] = finite(fsum(columns["loss"]) / total)
     metrics = metrics_of(kind, shape)
@@ -127,6 +138,8 @@ def summary(
     if kind == IMAGES:
         broken = map(math.isnan, columns["psnr"])
         return made | {"not_finite": sum(broken)}
+    if kind in ROW_KINDS:
+        return made | _of_rows(Evaluated(kind, total, columns, ()), names, metrics)
     made["not_finite"] = sum(count for (_, predicted), count in counts.items() if predicted < 0)
     made["classes"] = by_class(counts, names, overlaps=kind == PIXELS)
     present = [one for one in made["classes"] if one["count"]]
@@ -139,6 +152,28 @@ def summary(
     if len(names) <= MOST_LISTED:
         size = range(len(names))
         made["confusion"] = [[counts.get((t, p), 0) for p in size] for t in size]
+    return made
+
+
+def _of_rows(
+    evaluated: Evaluated, names: Sequence[str], metrics: Mapping[str, type[EvaluationMetric]]
+) -> dict[str, Any]:
+    """Returns the summary of labels or numbers, ``names`` of which an output has."""
+    outputs = [output for _, output in evaluated.rows()]
+    broken = [not all(map(math.isfinite, row)) for row in zip(*outputs, strict=True)]
+    made: dict[str, Any] = {"not_finite": sum(broken)}
+    for name, metric in metrics.items():
+        assert issubclass(metric, CountsMetric)
+        made[name] = finite(metric.value(evaluated))
+    if evaluated.kind == NUMBERS:
+        return made
+    made["subset_accuracy_ci95"] = wilson(int(sum(evaluated.columns["exact"])), evaluated.total)
+    made["classes"] = []
+    for index, (name, pair) in enumerate(zip(names, evaluated.rows(), strict=True)):
+        hits, actual, chosen = label_counts(*pair)
+        row = {"class": index, "name": name, "count": actual, "precision": _share(hits, chosen)}
+        row |= {"recall": _share(hits, actual), "f1": _share(2 * hits, actual + chosen)}
+        made["classes"].append(row)
     return made
 
 

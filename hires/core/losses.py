@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hires.core.config.training_config import LossConfig
 
 IMAGES, CLASSES = "images", "classes"
+LABELS, NUMBERS = "labels", "numbers"
+"""Rows of the size of an output (n, C): 1 for each class that an image has, or its numbers."""
 
 
 class Loss:
@@ -31,6 +33,8 @@ class Loss:
     targets: ClassVar[str] = CLASSES
     """``images`` (each has the size of the output), or ``classes`` (one for each image, which
     counts for every pixel of an output with rows and columns)."""
+    also: ClassVar[str] = ""
+    """``labels`` or ``numbers``, if it compares these, too, where ``data.targets`` says so."""
     ignores: ClassVar[bool] = False
     """Whether it leaves labels out that ``loss.ignore_index`` names."""
     draws: ClassVar[bool] = False

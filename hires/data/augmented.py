@@ -79,9 +79,9 @@ class AugmentedSource(Source):
         return np.ascontiguousarray(pixels, np.float32)
 
     def target(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Any:
-        """Returns the class of an image, or a window of its label map, which is changed alike."""
+        """Returns what an image has, or a window of its label map, which is changed alike."""
         if not self.has_maps:
-            return self.label(i)
+            return self._whole.target(i % len(self), rows, cols)
         read = functools.partial(self._whole.target, i % len(self), place=self._place(i))
         fill = -1 if self.ignore is None else self.ignore
         labels = self._moved(self.changes(i), read, rows, cols, float(fill))

@@ -153,8 +153,7 @@ def _check_files(report: DataReport, config: RunConfig, guessed: bool, progress:
             label |= dict.fromkeys(files, name)
     _add_error(report, require_same_classes, *parts.values())
     if config.data.labels is not None:
-        size = config.height, config.width
-        _add_error(report, ImageSource.open, config.data, size, config.model.channels, 0)
+        _add_error(report, _check_table, report, config, label)
     for image in _decoded(label, config):
         report.images.append(replace(image, path=report.within(image.path)))
         progress(len(report.images), len(label))
@@ -166,6 +165,29 @@ def _check_files(report: DataReport, config: RunConfig, guessed: bool, progress:
             again[label[other] == label[file]].append(f"{image.path}: {report.within(other)}")
     report.add(WARNING, "with the pixels of an image of another class", again[False])
     report.add(WARNING, "with the pixels of another image, which counts twice", again[True])
+
+
+def _check_table(report: DataReport, config: RunConfig, files: Iterable[str]) -> None:
+    source = ImageSource.open(config.data, (config.height, config.width), config.model.channels, 0)
+    listed = {source.path(i) for i in range(len(source))}
+    others = [report.within(file) for file in files if file not in listed]
+    report.add(WARNING, f"not in data.labels={config.data.labels}, which no run uses", others)
+    if source.rows is None:
+        counts = collections.Counter(
+            source.class_names[source.label(i)] for i in range(len(source))
+        )
+        report.classes = {name: counts[name] for name in source.class_names}
+    elif config.data.targets == "classes":
+        report.classes = dict(zip(source.class_names, map(int, source.rows.sum(0)), strict=True))
+        none = [source.name(i) for i in np.flatnonzero(~source.rows.any(1)).tolist()]
+        report.add(NOTE, "of none of the classes", none)
+    else:
+        text = "numbers: mean, deviation, least and largest"
+        ends = (source.rows.mean(0), source.rows.std(0), source.rows.min(0), source.rows.max(0))
+        rows = zip(source.class_names, *ends, strict=True)
+        report.add(
+            NOTE, text, [f"{name}: {', '.join(f'{x:g}' for x in row)}" for name, *row in rows]
+        )
 
 
 def _add_error(report: DataReport, check: Callable[..., object], *args: Any) -> None:

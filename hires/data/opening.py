@@ -92,11 +92,17 @@ def open_source(data: DataConfig, image: Sequence[int], channels: int, seed: int
     numbers = chosen(data, whole.units)
     source = whole if numbers is None else whole.keep(numbers)
     # Images are divided by the data's own numbers, so that every run divides them alike.
-    return source if data.order is None or not data.has_labels else _ordered(source, data.order)
+    return source if data.order is None or not data.has_labels else _ordered(source, data)
 
 
-def _ordered(source: Source, order: Sequence[str]) -> Source:
+def _ordered(source: Source, data: DataConfig) -> Source:
     """Returns a source whose labels are numbers in an order of names; ConfigError: one has none."""
+    order = data.order or []
+    if data.targets == "numbers" and {*order} != {*source.class_names}:
+        raise ConfigError(
+            f"data.order={','.join(order)} must name the numbers of the data, which are "
+            f"{','.join(source.class_names)}: give data.labels these columns"
+        )
     missing = [name for name in source.class_names if name not in order]
     if missing or len({*order}) < len(order):
         raise ConfigError(

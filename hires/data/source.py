@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hires.core.config.data_config import DataConfig
 from hires.core.registry import Registry
@@ -48,6 +49,8 @@ class Source:
     """Labels go from 0 to this, exclusive; of pairs the numbers of each pixel of a target."""
     class_names: tuple[str, ...] = ()
     """In the order of the labels."""
+    rows: NDArray[np.float64] | None = None
+    """Labels or numbers of all images, (images, classes), where no class is the target."""
     has_maps = False
     """Whether every pixel has a class of its own."""
     ignore: int | None = None
@@ -110,9 +113,9 @@ class Source:
     def target(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Any:
         """Returns what the output is compared with: a class, or a part of a label map or image.
 
-        It is an int, (h, w) of int64, or (C, h, w) of float32.
+        It is an int, (h, w) of int64, (C, h, w) of float32, or labels or numbers, (C) of float64.
         """
-        return self.label(i)
+        return self.label(i) if self.rows is None else self.rows[i]
 
     @property
     def units(self) -> Source:
@@ -180,11 +183,14 @@ class PartSource(Source):
         return self.whole.stored(self._numbers[i])
 
     def target(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Any:
-        """Returns the class of an image, or of its pixels."""
-        if not self.has_maps:
-            return self.label(i)
+        """Returns the class of an image or of its pixels, or its labels or numbers."""
         classes = self.whole.target(self._numbers[i], rows, cols, place)
-        if self._labels is not None:
+        if not self.has_maps and isinstance(classes, int):
+            return self.label(i)
+        if not self.has_maps and self._labels is not None:
+            held, classes = classes, np.zeros(self.num_classes)
+            classes[self._labels] = held
+        elif self._labels is not None:
             counts = classes != self.ignore
             classes[counts] = self._labels[classes[counts]]
         return classes

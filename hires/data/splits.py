@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import csv
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -157,29 +158,51 @@ def read_table(path: Path, first: str, second: str, key: str) -> dict[str, str]:
 
     Files of other columns, and two lines of one name, are refused.
     """
+    found = read_rows(path, (first, second), key)
+    for number, row in found.values():
+        if not row[second]:
+            raise ConfigError(f"{key}={path}: line {number} lacks its {first} or {second}")
+    return {name: row[second] for name, (_, row) in found.items()}
+
+
+def read_rows(
+    path: Path, columns: Sequence[str], key: str
+) -> dict[str, tuple[int, dict[str, str]]]:
+    """Returns the lines of a CSV file, their numbers and cells, by their first column.
+
+    ConfigError, which names the ``key``: it cannot be read, lacks one of the ``columns``, a line
+    lacks its name, or two of one name differ.
+    """
+    first = columns[0]
     try:
         text = read_named(path, MOST_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise ConfigError(
             f"{key}={path} cannot be read: {reason}; give a CSV file whose first line "
-            f"names {first},{second}"
+            f"names {','.join(columns)}"
         ) from None
     rows = csv.DictReader(text.lstrip("\ufeff").splitlines())
     try:
         names, lines = rows.fieldnames or [], [(rows.line_num, row) for row in rows]
     except csv.Error as error:
         raise ConfigError(f"{key}={path}, line {rows.line_num + 1}: {error}") from None
-    if first not in names or second not in names:
+    if not {*columns} <= {*names}:
         raise ConfigError(
             f"{key}={path} has the columns {', '.join(names) or 'none'}; its first line must name "
-            f"{first},{second}"
+            f"{','.join(columns)}"
         )
-    found: dict[str, str] = {}
+    if again := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"{key}={path} has two columns {again[0]!r}; give each its own name")
+    found: dict[str, tuple[int, dict[str, str]]] = {}
     for number, row in lines:
-        name, value = (row[first] or "").strip(), (row[second] or "").strip()
-        if not name or not value:
-            raise ConfigError(f"{key}={path}: line {number} lacks its {first} or {second}")
-        if found.setdefault(name, value) != value:
-            raise ConfigError(f"{key}={path}: {name} is {found[name]} and, later, {value}")
+        cells = {name: (row[name] or "").strip() for name in names}
+        if not cells[first]:
+            raise ConfigError(f"{key}={path}: line {number} lacks its {' or '.join(columns)}")
+        _, other = found.setdefault(cells[first], (number, cells))
+        for name in columns[1:] or names:
+            if other[name] != cells[name]:
+                raise ConfigError(
+                    f"{key}={path}: {cells[first]} is {other[name]} and, later, {cells[name]}"
+                )
     return found

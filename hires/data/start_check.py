@@ -140,6 +140,17 @@ def image_findings(config: RunConfig, has_maps: bool = False) -> list[tuple[str,
         found.insert(0, (severity, "data.path", faults[index]))
     found += _shrunk(config, sizes)
     found += _other_sizes(config, sizes, has_maps)
+    while isinstance(source, PartSource):
+        source = source.whole
+    learns = data.targets == "numbers" and config.task.name == "train"
+    stds = source.rows.std(0) if learns and source.rows is not None else ()
+    for name, std in zip(source.class_names, stds, strict=False):
+        if not 0.1 <= std <= 10:
+            text = (
+                f"{name} has a deviation of {std:g}, and a training learns numbers best whose "
+                f"deviation is near 1; write them in another unit into data.labels"
+            )
+            found.append(("warning", "data.labels", text))
     if kinds:
         text = f"{len(sizes)} of {len(source)} images were opened: {'; '.join(kinds.values())}"
         found.append(("note", "data.path", text))

@@ -20,6 +20,7 @@ between two steps, when no message of the plan is under way.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,15 +32,27 @@ from torch import Tensor
 from hires import comm
 from hires.core import evaluation_summary
 from hires.core.config.run_config import RunConfig
-from hires.core.evaluation_metrics import CLASSES, IMAGES, PIXELS, sample_metrics
+from hires.core.evaluation_metrics import (
+    CLASSES,
+    IMAGES,
+    PIXELS,
+    ROW_KINDS,
+    Evaluated,
+    sample_metrics,
+)
 from hires.core.evaluation_summary import Numbers, finite
+from hires.core.losses import LABELS, NUMBERS
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import write_atomically
 from hires.core.store.step_lines import EVALUATED_LINE, pass_lines
 from hires.data.source import Source
 from hires.engine.build import RankEngine
-from hires.engine.evaluation_intervals import mean_interval, overlap_intervals
+from hires.engine.evaluation_intervals import (
+    mean_interval,
+    number_intervals,
+    overlap_intervals,
+)
 from hires.engine.loader import Loader, slot_loader, target_loader
 from hires.engine.owned_outputs import (
     Observer,
@@ -49,6 +62,7 @@ from hires.engine.owned_outputs import (
     merged,
     names_of_classes,
     owned_output,
+    row_values,
 )
 from hires.losses.class_losses import class_scores
 from hires.parallel.context import Context
@@ -86,6 +100,9 @@ class Evaluator(Observer):
         if seen is None:
             return
         in_tiles = self.kind == IMAGES and context.stage.layout[self._output] == TILED
+        if self.kind in ROW_KINDS:
+            self.counted.rows += self._rows(seen)
+            return
         target = self._next_target(context, seen, self._reach if in_tiles else 0)
         if in_tiles:
             self._tiles.append((context, context.place, seen, target))
@@ -129,6 +146,17 @@ class Evaluator(Observer):
         images = with_border(context, seen.values, self._size, self._reach)
         for i, image, wanted in zip(seen.samples, images, target.to(images), strict=True):
             self.counted.rows.append([i, *self._image_row(image, wanted, window, seen.rect)])
+
+    def _rows(self, seen: OwnedOutput) -> Iterator[Numbers]:
+        # Of labels and numbers, which stand in a table: no file is read for them.
+        targets = [self._source.target(i, (0, 0), (0, 0)).tolist() for i in seen.samples]
+        compared = seen.values.new_tensor(targets)
+        losses = sample_losses(self._config.objective, seen.values, compared).double().tolist()
+        outputs = row_values(self.kind, seen.values)
+        for sample, loss, *pair in zip(seen.samples, losses, targets, outputs, strict=True):
+            chosen = [[t, o > 0.5] for t, o in zip(*pair, strict=True) if math.isfinite(o)]
+            exact = len(chosen) == len(pair[0]) and all(t == o for t, o in chosen)
+            yield [sample, loss, *([int(exact)] * (self.kind == LABELS)), *pair[0], *pair[1]]
 
     def _class_rows(self, output: Tensor, labels: Tensor) -> Iterator[Numbers]:
         losses = sample_losses(self._config.objective, output, labels).double()
@@ -241,7 +269,7 @@ def summarised(
     """Returns the summary of what all ranks counted, and what each sample has, by name."""
     kind, shape = kind_of(config, graph), graph.shape(graph.output)
     rows = evaluation_summary.by_sample(kind, counted.rows, len(source))
-    names = names_of_classes(source, shape)
+    names = names_of_classes(source, shape, kind)
     totals = Counter[tuple[int, int]]()
     for (_, label, predicted), count in counted.pixels.items():
         totals[label, predicted] += count
@@ -249,6 +277,8 @@ def summarised(
     facts = evaluation_summary.summary(kind, columns, totals, names, shape)
     if kind == PIXELS:
         facts |= overlap_intervals(counted.pixels, len(rows), len(names))
+    elif kind == NUMBERS:
+        facts |= number_intervals(Evaluated(kind, len(rows), columns, ()).rows())
     for name in sample_metrics(kind, shape):
         facts[f"{name}_ci95"] = mean_interval(columns[name])
     return facts, columns

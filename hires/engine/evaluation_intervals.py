@@ -70,6 +70,35 @@ def overlap_intervals(
     return dict(zip(names, found, strict=True))
 
 
+def number_intervals(
+    pairs: Sequence[tuple[Sequence[float], Sequence[float]]],
+) -> dict[str, Interval]:
+    """Returns those of MAE, RMSE and R2, means over some numbers of each image.
+
+    ``pairs`` are targets and outputs of all images, of each of the numbers.
+    """
+    target, output = (np.array(some, np.float64) for some in zip(*pairs, strict=True))
+    error, off = target - output, target - target.mean(1, keepdims=True)  # sums stay small
+    table = np.stack([abs(error), error**2, off, off**2])  # (4, numbers, images)
+    if not np.isfinite(table).all():
+        return dict.fromkeys(("mae_ci95", "rmse_ci95", "r2_ci95"))
+    n = target.shape[1]
+
+    def statistics(sums: Floats) -> Floats:
+        size, square, first, second = sums.reshape(-1, 4, len(pairs)).transpose(1, 0, 2)
+        spread = second - first**2 / n
+        flat = spread <= 1e-12 * second  # all of a draw have one target
+        r2 = np.where(flat, square == 0, 1 - square / np.where(flat, 1, spread))
+        return np.stack([one.mean(1) for one in (size / n, np.sqrt(square / n), r2)], axis=1)
+
+    found = intervals(table.reshape(-1, n).T, statistics)
+    ends = {"mae_ci95": (0.0, np.inf), "rmse_ci95": (0.0, np.inf), "r2_ci95": (-np.inf, 1.0)}
+    return {
+        name: one and [max(one[0], low), min(one[1], high)]
+        for (name, (low, high)), one in zip(ends.items(), found, strict=True)
+    }
+
+
 def intervals(
     columns: Floats,
     statistics: Callable[[Floats], Floats],

@@ -35,7 +35,7 @@ from hires.core.config.fields import build
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.config.training_config import INFERENCE, EngineConfig
-from hires.core.evaluation_metrics import IMAGES
+from hires.core.evaluation_metrics import IMAGES, ROW_KINDS
 from hires.data.decoding_memory import decoding_bytes
 from hires.data.source import SOURCES
 from hires.engine.build import (
@@ -245,6 +245,10 @@ def _blank_feed(config: RunConfig, context: Context, live: LiveBytes) -> Iterato
         if needs.compares:
             classes = torch.empty(needs.num_samples, dtype=torch.int64)
             target = images(needs.target) if needs.target else classes
+            if config.objective.compares in ROW_KINDS:
+                width = context.plan.graph.shape(context.plan.graph.output)[1]
+                wide = torch.promote_types(dtype, torch.float32)
+                target = torch.empty(needs.num_samples, width, dtype=wide)
             if needs.target and config.data.name == "masks":
                 r0, r1, c0, c1 = needs.target
                 target = torch.empty(needs.num_samples, r1 - r0, c1 - c0, dtype=torch.int64)
@@ -269,6 +273,8 @@ def _targets(config: RunConfig, context: Context) -> list[Tensor]:
     plan, layout = context.plan, context.stage.layout
     output = plan.graph.output
     if config.task.name != "evaluate" or context.stage.index < len(plan.stages) - 1:
+        return []
+    if kind_of(config, plan.graph) in ROW_KINDS:
         return []
     samples, (_, channels, *size) = needs_of(config, context).num_samples, plan.graph.shape(output)
     if layout[output] == TILED:

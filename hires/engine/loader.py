@@ -29,15 +29,15 @@ from hires.plan.rules import TILED
 
 Order = Callable[[int], list[int]]  # step -> a rank's samples, microbatch after microbatch
 Target = Callable[[int], Any]
-"""Returns what the output for a sample is compared with: its class, an image (C, h, w), or the
-class of each pixel, (h, w)."""
+"""Returns what the output for a sample is compared with: its class, its labels or numbers
+(C), an image (C, h, w), or the class of each pixel, (h, w)."""
 
 
 class Microbatch(NamedTuple):
     """What one rank needs of one microbatch."""
 
     images: Tensor | None  # (n, C, h, w), channels_last in memory; None if it needs no pixels
-    target: Tensor | None  # classes (n,) or (n, h, w), int64, or images; None: it compares nothing
+    target: Tensor | None  # int64 classes, (n,) or (n, h, w), rows or images; None: none
 
 
 _THREAD = "loader"
@@ -275,6 +275,9 @@ def read_microbatches(
         if isinstance(first, int):
             labels = torch.tensor([first, *map(read, samples[1:])])
             return empty(labels.shape, labels.dtype).copy_(labels)
+        if first.ndim == 1:  # labels or numbers
+            rows = np.stack([first, *map(read, samples[1:])])
+            return empty(rows.shape, dtype).copy_(torch.from_numpy(rows))
         if first.ndim == 2:  # label maps
             maps = [torch.from_numpy(labels) for labels in (first, *map(read, samples[1:]))]
             return empty((len(maps), *first.shape), torch.int64).copy_(torch.stack(maps))

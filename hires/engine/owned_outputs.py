@@ -9,6 +9,7 @@ pixel of its map, is there once.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,9 @@ import torch
 from torch import Tensor
 
 from hires.core.config.run_config import RunConfig
+from hires.core.evaluation_metrics import CLASSES, ROW_KINDS
 from hires.core.evaluation_summary import Numbers, num_classes
+from hires.core.losses import LABELS
 from hires.data.source import Source
 from hires.parallel.context import Context
 from hires.plan.graph import Rect
@@ -81,8 +84,10 @@ class Observer:
         """Stops the threads that read for it."""
 
 
-def names_of_classes(source: Source, shape: Sequence[int]) -> list[str]:
-    """Returns the names of the classes of an output of a shape; none of images."""
+def names_of_classes(source: Source, shape: Sequence[int], kind: str = CLASSES) -> list[str]:
+    """Returns the names of the classes, or numbers, of an output of a shape; none of images."""
+    if kind in ROW_KINDS:
+        return [*source.class_names, *map(str, range(source.num_classes, shape[1]))]
     return [*source.class_names, *map(str, range(source.num_classes, num_classes(shape)))]
 
 
@@ -105,6 +110,13 @@ def owned_output(
     if layout == TILED:
         rect = context.own_of(graph.output)
     return OwnedOutput(samples, output, rect)
+
+
+def row_values(kind: str, output: Tensor) -> list[list[float]]:
+    """Returns the probabilities of labels, or the numbers, of each sample; NaN: not all finite."""
+    values = output.double().sigmoid() if kind == LABELS else output.double()
+    rows: list[list[float]] = values.masked_fill(~output.isfinite().all(1, True), math.nan).tolist()
+    return rows
 
 
 def broken_pixels(output: Tensor) -> Tensor:

@@ -25,8 +25,9 @@ from hires import comm
 from hires.core.config.data_config import PARQUET, PROBABILITY
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.evaluation_metrics import CLASSES, IMAGES
+from hires.core.evaluation_metrics import IMAGES, PIXELS, ROW_KINDS
 from hires.core.evaluation_summary import by_sample
+from hires.core.losses import LABELS
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt
 from hires.core.store.files import write_atomically
@@ -42,6 +43,7 @@ from hires.engine.owned_outputs import (
     merged,
     names_of_classes,
     owned_output,
+    row_values,
 )
 from hires.engine.prediction_maps import MapKind, MapPlace, PredictionMaps
 from hires.losses.class_losses import class_scores
@@ -56,8 +58,9 @@ class Predictor(Observer):
     """Writes what this rank sees of the outputs of a step, microbatch after microbatch.
 
     A row is the sample's number, then the predicted class (-1: the output is not finite), its
-    probability and, of ``predict.reduce=probability``, those of all classes. Of a map it is the
-    number, how many pixels were written, and how many of them are not finite.
+    probability and, of ``predict.reduce=probability``, those of all classes; of labels and numbers
+    it is that number and :func:`row_values`. Of a map it is the number, how many pixels were
+    written, and how many of them are not finite.
     """
 
     line = PREDICTED_LINE
@@ -83,6 +86,10 @@ class Predictor(Observer):
         """Takes the output of the microbatch that a slot of the last stage has just computed."""
         seen = owned_output(context, self._config, len(self._source), output)
         if seen is None:
+            return
+        if self._kind in ROW_KINDS:
+            pairs = zip(seen.samples, row_values(self._kind, seen.values), strict=True)
+            self.counted.rows += [[sample, *row] for sample, row in pairs]
             return
         if self._maps is None:
             self.counted.rows += self._class_rows(seen.samples, seen.values)
@@ -131,7 +138,7 @@ def maps_of(
 ) -> PredictionMaps | None:
     """Returns the files of the maps of a run; None: outputs have no rows and columns."""
     kind = kind_of(config, graph)
-    if kind == CLASSES:
+    if kind not in (PIXELS, IMAGES):
         return None
     classes = names_of_classes(source, graph.shape(graph.output))
     if kind == IMAGES:
@@ -173,7 +180,11 @@ def write_prediction(
     ids = [source.name(i) for i in range(len(source))]
     maps = maps_of(config, source, graph, run_dir)
     facts: dict[str, Any] = {"kind": kind, "images": len(ids), "reduce": config.predict.reduce}
-    if maps is None:
+    if kind in ROW_KINDS:
+        names = names_of_classes(source, graph.shape(graph.output), kind)
+        heads, lines = _row_table(kind, ids, rows, names)
+        facts["not_finite"] = sum(not all(map(math.isfinite, row)) for row in rows)
+    elif maps is None:
         names = names_of_classes(source, graph.shape(graph.output))
         heads, lines = _class_table(ids, rows, names)
         facts["not_finite"] = sum(row[0] < 0 for row in rows)
@@ -210,13 +221,25 @@ def _class_table(
     return heads, lines
 
 
+def _row_table(
+    kind: str, ids: Sequence[str], rows: Sequence[Sequence[float]], names: Sequence[str]
+) -> tuple[list[str], list[list[Any]]]:
+    heads = ["id", "labels", *(f"p_{name}" for name in names)] if kind == LABELS else ["id", *names]
+    lines: list[list[Any]] = []
+    for sample, row in zip(ids, rows, strict=True):
+        cells = [value if math.isfinite(value) else None for value in row]
+        labels = ";".join(name for name, value in zip(names, row, strict=True) if value > 0.5)
+        lines.append([sample, *([labels] if kind == LABELS else []), *cells])
+    return heads, lines
+
+
 def _encoded(form: str, heads: list[str], lines: list[list[Any]]) -> bytes:
     """Returns a table as a CSV, or as a Parquet file, whose numbers keep their types."""
     if form == PARQUET:
         import pandas as pd  # not before: each rank would pay for it
 
         frame = pd.DataFrame(lines, columns=heads)
-        for name in {"id", "file", "name"} & {*heads}:  # no name of a file need be UTF-8
+        for name in {"id", "file", "name", "labels"} & {*heads}:  # no name of a file need be UTF-8
             frame[name] = [_readable(cell) for cell in frame[name]]
         data = io.BytesIO()
         frame.to_parquet(data, index=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from hires.core.losses import LOSSES, Loss, quotient
+from hires.core.losses import LABELS, LOSSES, Loss, quotient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,15 +91,19 @@ class CrossEntropy(ClassLoss):
 class BinaryCrossEntropy(ClassLoss):
     """The mean over labels and classes."""
 
-    summary = "Binary cross-entropy of each class against the others, with logits"
+    summary = "Binary cross-entropy of each class by itself, with logits: also of many labels"
+    also = LABELS
 
     def sums(self, output: Tensor, target: Tensor) -> Tensor:
         """Returns the sum of the terms, and their number."""
         import torch
         import torch.nn.functional as F
 
-        _, counted, hot = self.labelled(output, target)
-        mask = counted.unsqueeze(1).to(output)
+        if self.keys.compares == LABELS:
+            hot, mask = target.to(output), torch.ones_like(output[:, :1])
+        else:
+            _, counted, hot = self.labelled(output, target)
+            mask = counted.unsqueeze(1).to(output)
         terms = F.binary_cross_entropy_with_logits(output, hot, reduction="none")
         return torch.stack(((terms * mask).sum(), mask.sum() * output.shape[1]))
 

@@ -1,4 +1,4 @@
-"""Losses that compare outputs with images of their size, and functions of the user's own."""
+"""Losses that compare outputs with images or numbers, and functions of the user's own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hires.core.errors import ConfigError
-from hires.core.losses import CLASSES, IMAGES, LOSSES, Loss
+from hires.core.losses import CLASSES, IMAGES, LOSSES, NUMBERS, Loss
 from hires.losses.class_losses import labels_of
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class AbsoluteDifference(Loss):
     """The mean over all numbers."""
 
-    summary = "Mean absolute difference of images"
-    targets = IMAGES
+    summary = "Mean absolute difference of images or numbers"
+    targets, also = IMAGES, NUMBERS
 
     def sums(self, output: Tensor, target: Tensor) -> Tensor:
         """Returns the sum of the differences, and their number."""
@@ -32,12 +32,26 @@ class AbsoluteDifference(Loss):
 class SquaredDifference(Loss):
     """The mean over all numbers."""
 
-    summary = "Mean square of the difference of images"
-    targets = IMAGES
+    summary = "Mean square of the difference of images or numbers"
+    targets, also = IMAGES, NUMBERS
 
     def sums(self, output: Tensor, target: Tensor) -> Tensor:
         """Returns the sum of the squares, and their number."""
         return with_count((output - target).square())
+
+
+@LOSSES.register("smooth_l1")
+class SmoothDifference(Loss):
+    """The mean over all numbers: half of the square up to 1, then the absolute less a half."""
+
+    summary = "Mean difference of images or numbers, squared where it is below 1"
+    targets, also = IMAGES, NUMBERS
+
+    def sums(self, output: Tensor, target: Tensor) -> Tensor:
+        """Returns the sum of the terms, and their number."""
+        from torch.nn.functional import smooth_l1_loss
+
+        return with_count(smooth_l1_loss(output, target.to(output), reduction="none"))
 
 
 @LOSSES.register("custom")

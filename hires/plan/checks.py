@@ -13,6 +13,7 @@ from hires.core.config.fields import changed_keys
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import ONE_PASS
+from hires.core.evaluation_metrics import ROW_KINDS
 from hires.core.evaluation_summary import num_classes
 from hires.core.losses import CLASSES
 from hires.core.precisions import CPU_FLAGS, INT8
@@ -298,6 +299,11 @@ def check_output(config: RunConfig, graph: Graph) -> Iterator[Finding]:
         problem = f"the network returns {describe(made)}"
     elif trains and not made.needs_grad:
         problem = f"no gradient flows from the network's output, {describe(made)}, to a parameter"
+    elif config.objective.compares in ROW_KINDS and shape[1:] != [classes or shape[1]]:
+        text = (
+            f"the network returns {shape}, and data.targets={config.data.targets} are "
+            f"{classes or 'so many'} for each image; make it return (n, {classes or 'numbers'})"
+        )
     elif config.objective.compares == CLASSES and num_classes(shape) < (classes or 0):
         keys = f", or set data.classes={shape[1]} and model.classes={shape[1]}"
         problem = (

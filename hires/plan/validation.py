@@ -22,23 +22,25 @@ from hires.core.evaluation_metrics import (
     IMAGES,
     LOSS,
     PIXELS,
+    ROW_KINDS,
     is_larger_better,
     metrics_of,
 )
+from hires.core.losses import LABELS, NUMBERS
 from hires.core.precisions import HALF
 from hires.plan.graph import Graph
 from hires.plan.memory import RankMemory
 from hires.plan.plan import Finding, Plan
 from hires.plan.planner import make_plan
 
-_USUAL = {CLASSES: "top1", PIXELS: "mean_iou", IMAGES: "psnr"}
+_USUAL = {CLASSES: "top1", PIXELS: "mean_iou", IMAGES: "psnr", LABELS: "mean_ap", NUMBERS: "rmse"}
 """What ``validate.metric=auto`` means."""
 
 
 def kind_of(config: RunConfig, graph: Graph) -> str:
-    """Returns what one output holds: ``classes``, ``pixels`` or ``images``."""
-    if config.objective.compares == IMAGES:
-        return IMAGES
+    """Returns what one output holds: ``classes``, ``pixels``, ``images``, or one of ROW_KINDS."""
+    if config.objective.compares in (IMAGES, *ROW_KINDS):
+        return config.objective.compares
     return CLASSES if len(graph.shape(graph.output)) == 2 else PIXELS
 
 

@@ -168,7 +168,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "augment.shift=2 brings in pixels without a label; name their value, data.ignore=255",
     ),
     ({"data.name": "masks", "loss.name": "l2"}, "loss=l2 compares images; data=masks has classes"),
-    ({"model.scale": 3}, "model.scale=3 is for model=edsr, and for loss=l1 or loss=l2; leave it"),
+    ({"model.scale": 3}, "model.scale=3 is for model=edsr, and for loss=l1 or loss=l2 or"),
     ({"data.name": "slide", "data.region": [0, 0, 8]}, "must be [row, column, height, width]"),
     ({"data.name": "slide", "data.region": [0, 0, 8, 0]}, "must be [row, column, height, width]"),
     ({"data.name": "slide", "data.groups": {"_0": 3}}, "data.groups has _0: 3; give the name of"),

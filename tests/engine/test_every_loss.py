@@ -45,6 +45,7 @@ CASES = {
     "classes, one score, custom": ("folder", with_network(NET, classes=1), "custom"),
     "classes, two scores, dice": ("folder", NET, "dice"),
     "grey images, l2": ("pairs", with_network(UNET, channels=1, scale=1), "l2"),
+    "grey images, smooth_l1": ("pairs", with_network(UNET, channels=1, scale=1), "smooth_l1"),
     "images of two channels, l1": ("pairs", with_network(UNET, channels=2, scale=1), "l1"),
     "grey images, larger": (
         "pairs",

@@ -116,7 +116,8 @@ def test_one_score_is_that_of_the_second_class():
     wanted = F.binary_cross_entropy_with_logits(output[:, 0], labels.double())
     for name in ("bce", "cross_entropy"):
         torch.testing.assert_close(plain_loss(keys(name=name), output, labels), wanted)
-    for name, function in (("l1", F.l1_loss), ("l2", F.mse_loss)):  # of images
+    of_images = {"l1": F.l1_loss, "l2": F.mse_loss, "smooth_l1": F.smooth_l1_loss}
+    for name, function in of_images.items():
         image = torch.zeros_like(output) + 3
         assert plain_loss(keys(name=name), output, image) == function(output, image)
     likely = output.sigmoid()[:, 0]

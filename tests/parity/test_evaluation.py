@@ -11,6 +11,7 @@ import pytest
 import tifffile
 
 from hires.cli.data_keys import resolve_data
+from hires.core.config.data_config import TARGETS
 from hires.core.config.run_config import RunConfig
 from hires.core.evaluation_metrics import METRICS
 from hires.core.store import file_names, records, rundir
@@ -23,6 +24,8 @@ from tests.helpers.saved import mean_losses
 NETS = {
     "digits": {"name": "preact_resnet", "depth": 11, "channels": 1, "classes": None},
     "masks": {"name": "unet", "levels": 2, "width": 4, "classes": None},
+    "classes": {"name": "preact_resnet", "depth": 11, "classes": None},
+    "numbers": {"name": "preact_resnet", "depth": 11, "classes": None},
     "pairs": {"name": "edsr", "blocks": 2, "width": 4, "scale": 2, "classes": None},
 }
 # All have two microbatches, in turn, in two replicas or in two directions: the statistics of batch
@@ -45,6 +48,8 @@ TRAINING = {
 def data_of(name: str, folder: Path) -> dict:
     if name == "digits":
         return {"name": name, "validation": 0.005}
+    if name in TARGETS:
+        return {"targets": name, "classes": 3, "length": 18, "validation": 0.34}
     if name == "masks":
         make_data("masks", folder, 3, 6, (24, 24), 0)
     else:
@@ -75,7 +80,7 @@ def predicted(path: Path) -> tuple[np.ndarray, float]:
     if maps:
         return np.stack([tifffile.imread(one) for one in maps]), 1e-6  # maps are of float32
     rows = [*csv.DictReader((folder / "predictions.csv").read_text().splitlines())]
-    shares = [[float(v) for k, v in row.items() if k.startswith("p")] for row in rows]
+    shares = [[float(v) for k, v in row.items() if k.startswith(("p", "texture"))] for row in rows]
     return np.array(shares), 1e-10
 
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:  # the decoders are imported when they are used
 SUBVERBS = ("make", "check")
 _MOST_FILES = 5  # that a finding names
 _MOST_CLASSES = 30
-_COUNTED = {"folder": "images", "cifar10": "images", "masks": "in images", "slide": "patches"}
+_COUNTED = {"folder": "images", "cifar10": "images", "masks": "in images"}
+_COUNTED |= {"images": "images", "slide": "patches"}
 """``data`` with classes -> what is counted of each."""
 
 
@@ -145,7 +146,7 @@ def _print(report: DataReport) -> None:
     total = len(report.images)
     print(f"{report.path}: {plural(total, 'file')}, read as data={report.data}\n")
     classes = [[name, str(count)] for name, count in report.classes.items()]
-    if report.data in _COUNTED and classes:
+    if report.data in _COUNTED and classes and [*report.classes] != ["images"]:
         what = _COUNTED[report.data]
         heads: list[Column | str] = ["class", Column("images", what, digits=0)]
         print_table("Classes", heads, classes[:_MOST_CLASSES])

@@ -10,6 +10,7 @@ from hires.core.augmentations import with_amounts
 from hires.core.config.fields import MOST_LABEL, MOST_SEED, MOST_STEPS, Section, changed_keys, value
 from hires.core.errors import ConfigError
 from hires.core.evaluation_metrics import LOSS, METRICS
+from hires.core.losses import LABELS, NUMBERS
 
 DATA_SETS = {
     "synthetic": "Made in memory from the seed; data.classes and data.length say how many",
@@ -21,6 +22,8 @@ DATA_SETS = {
     "masks": "Images below data.path=FOLDER with label maps: a class for each pixel",
 }
 """Choices of ``data`` without further keys, and what each is."""
+TARGETS = {"class": "", "classes": LABELS, "numbers": NUMBERS}
+"""Choices of ``data.targets``, and what a loss compares then; nothing: classes or images."""
 _FILES = ("folder", "images", "pairs", "masks", "slide")
 _SLIDE = ("slide",)
 _MADE = ("synthetic", "textures", "hard")
@@ -63,10 +66,14 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
     """Of ``slide``: least share of a patch that is tissue, by Otsu's threshold of saturation; 0
     takes all patches."""
     labels: str | None = value(of=("images", *_SLIDE), plan=False)
-    """Of ``images``: a file below ``data.path`` with the columns ``name,label``; those that it does
-    not list are not used. Of ``slide``: one with the columns ``slide,label``, or files of outlines,
-    as annotations/*.geojson (QuPath) or *.xml (ASAP); the star is the name of a slide. null: they
-    have no classes."""
+    """Of ``images``: a file below ``data.path`` with the columns ``name,label``, or those of
+    ``data.targets``; images that it does not list are not used. Of ``slide``: one with the columns
+    ``slide,label``, or files of outlines, as annotations/*.geojson (QuPath) or *.xml (ASAP); the
+    star is the name of a slide. null: they have no classes."""
+    targets: str = value("class", choices=TARGETS, of=("images", *_SLIDE, *_MADE))
+    """What an image has: a ``class``; any number of ``classes`` (in ``data.labels`` a label as
+    ``cat;dog`` or ``cat|dog``, or a column of 0 and 1 for each class); or ``numbers``, a column for
+    each. Data with classes or without labels takes that of ``weights=RUN``."""
     groups: dict[str, Any] = value({}, of=_SLIDE, plan=False)
     """Of ``slide`` with outlines: the class of a group or classification, as ``{_0: tumor}``; null:
     what it covers has no class. Those that are not named keep their name."""
@@ -172,6 +179,10 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
                 f"data.values={self.values} must have one value for each of data.classes="
                 f"{self.num_classes}; use data.classes={len(self.values)}"
             )
+        if self.targets != "class" and self.balance:
+            yield f"data.balance=true is of a class an image, not data.targets={self.targets}"
+        if self.targets != "class" and self.name == "slide" and self.labels is not None:
+            yield f"data.labels of data=slide are a class an image, not data.targets={self.targets}"
         for name, label in self.groups.items():
             if label is not None and (not isinstance(label, str) or not label):
                 yield f"data.groups has {name}: {label!r}; give the name of a class, or null"
@@ -225,7 +236,8 @@ class ValidateConfig(Section, key="validate"):
     many steps; also after its last one. Unset: never."""
     metric: str = value(AUTO, choices={AUTO: "", LOSS: "", **METRICS.sentences()})
     """The number that says which evaluation is the best: ``loss``, or ``auto``: ``top1`` of
-    classes, ``mean_iou`` of the pixels' classes, ``psnr`` of images."""
+    classes, ``mean_iou`` of the pixels' classes, ``psnr`` of images, ``mean_ap`` of many labels,
+    ``rmse`` of numbers."""
     weights: str = value("trained", choices=("trained", "ema"))
     """Which weights are evaluated: those that are ``trained``, or their running means, ``ema`` (of
     ``optimizer.ema``). The best checkpoint has both."""

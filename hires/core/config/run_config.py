@@ -15,7 +15,13 @@ from hires.core.augmentations import AUGMENTATIONS
 from hires.core.codecs import CODECS
 from hires.core.config import comm_config
 from hires.core.config.comm_config import CommConfig
-from hires.core.config.data_config import AugmentConfig, DataConfig, PredictConfig, ValidateConfig
+from hires.core.config.data_config import (
+    TARGETS,
+    AugmentConfig,
+    DataConfig,
+    PredictConfig,
+    ValidateConfig,
+)
 from hires.core.config.fields import (
     MOST_SEED,
     MOST_STEPS,
@@ -44,11 +50,12 @@ from hires.core.config.training_config import (
     OptimizerConfig,
     TaskConfig,
 )
-from hires.core.losses import IMAGES, LOSSES
+from hires.core.losses import CLASSES, IMAGES, LABELS, LOSSES, NUMBERS
 from hires.core.precisions import HALF, INT8, PRECISIONS
 from hires.core.ranks.machine import TENSORRT
 
 _OF_IMAGES = [name for name in LOSSES if LOSSES[name].targets == IMAGES]
+_WHAT = {LABELS: "any number of classes", NUMBERS: "numbers"}
 DEVICE_KINDS = ["auto", "cpu", "cuda"]
 """Choices of ``device``; a kind that :mod:`hires.engine.device` gets from elsewhere is added."""
 
@@ -246,6 +253,17 @@ class RunConfig(Section):
             return
         if data.name == "masks" and loss in _OF_IMAGES:
             yield f"loss={loss} compares images; data=masks has classes: use loss=auto"
+        kind = TARGETS[data.targets]
+        if self.loss.targets != CLASSES and (kind or self.loss.targets in (LABELS, NUMBERS)):
+            yield f"loss.targets={self.loss.targets} follows from data.targets here; leave it out"
+        if kind and self.loss.ignore_index is not None:
+            yield "loss.ignore_index is of a class an image; leave it out"
+        if kind and self.objective.compares != kind:
+            fitting = " or ".join(f"loss={name}" for name in LOSSES if LOSSES[name].also == kind)
+            yield (
+                f"loss={loss} compares {LOSSES[loss].targets}, and data.targets={data.targets} "
+                f"gives each image {_WHAT[kind]}; use {fitting}, or leave loss out"
+            )
         if self.objective.compares != IMAGES:
             losses = " or ".join(f"loss={name}" for name in _OF_IMAGES)
             if scale != ModelConfig.scale and self.model.name != "edsr":
@@ -329,6 +347,11 @@ class RunConfig(Section):
             name = "cross_entropy" if self.loss.name == "auto" else self.loss.name
             ignored = self.data.ignore if "ignore_index" in keys_of(LossConfig, name) else None
             return dataclasses.replace(self.loss, name=name, ignore_index=ignored)
+        if kind := TARGETS[self.data.targets]:
+            usual = {LABELS: "bce", NUMBERS: "l2"}[kind]
+            name = usual if self.loss.name == "auto" else self.loss.name
+            if name == "custom" or LOSSES[name].also == kind:
+                return dataclasses.replace(self.loss, name=name, targets=kind)
         if self.loss.name != "auto":
             return self.loss
         makes_images = self.model.name == "edsr" or self.data.name == "pairs"

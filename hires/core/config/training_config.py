@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hires.core.config.fields import MOST_LABEL, MOST_STEPS, Section, not_function, value
 from hires.core.errors import ConfigError
-from hires.core.losses import CLASSES, IMAGES, LOSSES, own_keys
+from hires.core.losses import CLASSES, IMAGES, LABELS, LOSSES, NUMBERS, own_keys
 from hires.core.optimizers import MORE_STATES, OPTIMIZERS, REFUSED, SET_BY_HIRES
 from hires.core.ranks.machine import TENSORRT
 from hires.core.trackers import TRACKERS
@@ -44,7 +44,7 @@ class TaskConfig(Section, key="task", choices=TASKS):
 
 
 LOSS_NAMES = {
-    "auto": "The loss that fits network and data: l1 for pairs of images, else cross_entropy",
+    "auto": "The loss that fits network and data: l1 for pairs, bce, l2, else cross_entropy",
     **{name: LOSSES[name].summary for name in LOSSES},
 }
 
@@ -59,9 +59,10 @@ class LossConfig(Section, key="loss", choices=LOSS_NAMES):
     name: str = value("auto", choices=LOSS_NAMES)
     """Of classes: ``cross_entropy``, ``bce`` (binary cross-entropy of each class, with logits),
     ``dice`` (1 - the mean Dice coefficient of the classes, from probabilities, over all pixels of
-    a microbatch). Of images of ``model.scale`` times the input's size: ``l1``, ``l2`` (mean
-    square). ``custom``: the function ``loss.target``. ``auto``: ``l1`` for ``model=edsr`` and
-    ``data=pairs``, else ``cross_entropy``."""
+    a microbatch). Of images of ``model.scale`` times the input's size, or of the numbers of
+    ``data.targets=numbers``: ``l1``, ``l2`` (mean square), ``smooth_l1``. ``custom``: the function
+    ``loss.target``. ``auto``: ``l1`` for ``model=edsr`` and ``data=pairs``, ``bce`` for
+    ``data.targets=classes``, ``l2`` for ``numbers``, else ``cross_entropy``."""
     weights: list[float] | None = value(low=0, of=_CROSS_ENTROPY, tasks=("train",))
     """Of ``cross_entropy``: a factor for each class; the mean is divided by the factors of the
     labels."""
@@ -80,16 +81,21 @@ class LossConfig(Section, key="loss", choices=LOSS_NAMES):
     """Of ``custom``: ``package.module:function``, from an output (n, C, ...) and its targets to
     their mean loss. With an argument ``reduction``, and terms that do not depend on each other, of
     which ``reduction="none"`` returns all, it also works for an output in tiles or shards."""
-    targets: str = value(CLASSES, choices=(CLASSES, IMAGES), of=("custom",))
+    targets: str = value(
+        CLASSES,
+        choices=(CLASSES, IMAGES, LABELS, NUMBERS),
+        of=("custom", *(name for name in LOSSES if LOSSES[name].also)),
+    )
     """Of ``custom``: what it gets beside the output: labels, (n) or (n, H, W), of ``classes``, or
-    ``images`` of the output's shape."""
+    ``images`` of the output's shape. ``labels`` and ``numbers`` follow from ``data.targets``."""
     args: dict[str, Any] = value({})
     """Of a loss in a module of your own in ``hires/losses``: arguments of its class."""
 
     @property
     def compares(self) -> str:
-        """What an output is compared with: ``classes`` or ``images``."""
-        return self.targets if self.name == "custom" else LOSSES[self.name].targets
+        """What an output is compared with: ``classes``, ``images``, ``labels`` or ``numbers``."""
+        follows = self.name == "custom" or self.targets in (LABELS, NUMBERS)
+        return self.targets if follows else LOSSES[self.name].targets
 
     @property
     def ignored(self) -> set[int]:

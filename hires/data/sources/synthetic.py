@@ -7,6 +7,8 @@ and adds noise. A window is computed alone, from functions of the row and of the
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,6 +29,8 @@ COLOUR, STRIPES, SHADE, BRIGHTNESS, NOISE = 0.20, 0.15, 0.05, 0.04, 0.06
 class SyntheticSource(Source):
     """Images drawn from the seed and their number alone, a window at a time."""
 
+    _targets = "class"
+
     def __init__(self, num_classes: int, length: int, size: Size, channels: int, seed: int) -> None:
         self.num_classes = num_classes
         self.class_names = tuple(class_name(label, num_classes) for label in range(num_classes))
@@ -35,7 +39,9 @@ class SyntheticSource(Source):
     @classmethod
     def open(cls, data: DataConfig, size: Size, channels: int, seed: int) -> Source:
         """Returns ``data.length`` images of ``data.classes`` classes."""
-        return cls(data.num_classes, data.length, size, channels, seed)
+        source = cls(data.num_classes, data.length, size, channels, seed)
+        source._targets = data.targets
+        return source
 
     def __len__(self) -> int:
         return self._length
@@ -43,6 +49,14 @@ class SyntheticSource(Source):
     def label(self, i: int) -> int:
         """Returns the class of an image; the classes take turns."""
         return i % self.num_classes
+
+    def target(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Any:
+        """Returns the class of an image, or the labels or numbers that follow from it, (C)."""
+        label, size = self.label(i), self.num_classes
+        after = (np.arange(size) - label) % size
+        if self._targets == "class":
+            return label
+        return (after <= label % 2).astype(float) if self._targets == "classes" else after / size
 
     def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image, (C, h, w); no other pixel is computed."""
