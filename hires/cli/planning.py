@@ -24,7 +24,7 @@ from hires.core.config.fields import keys_without
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError
-from hires.core.evaluation_metrics import CLASSES
+from hires.core.evaluation_metrics import IMAGES, PIXELS
 from hires.core.precisions import INT8
 from hires.core.store import checkpoints
 from hires.core.store.cache import cached, keep, key_of
@@ -126,7 +126,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
 
         plan = self._once("plan", key, make, _MOST_PLANS)
         print_activity("")
-        has_maps = config.task.name == "predict" and kind_of(config, plan.graph) != CLASSES
+        has_maps = config.task.name == "predict" and kind_of(config, plan.graph) in (PIXELS, IMAGES)
         more = _data_findings(config, has_maps) if memory else []
         return plan.with_findings(*more)
 

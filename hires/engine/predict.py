@@ -60,7 +60,8 @@ class Predictor(Observer):
     A row is the sample's number, then the predicted class (-1: the output is not finite), its
     probability and, of ``predict.reduce=probability``, those of all classes; of labels and numbers
     it is that number and :func:`row_values`. Of a map it is the number, how many pixels were
-    written, and how many of them are not finite.
+    written, and how many of them are not finite; of the tile at the corner, also rows and columns
+    of the map, and how many of its pixels are to be written.
     """
 
     line = PREDICTED_LINE
@@ -101,7 +102,9 @@ class Predictor(Observer):
             self._maps.write(sample, place, self._part(values), seen.rect)
             down, across = place.uses(seen.rect)
             counts = int(down.sum() * across.sum()), int(down @ broken @ across)
-            self.counted.rows.append([sample, *counts])
+            begins = seen.rect[0] == seen.rect[2] == 0  # of one tile: rows of all are added
+            facts = (*place.size, place.num_predicted) if begins else (0, 0, 0)
+            self.counted.rows.append([sample, *counts, *facts])
 
     def _place(self, sample: int) -> MapPlace:
         return map_place(self._config, self._source, self._graph, sample)
@@ -191,11 +194,11 @@ def write_prediction(
     else:
         heads = ["id", "file", "rows", "columns", "not_finite", "not_predicted"]
         lines = []
-        for number, (name, (pixels, broken)) in enumerate(zip(ids, rows, strict=True)):
-            place = map_place(config, source, graph, number)
-            _require_whole(number, name, int(pixels), place.num_predicted)
+        for number, (name, row) in enumerate(zip(ids, rows, strict=True)):
+            pixels, broken, height, width, wanted = map(int, row)
+            _require_whole(number, name, pixels, wanted)
             path = f"../{file_names.PREDICTIONS}/{maps.names[number]}"
-            lines.append([name, path, *place.size, broken, math.prod(place.size) - int(pixels)])
+            lines.append([name, path, height, width, broken, height * width - pixels])
         facts |= {key: sum(line[heads.index(key)] for line in lines) for key in heads[4:]}
         facts["format"] = config.predict.format
         facts["map"] = {**maps.kind._asdict(), "dtype": np.dtype(maps.kind.dtype).name}
@@ -259,7 +262,7 @@ def _readable(cell: Any) -> Any:
 
 
 def _require_whole(number: int, name: str, pixels: int, wanted: int) -> None:
-    if pixels != wanted:
+    if pixels != wanted or not wanted:
         raise RunError(
             f"sample {number}, {name}, has {pixels} predicted pixels of {wanted}: repeat the run "
             f"with --again"

@@ -152,21 +152,26 @@ class PredictionMaps:
             return
         try:
             with locked_for_writing(path / "zarr.json" if self._zarr else path):
-                if self._zarr:
-                    whole = mapped = self._zarr.open_array(str(path), mode="r+")
-                else:
-                    mapped = tifffile.memmap(path, mode="r+")
-                    whole = mapped.reshape(self.kind.shape(place.size))
                 for rows in _in_chunks(lines[0]):
                     band = part.take(place.rows[rows] - rect[0], axes.index("Y"))
                     for cols in _in_chunks(lines[1]):
                         spans = {a: slice(n[0], n[-1] + 1) for a, n in (("Y", rows), ("X", cols))}
                         index = tuple(spans.get(axis, slice(None)) for axis in axes)
-                        whole[index] = band.take(place.cols[cols] - rect[2], axes.index("X"))
-                if not self._zarr:
-                    mapped.flush()
+                        values = band.take(place.cols[cols] - rect[2], axes.index("X"))
+                        self._write_chunk(path, place, index, values)
         except (OSError, ValueError) as error:
             raise cannot_write(path, error) from error
+
+    def _write_chunk(
+        self, path: Path, place: MapPlace, index: tuple[slice, ...], values: NDArray[Any]
+    ) -> None:
+        # What is mapped counts as memory of the process, so the mapping ends with the chunk.
+        if self._zarr:
+            self._zarr.open_array(str(path), mode="r+")[index] = values
+            return
+        mapped = tifffile.memmap(path, mode="r+")
+        mapped.reshape(self.kind.shape(place.size))[index] = values
+        mapped.flush()
 
     def _make_tiff(self, path: Path, place: MapPlace) -> None:
         _, dtype, axes, names = self.kind
@@ -193,9 +198,7 @@ class PredictionMaps:
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         if place.num_predicted < math.prod(place.size):
-            mapped = tifffile.memmap(path, mode="r+")
-            mapped[:] = self.kind.missing
-            mapped.flush()
+            _fill(path, self.kind.missing)
 
     def _make_zarr(self, path: Path, place: MapPlace) -> None:
         assert self._zarr is not None
@@ -213,6 +216,16 @@ class PredictionMaps:
             dimension_names=[*axes.lower()],
             attributes=attributes | _placed_attributes(place.reference, axes),
         )
+
+
+def _fill(path: Path, value: Any) -> None:
+    # Gives every pixel of a new TIFF a value.
+    mapped = tifffile.memmap(path, mode="r")
+    block = np.full(CHUNK * CHUNK, value, mapped.dtype)
+    with path.open("r+b") as file:
+        file.seek(mapped.offset)
+        for start in range(0, mapped.size, len(block)):
+            file.write(block[: mapped.size - start].data)
 
 
 def _within(pixels: NDArray[np.intp], start: int, stop: int) -> NDArray[np.intp]:

@@ -188,11 +188,13 @@ def test_compressions_that_only_pillow_knows_are_decoded_as_a_whole(
     values = whole(source_of(Image.fromarray(smooth), compression=compression), 16, 16)
     np.testing.assert_allclose(values, smooth / 255, atol=atol)
     assert "decoded as a whole" in caplog.text
-    # Pillow would read 16-bit colours, but only their upper half.
-    source = source_of(pixels(16, 16, 3, dtype=np.uint16), compression="zlib", tile=(16, 16))
+    # Pillow would read 16-bit colours, but only their upper half, and the first three of 4 bands.
     monkeypatch.setattr(tifffile.TIFF, "DECOMPRESSORS", {})
-    with pytest.raises(RunError, match=r"a\.tif: its compression is ADOBE_DEFLATE, which needs"):
-        source.window(0, (0, 16), (0, 16))
+    bands = {"photometric": "rgb", "extrasamples": ["unspecified"], "planarconfig": "contig"}
+    for image, how in ((pixels(16, 16, 3, dtype=np.uint16), {}), (pixels(16, 16, 4), bands)):
+        source = source_of(image, compression="zlib", tile=(16, 16), **how)
+        with pytest.raises(RunError, match=r"a\.tif: its compression is ADOBE_DEFLATE, which need"):
+            source.window(0, (0, 16), (0, 16))
 
 
 def test_image_of_another_size_is_cropped_padded_or_refused(source_of, whole):

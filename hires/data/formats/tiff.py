@@ -128,9 +128,7 @@ class TiffImage:
         self.size: Size = (page.imagelength, page.imagewidth)
         self.colours = COLOURS[page.photometric]
         if page.photometric in (PHOTOMETRIC.MINISWHITE, PHOTOMETRIC.MINISBLACK, PHOTOMETRIC.RGB):
-            # Other samples than alpha are bands, as of a satellite, or channels.
-            alphas = sum(kind in (1, 2) for kind in page.extrasamples)
-            self.colours = len(self._pages) * page.samplesperpixel - alphas
+            self.colours = _num_colours(page, len(self._pages))
         self._stored_peak = 1.0 if page.sampleformat == 3 else float(2**page.bitspersample - 1)
         self.peak = self._stored_peak
         if page.photometric == PHOTOMETRIC.PALETTE:  # some writers leave the upper 8 bits out
@@ -339,6 +337,11 @@ def _levels(file: TiffFile, finest: TiffPage) -> list[TiffPage]:
     return found
 
 
+def _num_colours(page: TiffPage, num_pages: int = 1) -> int:
+    # Other samples than alpha are colours, bands as of a satellite, or channels.
+    return num_pages * page.samplesperpixel - sum(kind in (1, 2) for kind in page.extrasamples)
+
+
 def _check_readable(page: TiffPage, is_alone: bool) -> None:
     ycbcr = page.photometric == PHOTOMETRIC.YCBCR and page.compression not in JPEG
     if page.photometric not in COLOURS or ycbcr:
@@ -360,8 +363,9 @@ def _check_readable(page: TiffPage, is_alone: bool) -> None:
         TIFF.UNPREDICTORS[page.predictor]
     except KeyError as error:
         name = getattr(page.compression, "name", page.compression)
-        # Pillow would drop bits, or read the first page alone.
-        raise (CodecError if is_alone and page.bitspersample <= 8 else ImageError)(
+        # Pillow would drop bits or bands, or read the first page alone.
+        drops = page.bitspersample > 8 or _num_colours(page) > _STORED[page.photometric][1]
+        raise (CodecError if is_alone and not drops else ImageError)(
             f"its compression is {name}, which needs `pip install imagecodecs`; or save it with "
             f"deflate (zlib) compression"
         ) from error

@@ -200,11 +200,7 @@ class FolderSource(Source):
 
     def check(self, i: int, most_bytes: int) -> int:
         """Checks an image, as :meth:`Source.check`."""
-        path = Path(self._index.paths[i])
-        with (
-            naming(path, self._data),
-            closing(open_image(path, self._data.max_pixels)) as image,
-        ):
+        with self._opened(i) as image:
             self._check_size(image)
             image.check_complete()
             height, width = image.size
@@ -217,23 +213,22 @@ class FolderSource(Source):
 
     def stored(self, i: int) -> tuple[Size, Georeference]:
         """Returns what the header of an image says of its size and place."""
-        path = Path(self._index.paths[i])
-        with (
-            naming(path, self._data),
-            closing(open_image(path, self._data.max_pixels)) as image,
-        ):
+        with self._opened(i) as image:
             return image.size, image.facts.reference
 
     def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image after ``data.fit``, (C, h, w)."""
         check_window(rows, cols, self._size)
-        path = Path(self._index.paths[i])
-        with (
-            naming(path, self._data),
-            closing(open_image(path, self._data.max_pixels)) as image,
-        ):
+        with self._opened(i) as image:
             pixels = self._fitted(image, rows, cols, place)
             return normalised(pixels, image.peak, self._channels)
+
+    @contextmanager
+    def _opened(self, i: int) -> Iterator[ImageFile]:
+        # Errors name the file.
+        path = Path(self._index.paths[i])
+        with naming(path, self._data), closing(open_image(path, self._data.max_pixels)) as image:
+            yield image
 
     def _fitted(self, image: ImageFile, rows: Span, cols: Span, place: Place | None) -> Pixels:
         """Returns a window of the image at the size of the config, (h, w, samples)."""
