@@ -29,6 +29,8 @@ _MICROMETRES = {
     "nm": 1e-3, "um": 1.0, "micron": 1.0, "microns": 1.0, "mm": 1e3, "cm": 1e4, "m": 1e6,
     "in": 25400.0, "inch": 25400.0,
 }  # fmt: skip
+_SMALLEST, _LARGEST = 1e-4, 1e10
+"""Pixels from an ångström to ten kilometres; others are damage, and a TIFF could not name them."""
 _TIFF_UNITS = {2: "inch", 3: "cm", 4: "mm", 5: "um"}
 
 Pair = tuple[float, float]
@@ -114,16 +116,20 @@ def pixel_size(rows: Any, columns: Any, unit: str) -> Pair | None:
         size = float(rows) * (each or 0), float(columns) * (each or 0)
     except (TypeError, ValueError):
         return None
-    return size if min(size) > 0 and max(size) < float("inf") else None
+    return size if min(size) >= _SMALLEST and max(size) <= _LARGEST else None
 
 
 def tiff_georeference(file: Any, page: Any) -> Georeference:
     """Returns where the pixels of a page of an open ``tifffile.TiffFile`` lie."""
     tags: dict[int, Any] = {}
     for number, length in ((SCALE, 3), (TIEPOINT, 6), (MATRIX, 16), (KEYS, 4), (DOUBLES, 1)):
-        value = np.ravel(page.tags[number].value).tolist() if number in page.tags else ()
-        if value and len(value) % length == 0:
-            tags[number] = tuple(value)
+        values = np.ravel(page.tags.valueof(number, default=()))
+        is_whole = len(values) % length == 0 < len(values) and values.dtype.kind in "uif"
+        if number in (SCALE, MATRIX):
+            is_whole &= len(values) == length
+        # Damaged ones could not be written.
+        if is_whole and np.isfinite(values).all() and (number != KEYS or values.max() < 2**16):
+            tags[number] = tuple(values.tolist())
     if isinstance(text := page.tags.valueof(TEXT), str):
         tags[TEXT] = text.encode("ascii", "replace")
     return Georeference(_tiff_pixel(file, page), tags=tags)
@@ -140,7 +146,7 @@ def _tiff_pixel(file: Any, page: Any) -> Pair | None:
         return pixel_size(mpp[1], mpp[1], "um")
     if not {282, 283} <= {tag.code for tag in page.tags}:
         return None
-    unit = _TIFF_UNITS.get(int(page.resolutionunit), "")
+    unit = _TIFF_UNITS.get(page.resolutionunit, "")
     if file.is_imagej:
         unit = str((file.imagej_metadata or {}).get("unit") or unit)
     across, down = page.resolution

@@ -64,8 +64,10 @@ def test_coordinates_of_pixel_centres_are_half_a_pixel_inside():
 def test_tags_of_geotiff_are_read_and_damaged_ones_left_out(tmp_path, how):
     tags = {**NORTH, KEYS: AREA, DOUBLES: (6378137.0,), TEXT: "WGS 84|"}
     assert reference(written(tmp_path / "a.tif", tags, **how)).tags == {**tags, TEXT: b"WGS 84|"}
-    damaged = {SCALE: (10.0, 20.0), TIEPOINT: (1.0,) * 5, MATRIX: (1.0,) * 15, KEYS: (1, 1, 0)}
-    assert reference(written(tmp_path / "b.tif", damaged, **how)).tags == {}
+    short = {SCALE: (10.0, 20.0), TIEPOINT: (1.0,) * 5, MATRIX: (1.0,) * 15, KEYS: (1, 1, 0)}
+    others = {SCALE: (10.0, np.nan, 0.0), TIEPOINT: (np.inf,) * 6, MATRIX: (1.0,) * 32}
+    for damaged in (short, others):
+        assert reference(written(tmp_path / "b.tif", damaged, **how)).tags == {}
 
 
 def test_tags_stay_where_only_pillow_can_decode(tmp_path, monkeypatch):
@@ -92,6 +94,7 @@ SIZES = {
     "svs": ({"description": "Aperio Image|MPP = 0.25|AppMag = 40", "metadata": None}, (0.25, 0.25)),
     "inch": ({"resolution": (254, 508), "resolutionunit": 2}, (50.0, 100.0)),
     "cm": ({"resolution": (1000, 500), "resolutionunit": 3}, (20.0, 10.0)),
+    "damaged": ({"resolution": (4e9, 4e9), "resolutionunit": 5}, None),
     "no unit": ({"resolution": (1000, 500), "resolutionunit": 1}, None),
     "nothing": ({}, None),
 }

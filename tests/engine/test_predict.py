@@ -207,7 +207,8 @@ def test_killed_prediction_goes_on_and_is_whole(tmp_path: Path):
     assert attempt(trained) == [0]
     keys: dict[str, Any] = {"predict": {"reduce": "argmax", "format": "zarr"}}
     keys["checkpoint"] = {"resume": str(trained)}
-    config = prediction(**UNET, **keys, parallel={"tiles": [2, 1]})
+    data = {**scenes_of(tmp_path / "scenes"), "fit": "crop"}  # images of several sizes
+    config = prediction(**UNET, **keys, parallel={"tiles": [2, 1]}, batch=2, data=data)
     whole, stopped = (run_folder(tmp_path / name, config) for name in "ab")
     assert attempt(whole) == [0, 0]
     killed_attempt(stopped, 1)  # nothing was saved: the lines are all that there is
