@@ -224,17 +224,15 @@ def _as_trained(config: RunConfig) -> RunConfig:
     trained = read_config(run)
     if config.data.normalize == "white" and config.data.mean is None:
         config = _with_data(config, mean=trained.data.mean, std=trained.data.std)
-    targets = trained.data.targets
-    if config.data.targets == "class" != targets and "targets" in keys_of(
-        DataConfig, config.data.name
-    ):
+    data, targets = config.data, trained.data.targets
+    if config.task.name in ONE_PASS and data.targets != targets:
+        if data.targets != "class" or "targets" not in keys_of(DataConfig, data.name):
+            raise ConfigError(
+                f"data={data.name} has data.targets={data.targets}, and weights={config.weights} "
+                f"learned data.targets={targets}; use data=images with such a table in "
+                f"data.labels, or without one for task=predict"
+            )
         config = _with_data(config, targets=targets)
-    if config.data.targets != targets and config.task.name in ONE_PASS:
-        raise ConfigError(
-            f"data={config.data.name} has data.targets={config.data.targets}, and weights="
-            f"{config.weights} learned data.targets={targets}; use data=images with such a table "
-            f"in data.labels, or without one for task=predict"
-        )
     if config.data.has_labels:
         return config
     if config.data.names is None:

@@ -100,6 +100,7 @@ class RecordedClass:
     recall: float | None = _share("recall")
     iou: float | None = _share("IoU")
     dice: float | None = _share("Dice")
+    f1: float | None = _share("F1")
 
 
 def _with_metrics(kind: type[T]) -> type[T]:

@@ -14,6 +14,8 @@ from hires.core.evaluation_summary import columns_of, summary
 from hires.core.losses import LABELS, NUMBERS
 from hires.engine.evaluation_intervals import number_intervals
 from hires.parallel.loss import plain_loss
+from hires.report.record import RecordedClass
+from hires.report.typed_values import typed
 from tests.helpers.layouts import config_of
 
 LABELLED = [[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 0], [1, 1, 0], [0, 1, 0]]
@@ -46,6 +48,8 @@ def test_labels_of_images():
     assert [one["count"] for one in found["classes"]] == [3, 4, 0]
     assert [one["recall"] for one in found["classes"]] == [2 / 3, 0.5, None]
     assert [one["precision"] for one in found["classes"]] == [2 / 3, 2 / 3, 0]
+    recorded = [typed(RecordedClass, one) for one in found["classes"]]
+    assert [one.f1 for one in recorded] == [2 / 3, 4 / 7, 0]
     assert found["subset_accuracy_ci95"][0] < 1 / 3 < found["subset_accuracy_ci95"][1]
 
 

@@ -157,6 +157,9 @@ def test_data_without_a_table_has_what_its_run_learned(folder, tmp_path):
     new = resolve_data(config_of(**keys, data={"name": "images", "path": str(folder)}))
     assert (new.data.targets, new.data.names) == ("numbers", ["age", "weight"])
     assert (new.model.classes, new.objective.compares) == (2, "numbers")
+    keys["task"]["name"] = "infer"  # which compares nothing
+    assert resolve_data(config_of(**keys, data={"classes": 2})).data.targets == "class"
+    keys["task"]["name"] = "predict"
     with pytest.raises(
         ConfigError, match=r"data=digits has data.targets=class, and weights=.* lea"
     ):
