@@ -29,8 +29,8 @@ from hires.quant.int8_kernels import (
     OnednnProduct,
     Rescale,
     Rescaling,
+    adds_by_rows,
     convolve_int8,
-    is_matrix,
     is_packed,
     multiply_add_int8,
     multiply_int8,
@@ -151,7 +151,7 @@ def packed_convolution(w: Window, like: Tensor, args: Args) -> Tensor | None:
     if not is_packed(shape, weight, args["largest"]):
         return None
     # By rows a sum is added in place: torch copies what its convolution adds to.
-    by_rows = w.adds and is_matrix(weight, how)
+    by_rows = w.adds and adds_by_rows(weight, how)
     product = product_of(weight, shape, how, args["zero_point"], by_rows=by_rows)
     w.kept["product"] = product
     return product.packed

@@ -15,6 +15,7 @@ from hires.quant.int8_kernels import (
     OnednnProduct,
     Rescale,
     Rescaling,
+    adds_by_rows,
     convolve_int8,
     is_matrix,
     multiply_int8,
@@ -110,6 +111,14 @@ def test_products_of_matrices_have_the_bits_of_convolutions():
     for case in matrices:
         product = OnednnProduct(case.weight, case.x.shape, case.how, case.border, by_rows=True)
         assert torch.equal(product(case.x, case.rescale, case.added), case.expected()), str(case)
+
+
+def test_sums_are_products_of_matrices_only_where_these_are_fast(monkeypatch):
+    weight, wide = (torch.ones((16, 64, k, k), dtype=torch.int8) for k in (1, 3))
+    for vnni in (True, False):
+        monkeypatch.setattr(int8_kernels, "has_exact_sums", lambda vnni=vnni: vnni)
+        assert adds_by_rows(weight, Geometry((2, 2))) is vnni
+        assert not adds_by_rows(wide, Geometry())
 
 
 @NEEDS_VNNI
