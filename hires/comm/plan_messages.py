@@ -3,14 +3,8 @@
 plan's message    its channel, where the backend has streams | irecv, isend
 many tensors      small ones as one, large ones where they lie
 
-Where each rank needs a part of the sums, every rank names the same parts by member, as flat tensors
-of one type in the same order. They are copied into buffers of equal rows, one for each member, some
-MiB at a time:
-
-    parts of 0   a a a b b b b b         buffer 1   | a a a b | c c c d |
-    parts of 1   c c c d d d             buffer 2   | b b b b | d d . . |
-
-With a codec each tensor begins at a block of its own, and codes travel:
+Where each rank needs a part of the sums, every rank names the same parts by member
+(:mod:`hires.comm.part_rows`). With a codec their codes travel:
 
     terms of all ranks  --encode, all-to-all, decode-->  sum on its member, in fp32 or better
     sums                --encode, all-gather, decode-->  the same bits on all members
@@ -19,7 +13,7 @@ With a codec each tensor begins at a block of its own, and codes travel:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter as clock
 
 import torch
@@ -38,16 +32,13 @@ from hires.comm.operations import (
     all_to_all_single,
     reduce_scatter_tensor,
 )
+from hires.comm.part_rows import Buffers, Parts, buffers, divide, equal_shares, joined, length
 from hires.comm.point_to_point import irecv, isend
 from hires.core.codecs import Codec
 from hires.core.errors import CommError
 from hires.plan.channels import Channel
 from hires.plan.groups import ALONE_BYTES
 from hires.plan.routes import CHANNEL, FLAT, OWN, Route
-
-BUFFER_BYTES = 2**24
-"""Most that the rows of all members take at a time, where they are copied."""
-Parts = Sequence[Sequence[Tensor]]
 
 
 def post(
@@ -94,21 +85,31 @@ def all_gather_stacked(tensor: Tensor, group: Group, *, backend: Choice = None) 
 
 
 def all_reduce_coalesced(
-    tensors: list[Tensor], group: Group, *, backend: Choice = None, codec: Codec | None = None
+    tensors: list[Tensor],
+    group: Group,
+    *,
+    backend: Choice = None,
+    codec: Codec | None = None,
+    left: Sequence[Tensor] = (),
 ) -> None:
     """Sums dense tensors over a group, in place, those of one type together.
 
-    With a codec they are flat, and each sum is coded twice: as its terms, and as the result.
+    With a codec they are flat, and each sum is coded twice: as its terms, and as the result. A
+    codec that ``leaves`` numbers out codes terms alone; ``left`` are what it left of these before,
+    which are added, and take what it leaves now.
     """
+    if codec is not None and codec.leaves:
+        _sum_of_gathered(tensors, left, group, backend, codec)
+        return
     if codec is not None:
 
         def through(place: int, rows: list[list[Tensor]], width: int, route: Choice) -> None:
-            terms = _joined(rows, width, codec)
+            terms = joined(rows, width, codec)
             _gather_codes(terms, _sum_of_codes(terms, group, codec, route), group, codec, route)
             for row, own in zip(terms, rows, strict=True):
-                _divide(row, own, codec)
+                divide(row, own, codec)
 
-        parts = _equal_shares(tensors, group.size, codec.block)
+        parts = equal_shares(tensors, group.size, codec.block)
         _carry_out(parts, group, backend, through, logs.ALL_REDUCE, codec)
         return
     by_type: dict[torch.dtype, list[Tensor]] = {}
@@ -124,21 +125,27 @@ def all_reduce_coalesced(
 
 
 def reduce_scatter_coalesced(
-    parts: Parts, group: Group, *, backend: Choice = None, codec: Codec | None = None
+    parts: Parts,
+    group: Group,
+    *,
+    backend: Choice = None,
+    codec: Codec | None = None,
+    left: Parts = (),
 ) -> None:
     """Sums tensors over a group in place: on each member its own parts, by its place in the group.
 
-    Those of the other members keep their numbers.
+    Those of the other members keep their numbers. ``left`` is as in :func:`all_reduce_coalesced`.
     """
+    lefts = buffers(left, codec) if codec is not None and codec.leaves else None
 
     def through(place: int, rows: list[list[Tensor]], width: int, route: Choice) -> None:
-        sent = _joined(rows, width, codec)
+        sent = joined(rows, width, codec)
         if codec is None:
             sums = sent.new_empty(width)
             reduce_scatter_tensor(sums, sent, group=group, backend=route)
         else:
-            sums = _sum_of_codes(sent, group, codec, route)
-        _divide(sums, rows[place], codec)
+            sums = _sum_of_codes(sent, group, codec, route, lefts)
+        divide(sums, rows[place], codec)
 
     _carry_out(parts, group, backend, through, logs.REDUCE_SCATTER, codec)
 
@@ -147,21 +154,13 @@ def all_gather_coalesced(parts: Parts, group: Group, *, backend: Choice = None) 
     """Fills the parts of the other members with theirs."""
 
     def through(place: int, rows: list[list[Tensor]], width: int, route: Choice) -> None:
-        gathered = _joined(rows, width, None)
+        gathered = joined(rows, width, None)
         all_gather_into_tensor(gathered, gathered[place].clone(), group, backend=route)
         for index, row in enumerate(gathered):
             if index != place:
-                _divide(row, rows[index], None)
+                divide(row, rows[index], None)
 
     _carry_out(parts, group, backend, through, logs.ALL_GATHER, None)
-
-
-def places(row: Tensor, tensors: Sequence[Tensor], codec: Codec | None) -> Iterator[Tensor]:
-    """Yields the part of a row that holds each of some flat tensors."""
-    first = 0
-    for tensor in tensors:
-        yield row[first : first + len(tensor)]
-        first += _length(tensor, codec)
 
 
 def open_channels(
@@ -280,21 +279,50 @@ def _carry_out(
         return
     issued, log, route = clock(), group.world.log, _route(backend, group)
     with unlogged:  # it is one operation, whatever it is made of
-        for rows, width in _buffers(parts, codec):
+        for rows, width in buffers(parts, codec):
             through(group.index, rows, width, route)
     if log is not None:
-        sizes = [sum(_length(tensor, codec) for tensor in own) for own in parts]
+        sizes = [sum(length(tensor, codec) for tensor in own) for own in parts]
         elements = max(sizes) if operation == logs.ALL_GATHER else sum(sizes)
         item = next(tensor.element_size() for own in parts for tensor in own)
         num_bytes = codec.num_bytes(elements) if codec is not None else elements * item
         log.note_blocking(operation, logs.way(*route), num_bytes, issued)
 
 
-def _sum_of_codes(terms: Tensor, group: Group, codec: Codec, route: Choice) -> Tensor:
-    """Returns the sum of what all members have in their row of ``terms`` for this one."""
-    codes = terms.new_empty((len(terms), codec.num_bytes(terms.shape[1])), dtype=torch.uint8)
+def _sum_of_gathered(
+    tensors: list[Tensor], left: Sequence[Tensor], group: Group, backend: Choice, codec: Codec
+) -> None:
+    lefts = buffers([left], codec)
+
+    def through(place: int, rows: list[list[Tensor]], width: int, route: Choice) -> None:
+        terms = joined(rows, width, codec)
+        [codes] = _codes_of(terms, codec, lefts)
+        gathered, total = all_gather_stacked(codes, group, backend=route), terms.new_zeros(width)
+        for code in gathered:
+            total.add_(decode(codec, code, terms[0]))
+        divide(total, rows[0], codec)
+
+    _carry_out([tensors], group, backend, through, logs.ALL_GATHER, codec)
+
+
+def _codes_of(terms: Tensor, codec: Codec, lefts: Buffers | None) -> Tensor:
+    """Returns the codes of rows, to which is added what was left of them before."""
+    left, width = next(lefts) if lefts is not None else ([], terms.shape[1])
+    if left:
+        terms.add_(joined(left, width, codec))
+    codes = terms.new_empty((len(terms), codec.num_bytes(width)), dtype=torch.uint8)
     for row, code in zip(terms, codes, strict=True):
         encode(codec, row, code)
+    for row, code, own in zip(terms, codes, left, strict=False):
+        divide(row - decode(codec, code, torch.empty_like(row)), own, codec)
+    return codes
+
+
+def _sum_of_codes(
+    terms: Tensor, group: Group, codec: Codec, route: Choice, lefts: Buffers | None = None
+) -> Tensor:
+    """Returns the sum of what all members have in their row of ``terms`` for this one."""
+    codes = _codes_of(terms, codec, lefts)
     arrived = torch.empty_like(codes)
     all_to_all_single(arrived, codes, group=group, backend=route)
     for row, code in zip(terms, arrived, strict=True):
@@ -311,49 +339,3 @@ def _gather_codes(gathered: Tensor, own: Tensor, group: Group, codec: Codec, rou
 
 def _route(backend: Choice, group: Group) -> Route:
     return backend if isinstance(backend, Route) else Route(backend or group.world.default)
-
-
-def _equal_shares(tensors: Sequence[Tensor], number: int, block: int) -> list[list[Tensor]]:
-    """Returns as many parts of flat tensors, of whole blocks."""
-    blocks = sum(-(-len(tensor) // block) for tensor in tensors)
-    most = block * -(-blocks // number)
-    return [[*_slices(tensors, n * most, (n + 1) * most, block)] for n in range(number)]
-
-
-def _buffers(parts: Parts, codec: Codec | None) -> Iterator[tuple[list[list[Tensor]], int]]:
-    """Yields the parts in rows of at most BUFFER_BYTES in all, and the numbers of the longest."""
-    longest = max(sum(_length(tensor, codec) for tensor in own) for own in parts)
-    width = next(tensor.element_size() for own in parts for tensor in own)
-    block = 1 if codec is None else codec.block
-    most = max(1, BUFFER_BYTES // (width * len(parts) * block)) * block
-    for first in range(0, longest, most):
-        rows = [[*_slices(own, first, first + most, block)] for own in parts]
-        yield rows, min(most, longest - first)
-
-
-def _slices(tensors: Sequence[Tensor], first: int, end: int, block: int) -> Iterator[Tensor]:
-    begin = 0
-    for tensor in tensors:
-        size = tensor.numel()
-        if begin < end and begin + size > first:
-            yield tensor[max(0, first - begin) : end - begin]
-        begin += -(-size // block) * block
-
-
-def _length(tensor: Tensor, codec: Codec | None) -> int:
-    return tensor.numel() if codec is None else codec.padded(tensor.numel())
-
-
-def _joined(rows: list[list[Tensor]], width: int, codec: Codec | None) -> Tensor:
-    """Returns one tensor of rows of a width, with zeros behind tensors."""
-    like = next(tensor for row in rows for tensor in row)
-    joined = like.new_zeros((len(rows), width))
-    for row, tensors in zip(joined, rows, strict=True):
-        for tensor, part in zip(tensors, places(row, tensors, codec), strict=True):
-            part.copy_(tensor)
-    return joined
-
-
-def _divide(row: Tensor, tensors: list[Tensor], codec: Codec | None) -> None:
-    for tensor, part in zip(tensors, places(row, tensors, codec), strict=True):
-        tensor.copy_(part)

@@ -35,9 +35,12 @@ class Codec:
     """Messages that it may serve."""
     block: ClassVar[int] = 1
     """Numbers that share what is kept of them together; no two tensors share a block."""
-    unit: ClassVar[float] = 0.0
+    unit: ClassVar[float | None] = 0.0
     """Most by which it changes a number, as a part of the number, or of the root mean square of its
-    block where these are normal; 0: not at all."""
+    block where these are normal; 0: not at all; None: it has no bound."""
+    leaves: ClassVar[bool] = False
+    """Whether it leaves a part of gradients out, which their rank adds to its next ones. Codes of
+    all ranks are gathered then, and each rank sums what it decodes."""
 
     def num_bytes(self, numbers: int) -> int:
         """Returns the bytes of so many numbers."""

@@ -4,6 +4,7 @@
                              network
     exp_avg00.safetensors    what the optimiser keeps for its parameters, by the same names; where
                              holders divide it, exp_avg00.001.safetensors of each, by rows
+    gradient_left00.001.safetensors   what a codec has left of a rank's gradients of the stage
     checkpoint.json          the digest of each file, and the few numbers that all ranks have alike
 
 All holders of a stage are equal, so one of them (``weights_file.reader_of``) writes its files and
@@ -58,11 +59,14 @@ from hires.engine.optimizer import EMA, Optimizer
 from hires.engine.resume_point import ResumePoint
 from hires.engine.tensorfile import ContentsReader, stage_file
 from hires.engine.weights_file import reader_of, share_weights
+from hires.plan.groups import gradient_group, groups
 from hires.plan.ownership import shares_of_holders
 
 SCALE, OPTIMIZER = "loss_scale", "optimizer."
 """Numbers of the manifest: the loss scale with its counters, and before their names those that the
 optimiser keeps alike for all parameters."""
+LEFT = "gradient_left"
+"""Begins the files of what a codec has left of the gradients of each rank (``comm.codec=topk``)."""
 SETTINGS = (
     "seed", "batch", "epochs", "model", "data", "augment", "precision", "optimizer", "lr_schedule",
     "loss",
@@ -274,11 +278,18 @@ class Saver:
                         reader.fill(tensor, parts[name], first)
                     if not own:
                         shared[stage].append(tensor)
+        parts, lost = checkpoint.tensors(LEFT), list[str]()
+        for key, tensor in (item for own in _left_of(engine).values() for item in own.items()):
+            if key in parts:
+                reader.fill(tensor, parts[key], 0)
+            else:  # of another layout or codec
+                lost = [LEFT]
         comm.max_all(0, patient=True)  # a disk may need longer than a message
         share_weights(engine.context, shared)
         if optimizer is not None and EMA not in kept:  # of a run that kept none
             optimizer.begin_ema()
-        return [kind for kind in (optimizer.kept if optimizer else ()) if kind not in {*kept, EMA}]
+        kinds_kept = optimizer.kept if optimizer else ()
+        return [kind for kind in kinds_kept if kind not in {*kept, EMA}] + lost
 
 
 def _kept_kinds(checkpoint: Checkpoint, optimizer: Optimizer | None) -> list[str]:
@@ -325,7 +336,19 @@ def _files_of(engine: RankEngine) -> dict[str, dict[str, Tensor]]:
         for kind in optimizer.kept if optimizer is not None and (shares or is_writer) else ():
             moved = {key: state[kind] for key, state in kept.items() if state}
             files[stage_file(kind, stage, part)] = moved
-    return files
+    return files | {name: own for name, own in _left_of(engine).items() if own}
+
+
+def _left_of(engine: RankEngine) -> dict[str, dict[str, Tensor]]:
+    # By file what a codec has left of gradients, whose names have the number of their rank before.
+    plan, rank, found = engine.context.plan, engine.context.rank, dict[str, dict[str, Tensor]]()
+    sync = engine.executor.sync
+    for group, left in (sync.left() if sync is not None else {}).items():
+        members = groups(plan)[group]
+        stage, part = group - gradient_group(plan, 0), members.index(rank)
+        named = {f"{part}of{len(members)}/{name}": tensor for name, tensor in left.items()}
+        found[stage_file(LEFT, stage, part)] = named
+    return found
 
 
 def _sync(folder: Path) -> None:  # returns when the names in a folder are on the disk

@@ -30,12 +30,12 @@ from hires.comm import (
     reduce_scatter_coalesced,
 )
 from hires.comm.coding import usual_codec
-from hires.core.codecs import Codec
+from hires.core.codecs import CODECS, Codec
 from hires.parallel.context import Context
 from hires.parallel.stage import StageModule
 from hires.plan.event import Event
 from hires.plan.gradient_sums import sums_of
-from hires.plan.groups import gradient_group, running_decays, trained
+from hires.plan.groups import codec_of, gradient_group, running_decays, trained
 from hires.plan.ownership import Rows, shares_of_holders
 
 Counters = list[tuple[Tensor, int]]
@@ -65,6 +65,10 @@ class StageGradients:
         # Parameters whose gradient all tiles have in full, so that their sum is a mean.
         self.copied = set(self.parameters) - module.partial if stage.num_tiles > 1 else set()
         self.num_tiles = stage.num_tiles
+        codec = codec_of(plan, "gradient") if self.sums else ""
+        leaves = bool(codec) and CODECS[codec].leaves
+        self.left = {n: torch.zeros_like(p.data) for n, p in self.parameters.items() if leaves}
+        """What the codec has left of each gradient of this rank, for the next step."""
         several = plan.num_replicas * plan.num_directions > 1
         decays = running_decays(plan, stage.index) if several and plan.training else {}
         # As .data: autograd has saved the statistics of microbatches in flight, though in training
@@ -170,7 +174,10 @@ class GradientSync:
         """Sums gradients, and the terms of running statistics, as one message."""
         terms = self.by_group[event.peer].terms(event.part.number)
         group, codec = self.cursor.groups[event.peer], _codec_of(event)
-        all_reduce_coalesced(terms, group, backend=event.route, codec=codec)
+        stage = self.by_group[event.peer]
+        names = stage.sums[event.part.number].parameters if stage.left and codec else ()
+        left = [flat(stage.left[name]) for name in names]
+        all_reduce_coalesced(terms, group, backend=event.route, codec=codec, left=left)
 
     @torch.no_grad()
     def scatter(self, event: Event) -> None:
@@ -178,7 +185,8 @@ class GradientSync:
         stage = self.by_group[event.peer]
         stage.terms(event.part.number)
         group, codec = self.cursor.groups[event.peer], _codec_of(event)
-        reduce_scatter_coalesced(stage.parts(), group, backend=event.route, codec=codec)
+        left = parts_of(stage.shares, stage.left.__getitem__) if stage.left else ()
+        reduce_scatter_coalesced(stage.parts(), group, backend=event.route, codec=codec, left=left)
 
     @torch.no_grad()
     def complete(self) -> None:
@@ -186,6 +194,10 @@ class GradientSync:
         for index, stage in sorted(self.by_group.items()):  # as the other holders do
             if any(one.scatters for one in stage.sums):
                 all_gather_coalesced(stage.parts(), self.cursor.groups[index])
+
+    def left(self) -> dict[int, dict[str, Tensor]]:
+        """Returns by group what the codec has left of gradients, by the parameters' names."""
+        return {index: stage.left for index, stage in self.by_group.items()}
 
     def gradients(self) -> list[Tensor]:
         """Returns the gradients of all parameters of the rank's stages."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hires.comm import all_gather_coalesced, all_gather_stacked, broadcast
 from hires.comm.coding import decode, encode, usual_codec
-from hires.comm.plan_messages import places
+from hires.comm.part_rows import places
 from hires.parallel.context import Context
 from hires.parallel.gradients import flat, rows_of
 from hires.parallel.stage import StageModule

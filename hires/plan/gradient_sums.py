@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from hires.core.codecs import codec_named
+from hires.core.codecs import CODECS, codec_named
 from hires.core.config.run_config import RunConfig
 from hires.plan.event import BYTES
 from hires.plan.groups import (
@@ -34,7 +34,7 @@ from hires.plan.groups import (
     wide_dtype,
 )
 from hires.plan.message_routes import route_of
-from hires.plan.ownership import REDUCE_SCATTER, shares_of_holders
+from hires.plan.ownership import ALL_GATHER, REDUCE_SCATTER, shares_of_holders
 from hires.plan.plan import Plan, derived
 from hires.plan.routes import MEMORY, STREAMED
 
@@ -54,7 +54,8 @@ class GradientSum(NamedTuple):
     node: str = ""
     """The node whose backward pass makes it; empty: it sets out when all passes are done."""
     operation: str = "all_reduce"
-    """Or ``reduce_scatter``: each holder gets the sums of the rows that it updates."""
+    """Or ``reduce_scatter``: each holder gets the sums of the rows that it updates; ``all_gather``:
+    each gets the codes of all."""
     codec: str = ""
     """Of its messages; ``elements`` are those of whole blocks then."""
 
@@ -124,5 +125,7 @@ def sums_of(plan: Plan, stage: int) -> list[GradientSum]:
         of_gradients = codec if names else ""
         size = padded if of_gradients else int
         if elements := sum(size(params[name].num_elements) for name in names + terms):
-            sums.append(GradientSum(names, terms, elements, dtype, False, codec=of_gradients))
+            operation = ALL_GATHER if of_gradients and CODECS[codec].leaves else "all_reduce"
+            facts = elements, dtype, False, "", operation, of_gradients
+            sums.append(GradientSum(names, terms, *facts))
     return sums

@@ -85,11 +85,15 @@ def sent_as(plan: Plan, value: str, traffic: str) -> tuple[str, str]:
 
 
 def coded_error(plan: Plan) -> float:
-    """Returns u sqrt(m) of codecs that change a number by u, in m messages on the longest way."""
+    """Returns u sqrt(m) of codecs that change a number by u, in m messages on the longest way.
+
+    Infinite: one of them has no bound.
+    """
     moves = sum(op.moves_pixels for stage in plan.stages for op in stage.comm)
     crossed = len(plan.stages) - 1
     most = {HALO: moves, STAGE: crossed, JOIN: crossed, GRADIENT: 2, PARAMETERS: 1}
-    return math.sqrt(sum(CODECS[name].unit ** 2 * most[kind] for kind, name in plan.codecs.items()))
+    units = [(CODECS[name].unit, most[kind]) for kind, name in plan.codecs.items()]
+    return math.sqrt(sum(math.inf if unit is None else unit**2 * m for unit, m in units))
 
 
 @derived

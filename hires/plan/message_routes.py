@@ -66,7 +66,7 @@ def group_route(
 ) -> Route | None:
     """Returns the route of a collective of a group; None: it is of one rank.
 
-    Sums of codes move bytes, by an all-to-all and an all-gather, over the backend of gathers.
+    Sums of codes only move bytes, over the backend of gathers.
     """
     if group == WORLD:
         # One number of the host. The way of agreements may depend on no table: the first of them
@@ -76,7 +76,7 @@ def group_route(
     if len(ranks) == 1:
         return None
     same_node, num_bytes = is_on_one_node(plan, ranks), sent_bytes(elements, dtype, codec)
-    if codec and operation in ("all_reduce", "reduce_scatter"):
+    if codec and operation != "broadcast":
         way = route_of(plan, "all_gather", len(ranks), same_node, "uint8", num_bytes)
         return Route(way.backend)
     return route_of(plan, operation, len(ranks), same_node, dtype, num_bytes, is_bucket)

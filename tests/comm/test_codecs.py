@@ -11,7 +11,7 @@ import torch
 from hires.comm.coding import decode, encode
 from hires.core.codecs import CODECS, GRADIENT, HALO, KINDS, codec_named, codecs_of
 from hires.core.errors import CommError, ConfigError
-from tests.helpers.codec_jobs import coded_programs
+from tests.helpers.codec_jobs import BOUNDED, coded_programs, sums_with_memory
 from tests.helpers.mpi_ranks import run_mpi
 from tests.helpers.ranks import run_ranks
 
@@ -34,7 +34,7 @@ def coded(name: str, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", [*CODECS])
+@pytest.mark.parametrize("name", BOUNDED)
 def test_codec_is_within_its_bound(name: str, size: int, dtype: torch.dtype):
     x = numbers(size, dtype)
     y = coded(name, x)
@@ -84,15 +84,42 @@ def test_integers_are_refused():
 def test_setting_names_a_codec_for_every_kind_or_for_each():
     assert codecs_of("none") == {}
     assert codecs_of("bf16") == dict.fromkeys(KINDS, "bf16")
+    assert codecs_of("topk") == {GRADIENT: "topk"}
     assert codecs_of({"gradient": "int8", "halo": "none"}) == {GRADIENT: "int8"}
     for setting, words in (
         ("bf61", "unknown codec 'bf61'; did you mean bf16"),
         ({"haloo": "bf16"}, "unknown kind of message 'haloo'; did you mean halo"),
         ({HALO: "fp4"}, "unknown codec 'fp4'"),
+        ({HALO: "topk"}, "topk serves gradient; for halo choose one of none, int8"),
         (3, "comm.codec=3 must be a codec, as bf16, or one for each kind"),
     ):
         with pytest.raises(ConfigError, match=words):
             codecs_of(setting)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_topk_sends_the_largest_numbers_of_each_block(size: int):
+    x = numbers(size, torch.float32)
+    for block, other in zip(x.split(256), coded("topk", x).split(256), strict=True):
+        expected = torch.zeros_like(block)
+        for place in sorted(range(len(block)), key=lambda i: -abs(float(block[i])))[:4]:
+            expected[place] = block[place]
+        assert torch.equal(other, expected)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("kind", ["sum", "scatter"])
+def test_what_topk_leaves_out_is_part_of_later_sums(kind: str):
+    # What was summed in all steps, and what is left on the ranks, is all that they gave.
+    answers = run_ranks(sums_with_memory, 3, kind, 12)
+    for given, summed, left, _ in answers:
+        total = sum(own[0] for own in answers)
+        missing = sum(own[2] for own in answers)
+        assert ((summed + missing - total)[summed != 0].abs() < 1e-4 * total.abs().max()).all()
+        assert left.norm() > 0.01 * given.norm()
+    if kind == "sum":
+        assert all(torch.equal(answers[0][1], own[1]) for own in answers)
+    assert all(own[3] < 1 / 20 for own in answers)  # of the bytes of fp32
 
 
 @pytest.mark.dist

@@ -67,7 +67,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("codec", ["none", "int8"])
+@pytest.mark.parametrize("codec", ["none", "int8", "topk"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rank_logs_the_calls_and_bytes_of_its_plan(name: str, codec: str):
     divided = {"shard": name == "sp+gems", "exchange": "scatter"}

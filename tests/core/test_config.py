@@ -142,6 +142,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"precision.name": "int8", "task.name": "infer", "comm.codec": "bf16"},
         "comm.codec=bf16 changes numbers, and with precision=int8 all layouts",
     ),
+    ({"comm.codec": "topk", "precision.name": "fp16"}, "precision=fp16 scales each step's anew"),
     ({"comm.codec": "bf61"}, "unknown codec 'bf61'; did you mean bf16"),
     ({"precision.weights": "bf16", "precision.name": "bf16"}, "training keeps its weights in fp32"),
     ({"precision.weights": "fp16", "task.name": "infer"}, "weights=fp16 needs precision=fp16"),

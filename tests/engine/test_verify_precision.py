@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from hires.core.codecs import CODECS
 from hires.core.config.run_config import to_dict
 from hires.engine.verify import summary
 from hires.engine.verify_bounds import EXACT, MOST, bounds_of, coarsest
-from tests.helpers.codec_jobs import trained_parameters
+from tests.helpers.codec_jobs import BOUNDED, trained_parameters
 from tests.helpers.jobs import verify, wrong_verify
 from tests.helpers.layouts import config_of, plan_of, verified
 from tests.helpers.parity_rows import rows
@@ -55,7 +54,7 @@ def test_layout_is_within_the_bound(precision: str, tmp_path):
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("codec", [*CODECS])
+@pytest.mark.parametrize("codec", BOUNDED)
 def test_coded_messages_are_within_the_bound_of_the_codec(codec: str, tmp_path):
     # In float64 nothing else is rounded, so what differs shows that messages were.
     answer = verified(tmp_path, **SMALL, parallel=ALL, comm={"codec": codec})

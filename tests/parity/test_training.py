@@ -52,6 +52,22 @@ def test_training_equals_that_of_torch_and_resumes(row: Row, device: str, tmp_pa
         assert float((tensors[0][name] - tensor).abs().max()) < 1e-10 * largest, name
 
 
+@pytest.mark.parametrize("name", ["dp", "scattered, dp", "published, sp+gems"])
+def test_training_with_codes_resumes_bit_by_bit(name: str, tmp_path: Path):
+    """What topk left of the gradients of each rank is a part of the checkpoint."""
+    keys = {**rows()[name].keys, "steps": 4, "checkpoint": {"every": 4}}
+    keys["comm"] = {"codec": {"gradient": "topk", "parameters": "int8", "halo": "bf16"}}
+    run, stopped = make(tmp_path / "whole", **keys), make(tmp_path / "stopped", **keys)
+    assert set(attempt(run)) == {0}
+    assert set(attempt(stopped, stop_at=2)) == {PREEMPTED}
+    assert set(attempt(stopped)) == {0}
+    tensors = [tensors_of(checkpoints.place(path, 4)) for path in (run, stopped)]
+    left = [key for key in tensors[0] if key.startswith("gradient_left")]
+    assert any(tensors[0][key].abs().max() > 0 for key in left)
+    assert tensors[0].keys() == tensors[1].keys()
+    assert [key for key in tensors[0] if not tensors[0][key].equal(tensors[1][key])] == []
+
+
 def tensors_of(folder: Path) -> dict:
     """Returns the tensors of a checkpoint as ``kind/name``; of a divided state by its rank."""
     found = {}

@@ -7,6 +7,7 @@ layout runs in float64, too, unless the command line names a precision.
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
 from argparse import Namespace
 from typing import Any
@@ -73,10 +74,10 @@ def main(args: Namespace) -> int:
             plan = plan.with_findings(*ready.findings)
         require_feasible(plan)
         if (coded := coded_error(plan)) > MOST_CODED:
+            change = f"change, {coded:.0%} of a usual number" if coded < math.inf else "leave out"
             raise ConfigError(
                 f"comm.codec={config.comm.codec}: verify cannot tell a fault from what these codes "
-                f"change, {coded:.0%} of a usual number; name a finer codec, as bf16, or "
-                f"fewer kinds, as {{gradient: bf16}}"
+                f"{change}; name a finer codec, as bf16, or fewer kinds, as {{gradient: bf16}}"
             )
         run = create(config, plan.to_dict(), args.argv)
         outcome = wait_for(config, run, plan.world, args=("--verify",))

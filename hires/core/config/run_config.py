@@ -186,12 +186,18 @@ class RunConfig(Section):
                 f"{compiled} is for real numbers: precision={INT8} calls kernels that are compiled "
                 f"already and have rescaling, sum and ReLU in them; use engine.compile=off"
             )
-        codecs = [one for one in sorted({*self.comm.codecs.values()}) if CODECS[one].unit]
+        codecs = [one for one in sorted({*self.comm.codecs.values()}) if CODECS[one].unit != 0]
         if name == INT8 and codecs:
             yield (
                 f"comm.codec={', '.join(codecs)} changes numbers, and with precision={INT8} all "
                 f"layouts compute the same bits; use comm.codec=none"
             )
+        for codec in codecs if self.scales_loss else ():
+            if CODECS[codec].leaves:
+                yield (
+                    f"comm.codec={codec} keeps a part of gradients for later steps, and "
+                    f"precision={name} scales each step's anew; use precision=bf16"
+                )
         if task == "train" and weights in HALF:
             yield (
                 f"precision.weights={weights} is for {inference}: training keeps its weights in "

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hires.core.codecs import GRADIENT, HALO, JOIN, PARAMETERS, STAGE
+from hires.core.codecs import CODECS, GRADIENT, HALO, JOIN, PARAMETERS, STAGE
 from hires.core.config.run_config import RunConfig
 from hires.core.precisions import PRECISIONS
 from hires.core.schedules import SCHEDULES, Pipeline, Task, forward_only
@@ -286,6 +286,8 @@ class Estimator:
         members = [*range(0, world, max(1, world // holders))][:holders]
         wide, is_divided = wide_dtype(self.dtype), candidate.shards_optimizer
         summed = self._sent(GRADIENT, num_bytes, wide)
+        if (codec := self.codecs.get(GRADIENT, "")) and CODECS[codec].leaves:
+            summed *= holders / (1 if is_divided and self.scatters else 2)  # codes of each
         # A scatter of the sums, or what brings a divided update to all, is half an all-reduce.
         sum_s = self.network.reduce_s(members, summed) / (1 + (is_divided and self.scatters))
         updates = self._sent(PARAMETERS, num_bytes, wide)

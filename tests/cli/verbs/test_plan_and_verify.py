@@ -133,6 +133,8 @@ def test_error_and_noise_decide_the_verdict_and_no_folder_is_left(hires, rank_0_
     # Codes as coarse as these would hide any fault.
     answer = hires("verify", *SMALL, "parallel=sp", "comm.codec=fp8")
     assert (answer.code, "verify cannot tell a fault" in answer.err) == (2, True)
+    answer = hires("verify", *SMALL, "parallel=sp", "comm.codec=topk")
+    assert (answer.code, "from what these codes leave out" in answer.err) == (2, True)
     words = ("comm.codec={gradient: fp8}", "--json")
     assert json.loads(hires("verify", *SMALL, "parallel=sp", *words).out)["ok"] is True
     assert not Path("results").exists()
