@@ -9,7 +9,7 @@ JOBS ?= 2
 CLUSTER ?=
 IMAGES := data/textures
 
-.PHONY: help run test test-all test-mpi test-slurm test-browser test-faults check lint docs results bench clean
+.PHONY: help run test test-all test-mpi test-slurm test-browser test-faults check lint docs results figures bench clean
 
 help:  ## show this text
 	@echo "make VERB [PYTHON=python3] [ARGS='...']"
@@ -58,6 +58,9 @@ docs: $(INSTALLED)  ## build the documentation into build/site
 
 results: $(INSTALLED)  ## measure the table of results/README.md again: hours, nothing beside it
 	sh scripts/results.sh $(BIN)/hires
+
+figures: $(INSTALLED)  ## predict the published figures again, into build/figures: two minutes
+	$(BIN)/python results/figures/figures.py all --out build/figures
 
 bench: $(INSTALLED)  ## measure layouts beside torch's own
 	$(BIN)/hires bench layouts $(ARGS)

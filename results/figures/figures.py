@@ -4,8 +4,10 @@
     hires sweep experiment=fig2.4 model.depth=11 image=64,96 batch=2 what this machine measures
     python results/figures/figures.py 2.4 results/fig2.4 --out DIR  and beside them
     python results/figures/figures.py table2.2 results/table2.2      accuracies beside Table 2.2
+    python results/figures/figures.py edsr                           EDSR on 1 to 512 V100
+    python results/figures/figures.py all --out build/figures        all of them
 
-Every point of ``conf/experiment`` is planned on one A100 of 40 GB for each rank, and simulated on
+Every point of chapters 2 and 3 is planned on one A100 of 40 GB for each rank, and simulated on
 two of them in a node. Their arithmetic is as fast as Table 2.1 says for the precision: a predicted
 ratio shows what size, tiles and messages change in the ratio of that table.
 """
@@ -34,27 +36,34 @@ from hires.core.store.naming import model_label
 from hires.core.units import GIB
 from hires.plan.plan import Plan
 from hires.plan.simulation.costs import Device, Roofline
+from hires.plan.simulation.machine_calibration import DEFAULTS
+from hires.plan.simulation.machine_model import LAUNCH_S, machine_of
 from hires.plan.simulation.simulate import Link, Network, simulate
 from hires.report import load
 
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
 MACHINE = PUBLISHED["machine"]
-NETWORK = Network(Link(**MACHINE["near"]), Link(**MACHINE["far"]), MACHINE["ranks_per_node"])
+A100 = Device(0.0, MACHINE["memory"], MACHINE["launch_s"])
+NETWORK = Network(Link(**MACHINE["near"]), Link(**MACHINE["far"]))
 POINT = ["source", "model", "image", "batch", "layout", "tiles", "ranks", "precision"]
 
 
-def step_s(plan: Plan, flops_per_s: float, network: Network | None = None) -> float:
+def step_s(
+    plan: Plan, flops_per_s: float, network: Network | None = None, device: Device = A100
+) -> float:
     """Returns the predicted step of a plan on GPUs whose arithmetic has a speed."""
-    costs = Roofline(plan, Device(flops_per_s, MACHINE["memory"], MACHINE["launch_s"]))
+    costs = Roofline(plan, replace(device, flops_per_s=flops_per_s))
     return simulate(plan, costs, *([network] if network else [])).step_s
 
 
-def fitted(plan: Plan, seconds: float) -> float:
+def fitted(plan: Plan, seconds: float, device: Device = A100) -> float:
     """Returns the speed with which a step of the plan takes so many seconds, by bisection."""
     low, high = 1e9, 1e18
     for _ in range(60):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if step_s(plan, middle) > seconds else (low, middle)
+        low, high = (
+            (middle, high) if step_s(plan, middle, None, device) > seconds else (low, middle)
+        )
     if low > 1e17:
         raise ValueError(f"reading and writing maps alone takes longer than {seconds:g} s")
     return high
@@ -92,10 +101,56 @@ def predicted(sweep: str, words: Sequence[str] = ()) -> Iterator[dict[str, Any]]
                 speeds[precision] = fitted(planned(single, [], planner, folder), seconds)
             plan = planned(config, point.words, planner, folder)
             each = [entry["device_bytes"] for entry in plan.memory] * plan.num_replicas
-            img_per_s = config.batch / step_s(plan, speeds[precision], NETWORK)
+            of_node = MACHINE["ranks_per_node"]
+            network = replace(NETWORK, node_starts=tuple(range(of_node, plan.world, of_node)))
+            img_per_s = config.batch / step_s(plan, speeds[precision], network)
             fits = max(each) <= MACHINE["gpu_gib"] * GIB
             place = place_of("predicted", config)
             yield {**place, "img_per_s": img_per_s, "gb": sum(each) / 1e9, "fits": fits}
+
+
+def scaling(words: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Yields images/s of EDSR by library and GPUs, as ``cluster=mvapich_v100x4`` predicts them.
+
+    Its link has the speed at which the all-reduces of the profile pass four GPUs (of NCCL, for
+    which there is no profile: that of NVLink), and its arithmetic that of the published GPU. Sums
+    between nodes are beside the backward pass where a core is left for them, or at its end.
+    """
+    text, per_node = PUBLISHED["edsr"], PUBLISHED["edsr"]["gpus_of_node"]
+    _, stored = stored_sweep([f"experiment={text['sweep']}"], None)
+    site = ["cluster=mvapich_v100x4", "launcher=slurm", "launcher.max_ranks=512", "device=cuda"]
+    axes = axes_of([*stored.words, *site, *words], stored.options["zip"], groups())
+    points = compose_all(axes, Composer(), None).valid
+    plans: dict[tuple[int, str], tuple[RunConfig, Plan]] = {}
+    with Planner() as planner:
+        for config in (one.config for one in points if one.config is not None):
+            gpus = config.parallel.num_ranks
+            for when, cores in {"at the end": per_node, "beside": config.cluster.cores}.items():
+                launcher = replace(config.launcher, nodes=-(-gpus // per_node))
+                cluster = replace(config.cluster, cores=cores)
+                comm = replace(config.comm, backend="gloo")
+                one = replace(config, launcher=launcher, cluster=cluster, comm=comm)
+                one = prepare(one, [], planner, ()).config
+                plans[gpus, when] = one, planner.plan(one, memory=False)
+    config, single = plans[1, "at the end"]
+    site_memory = (config.cluster.memory_gb_per_s or math.inf) * 1e9
+    gpu = Device(0.0, site_memory, LAUNCH_S)
+    rate = fitted(single, config.batch / text["one_gpu"], gpu)
+    gradients = 4 * sum(stage.params for stage in single.stages)
+    ranks, steps = text["assumed"]["gpus"], text["assumed"]["steps"]
+    for library, published in text["img_per_s"].items():
+        keys = {"tflop_per_s": {"fp32": rate / 1e12}, "network_gb_per_s": text["network_gb_per_s"]}
+        if times := text["all_reduce_ms"].get(library):
+            passed = 2 * (ranks - 1) / ranks * gradients * steps
+            keys["link_gb_per_s"] = passed / sum(times) / 1e6
+        for gpus, value in zip(text["gpus"], published, strict=True):
+            row: dict[str, Any] = {"library": library, "GPUs": gpus, "published": value}
+            for when in ("at the end", "beside") if (gpus, "beside") in plans else ():
+                config, plan = plans[gpus, when]
+                config = replace(config, cluster=replace(config.cluster, **keys))
+                ours = config.batch / machine_of(config, DEFAULTS).step_time(plan).step_s
+                row |= {when: ours, f"off by, {when}": max(ours / value, value / ours)}
+            yield {**row, "link [GB/s]": config.cluster.link_gb_per_s}
 
 
 def measured(runs: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -117,8 +172,8 @@ def place_of(source: str, config: RunConfig) -> dict[str, Any]:
     return dict(zip(POINT, [*values, *tiles], strict=True))
 
 
-def with_ratios(points: pd.DataFrame) -> pd.DataFrame:
-    """Returns points with what they gain over fp32, all else alike, and over one GPU."""
+def with_ratios(points: pd.DataFrame, base_layout: str = "") -> pd.DataFrame:
+    """Returns points with what they gain over fp32, all else alike, one GPU and a layout."""
 
     def base(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
         bases = rows.drop_duplicates(keys).set_index(keys)[["img_per_s", "gb"]]
@@ -128,6 +183,9 @@ def with_ratios(points: pd.DataFrame) -> pd.DataFrame:
     single = base(points[points["ranks"] == 1], [*POINT[:4], POINT[-1]])
     speed, memory = points["img_per_s"] / exact["img_per_s"], exact["gb"] / points["gb"]
     over = {"speed over one GPU": points["img_per_s"] / single["img_per_s"]}
+    if base_layout:
+        other = base(points[points["layout"] == base_layout], [*POINT[:4], POINT[-1]])
+        over["speed over the base"] = points["img_per_s"] / other["img_per_s"]
     return points.assign(speed=speed, memory=memory, **over)
 
 
@@ -146,35 +204,52 @@ def compared(figure: str, points: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def tables_of(name: str, runs: Sequence[str], words: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """Returns the tables of a figure by how their files end; the first one is drawn."""
+    if name == "table2.2":
+        rows, table = load(runs).evaluations, PUBLISHED["table_2_2"]
+        names = [str(data).partition(",")[0] for data in rows["data"]]
+        values = [table.get(n, {}).get(p) for n, p in zip(names, rows["precision"], strict=True)]
+        return {"": rows[["data", "precision", "top1"]].assign(published=values)}
+    if name == "edsr":
+        return {"": pd.DataFrame(scaling(words))}
+    figure = PUBLISHED["figures"][name]
+    rows = [*predicted(figure["sweep"], words), *(measured(runs) if runs else [])]
+    kept = pd.DataFrame(rows).query(figure.get("keep", "ranks > 0"))
+    points = with_ratios(kept, figure.get("base", ""))
+    return {"": points, "-published": compared(name, points)}
+
+
+def draw(name: str, points: pd.DataFrame, path: Path) -> None:
+    """Draws the points of a figure: bars, of EDSR lines over GPUs."""
+    if name == "edsr":
+        lines = points.pivot_table(["published", "at the end", "beside"], "GPUs", "library")
+        drawn = lines.plot(loglog=True, ylabel="img/s", title="EDSR on V100", style=".-")
+    else:
+        figure, names = PUBLISHED["figures"][name], ["source", "image", "layout", "tiles"]
+        bars = points.pivot_table(figure["shows"], names, "precision", sort=False)
+        drawn = bars.plot.barh(ylabel="", xlabel=figure["shows"], title=figure["title"])
+    drawn.figure.savefig(path, bbox_inches="tight")
+
+
 def main() -> None:
     """Prints the tables of a figure; with ``--out`` writes them as CSV, and a plot."""
+    every = [*PUBLISHED["figures"], "edsr"]
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("figure", choices=[*PUBLISHED["figures"], "table2.2"])
+    parser.add_argument("figure", choices=[*every, "table2.2", "all"])
     parser.add_argument("runs", nargs="*", help="run folders, campaigns or patterns of them")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--set", nargs="*", default=[], help="overrides of the predicted points")
     args = parser.parse_args()
-    if args.figure == "table2.2":
-        rows, table = load(args.runs).evaluations, PUBLISHED["table_2_2"]
-        names = [str(data).partition(",")[0] for data in rows["data"]]
-        values = [table.get(n, {}).get(p) for n, p in zip(names, rows["precision"], strict=True)]
-        print(rows[["data", "precision", "top1"]].assign(published=values).to_string(index=False))
-        return
-    figure = PUBLISHED["figures"][args.figure]
-    rows = [*predicted(figure["sweep"], args.set), *(measured(args.runs) if args.runs else [])]
-    points = with_ratios(pd.DataFrame(rows).query(figure.get("keep", "ranks > 0")))
-    tables = {"": points, "-published": compared(args.figure, points)}
-    print(f"Figure {args.figure}: {figure['title']}\n")
-    for name, table in tables.items():
-        print(table.round(2).to_string(index=False), end="\n\n")
-        if args.out:
-            args.out.mkdir(parents=True, exist_ok=True)
-            table.to_csv(args.out / f"figure{args.figure}{name}.csv", index=False)
-    if args.out:
-        names = ["source", "image", "layout", "tiles"]
-        bars = points.pivot_table(figure["shows"], names, "precision", sort=False)
-        drawn = bars.plot.barh(ylabel="", xlabel=figure["shows"], title=figure["title"])
-        drawn.figure.savefig(args.out / f"figure{args.figure}.svg", bbox_inches="tight")
+    for name in every if args.figure == "all" else [args.figure]:
+        print(f"{name}: {PUBLISHED['figures'].get(name, {}).get('title', '')}\n")
+        for end, table in (tables := tables_of(name, args.runs, args.set)).items():
+            print(table.round(2).to_string(index=False), end="\n\n", flush=True)
+            if args.out:
+                args.out.mkdir(parents=True, exist_ok=True)
+                table.to_csv(args.out / f"figure{name}{end}.csv", index=False)
+        if args.out and name != "table2.2":
+            draw(name, tables[""], args.out / f"figure{name}.svg")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,12 @@ class Network:
 
     def link(self, ranks: list[int]) -> Link:
         """Returns the slowest link among some ranks."""
-        return self.near if self.node_of(min(ranks)) == self.node_of(max(ranks)) else self.far
+        nodes = {*map(self.node_of, ranks)}
+        if len(nodes) == 1:
+            return self.near
+        # Where several ranks of a node take part, their bytes pass a link of the node, too.
+        slower = self.near.bytes_per_s < self.far.bytes_per_s and len(nodes) < len(ranks)
+        return Link(self.far.latency_s, self.near.bytes_per_s) if slower else self.far
 
     def lanes(self, source: int, target: int) -> list[tuple[str, int, int]]:
         """Returns what a message occupies, one message at a time each."""
