@@ -19,6 +19,7 @@ of a run. What no operator allocates (shared memory, the process) is added.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -54,6 +55,7 @@ from hires.engine.optimizer import Optimizer
 from hires.nets.build_network import build_model
 from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
+from hires.parallel.torch_faults import on_gpus
 from hires.plan.event import OF_WORLD
 from hires.plan.graph import Parameter, Rect
 from hires.plan.hardware import CUDA, MPI
@@ -136,7 +138,8 @@ def rehearse(
     null = rehearsal(rank, staging, backends)
     # The innermost mode sees an operator first: LiveBytes runs it, FakeTensorMode computes shapes,
     # and LiveBytes counts the storages of what comes back.
-    with null as wire, FakeTensorMode(allow_non_fake_inputs=True), live:
+    device = on_gpus() if on_gpu else contextlib.nullcontext()
+    with device, null as wire, FakeTensorMode(allow_non_fake_inputs=True), live:
         wire.on_receive = lambda tensor: live.assign([tensor], "buffers")
         contexts = contexts_of(plan, rank)
         names = names_of(contexts, real)

@@ -45,7 +45,8 @@ them channels-last, so a ``view`` that was possible need not be:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -167,9 +168,22 @@ def product_type(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if autocast else x.dtype
 
 
+_of_gpus: list[None] = []
+
+
+@contextlib.contextmanager
+def on_gpus() -> Iterator[None]:
+    """Takes tensors that lie nowhere for those of GPUs, until the block ends."""
+    _of_gpus.append(None)
+    try:
+        yield
+    finally:
+        _of_gpus.pop()
+
+
 def by_onednn(x: Tensor) -> bool:
     """Whether a convolution of a tensor is oneDNN's: on every device but a GPU."""
-    return not x.is_cuda
+    return not (x.is_cuda or _of_gpus)
 
 
 def by_plain_onednn(x: Tensor) -> bool:

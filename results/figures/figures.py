@@ -143,9 +143,11 @@ def scaling(words: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
         if times := text["all_reduce_ms"].get(library):
             passed = 2 * (ranks - 1) / ranks * gradients * steps
             keys["link_gb_per_s"] = passed / sum(times) / 1e6
-        for gpus, value in zip(text["gpus"], published, strict=True):
+        values = dict(zip(text["gpus"], published, strict=True))
+        for gpus in sorted({gpus for gpus, _ in plans}):
+            value = values[gpus]
             row: dict[str, Any] = {"library": library, "GPUs": gpus, "published": value}
-            for when in ("at the end", "beside") if (gpus, "beside") in plans else ():
+            for when in ("at the end", "beside"):
                 config, plan = plans[gpus, when]
                 config = replace(config, cluster=replace(config.cluster, **keys))
                 ours = config.batch / machine_of(config, DEFAULTS).step_time(plan).step_s

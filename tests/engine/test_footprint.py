@@ -20,6 +20,7 @@ from hires.data.sources.arrays import CIFAR10_RECORD
 from hires.engine.footprint import footprint, named_tensors, network_of, rehearse
 from hires.launcher.launch_attempt import launch
 from hires.nets.build_network import build_model, materialise
+from hires.parallel import torch_faults
 from hires.plan.memory import RankMemory, needed_bytes
 from hires.plan.plan import Plan
 from tests.helpers import traces
@@ -258,6 +259,15 @@ def test_gpu_holds_the_same_tensors_and_states_what_comes_on_top():
     staged = predicted(device="cuda", cluster={"gpus": 1}, comm=comm, parallel={"tiles": [2, 1]})
     assert staged[0].nccl_bytes == 0
     assert staged[0].host_bytes > there.host_bytes + 2**19
+
+
+def test_prediction_for_a_gpu_does_not_depend_on_the_processor_that_makes_it(monkeypatch):
+    keys = {"task": {"name": "infer"}, "precision": {"name": "fp16"}, "cluster": {"gpus": 1}}
+    config, found = config_of(device="cuda", image=256, **keys), []
+    for has_kernel in (False, True):
+        monkeypatch.setattr(torch_faults, "_onednn_has_fp16", lambda has=has_kernel: has)
+        found.append(footprint(config, plan_of(config)))
+    assert found[0] == found[1]
 
 
 def test_images_in_tiles_stay_until_an_evaluation_has_their_borders():

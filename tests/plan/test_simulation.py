@@ -111,6 +111,10 @@ def test_collectives_are_rounds_of_latency_and_bytes():
     assert seconds == [0.0, 1.0 + 2.0, 2 * 5.0 + 3 * 10.0]
     # An all-reduce sends nearly twice its bytes.
     assert NETWORK.reduce_s([0, 1, 2, 3], 20) == 2 * 2 * 5.0 + 2 * 3 / 4 * 10.0
+    # What is slow inside a node is slow between nodes, too, unless each sends one rank.
+    slow = dataclasses.replace(NETWORK, near=Link(1.0, 1.0))
+    assert slow.reduce_s([0, 1, 2, 3], 20) == 2 * 2 * 5.0 + 2 * 3 / 4 * 20.0
+    assert slow.reduce_s([1, 2], 20) == NETWORK.reduce_s([1, 2], 20)
     crowded = dataclasses.replace(NETWORK, crowd=3.0)  # ranks that share cores take turns
     assert crowded.message_s(0, 1, 20, None) == (3 * 2.0, 3 * 1.0)
     assert crowded.gather_s([0, 1], 20) == 3 * NETWORK.gather_s([0, 1], 20)

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from hires.cli.tracing import TorchProcess
+from hires.core.config.run_config import from_dict
 from hires.engine.torch_server import reply_to
 
 FILE = Path(__file__).resolve().parents[2] / "results/figures/figures.py"
@@ -20,6 +21,7 @@ SPEC.loader.exec_module(figures)
 def test_points_are_predicted_on_the_machine_of_table_2_1_and_stand_beside_the_text(monkeypatch):
     # The process that traces is this one.
     monkeypatch.setattr(TorchProcess, "_ask", lambda self, what, question: reply_to(question))
+    from_dict(figures.PUBLISHED["table_2_1_run"])  # the published one is a config
     small = {
         "model": {"name": "mpi4dl_resnet", "depth": 11, "classes": 10},
         "image": 64,
@@ -38,3 +40,24 @@ def test_points_are_predicted_on_the_machine_of_table_2_1_and_stand_beside_the_t
     assert beside.loc[6.5, "predicted"] == pytest.approx(speeds[1] / speeds[0])
     assert beside.loc[6.5, "measured"] == 1.5
     assert pd.isna(beside.loc[6.72, "measured"])  # is of 1024x1024 alone
+
+
+def test_layouts_stand_beside_the_base_of_the_text(monkeypatch):
+    monkeypatch.setattr(TorchProcess, "_ask", lambda self, what, question: reply_to(question))
+    single = {"model": {"name": "resnet", "depth": 18}, "image": 64, "batch": 64}
+    monkeypatch.setitem(figures.PUBLISHED, "table_2_1_run", {**single, "task": {"name": "infer"}})
+    numbers = figures.tables_of("3.13", [], ["model.filters=24", "image=1024"])
+    points = numbers[""].set_index("layout")
+    gain = points.loc["sp+lp", "img_per_s"] / points.loc["pp", "img_per_s"]
+    assert points.loc["sp+lp", "speed over the base"] == pytest.approx(gain)
+    assert numbers["-published"].loc[0, "predicted"] == pytest.approx(max(gain, 1.0))
+
+
+def test_edsr_scales_as_its_profile_of_all_reduces_says(monkeypatch):
+    monkeypatch.setattr(TorchProcess, "_ask", lambda self, what, question: reply_to(question))
+    words = ["batch=4,16,32", "parallel.replicas=1,4,8", "model.blocks=2", "model.width=64"]
+    rows = pd.DataFrame(figures.scaling(words)).set_index(["library", "GPUs"])
+    assert rows.xs(1, level="GPUs")["at the end"].tolist() == pytest.approx([11.34] * 3, rel=1e-6)
+    assert (rows["beside"] >= rows["at the end"]).all()
+    slow, fast = (rows.loc[(name, 8), "at the end"] for name in ("MPI", "MPI-Opt"))
+    assert slow < fast < 8 * 11.34
