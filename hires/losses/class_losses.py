@@ -104,7 +104,11 @@ class BinaryCrossEntropy(ClassLoss):
         else:
             _, counted, hot = self.labelled(output, target)
             mask = counted.unsqueeze(1).to(output)
-        terms = F.binary_cross_entropy_with_logits(output, hot, reduction="none")
+        weight = None
+        if self.keys.weights is not None:
+            ones = (1,) * (output.dim() - 2)
+            weight = output.new_tensor(self.keys.weights).view(-1, *ones)
+        terms = F.binary_cross_entropy_with_logits(output, hot, pos_weight=weight, reduction="none")
         return torch.stack(((terms * mask).sum(), mask.sum() * output.shape[1]))
 
 

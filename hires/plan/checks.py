@@ -276,6 +276,7 @@ def check_output(config: RunConfig, graph: Graph) -> Iterator[Finding]:
     trains, classes = config.task.name == "train", config.model.classes
     wanted = [*shape[:1], config.model.channels, *(config.target_size or ())]
     key, text, problem = "model", "", ""
+    factors = shape[1] if config.objective.name == "bce" else num_classes(shape)
     if config.task.name == "infer":
         return
     if config.target_size is not None and shape != wanted:
@@ -310,11 +311,11 @@ def check_output(config: RunConfig, graph: Graph) -> Iterator[Finding]:
             f"the network returns {shape[1]} classes, the data has {classes}; make it return "
             f"{classes}{keys if config.data.path is None else ''}"
         )
-    elif trains and (weights := config.loss.weights) and len(weights) != num_classes(shape):
+    elif trains and (weights := config.loss.weights) and len(weights) != factors:
         key = "loss.weights"
         text = (
             f"loss.weights={weights} are {len(weights)} factors, and the network returns "
-            f"{num_classes(shape)} classes; give one for each"
+            f"{factors} classes; give one for each"
         )
     if problem:
         text = (

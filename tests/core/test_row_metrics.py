@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -90,8 +91,18 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
 
 def test_loss_of_labels_is_that_of_torch():
     data = {"targets": "classes", "classes": 3}
-    keys = config_of(data=data, model={"classes": 3}).objective
     output = torch.randn(6, 3, dtype=torch.float64)
     labels = torch.tensor(LABELLED, dtype=torch.float64)
-    wanted = functional.binary_cross_entropy_with_logits(output, labels)
-    assert plain_loss(keys, output, labels) == pytest.approx(float(wanted), rel=1e-14)
+    for factors in (None, [1.0, 0.0, 4.5]):
+        keys = config_of(data=data, model={"classes": 3}, loss={"weights": factors}).objective
+        weight = None if factors is None else torch.tensor(factors, dtype=torch.float64)
+        plain = functional.binary_cross_entropy_with_logits
+        wanted = plain(output, labels, pos_weight=weight)
+        assert plain_loss(keys, output, labels) == pytest.approx(float(wanted), rel=1e-14)
+        maps = output.T.reshape(1, 3, 2, 3)  # of pixels, whose label has the class 2
+        hot = torch.zeros_like(maps)
+        hot[:, 2] = 1
+        of_pixels = replace(keys, targets="classes")
+        wanted = plain(maps, hot, pos_weight=None if weight is None else weight[:, None, None])
+        labelled = torch.full((1, 2, 3), 2)
+        assert plain_loss(of_pixels, maps, labelled) == pytest.approx(float(wanted), rel=1e-14)

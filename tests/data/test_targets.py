@@ -130,6 +130,9 @@ def test_network_of_another_number_of_outputs_is_refused(folder):
         )
     )
     texts = " ".join(one.text for one in plan_of(resolved).findings if one.severity == "error")
+    weighted = resolve_data(config(folder, LABELS, "classes", loss={"weights": [1.0, 2.0]}))
+    [finding] = [one for one in plan_of(weighted).findings if one.severity == "error"]
+    assert "loss.weights=[1.0, 2.0] are 2 factors, and the network returns 3" in finding.text
     assert "data.targets=numbers are 2 for each image; make it return (n, 2)" in texts
 
 

@@ -63,9 +63,10 @@ class LossConfig(Section, key="loss", choices=LOSS_NAMES):
     ``data.targets=numbers``: ``l1``, ``l2`` (mean square), ``smooth_l1``. ``custom``: the function
     ``loss.target``. ``auto``: ``l1`` for ``model=edsr`` and ``data=pairs``, ``bce`` for
     ``data.targets=classes``, ``l2`` for ``numbers``, else ``cross_entropy``."""
-    weights: list[float] | None = value(low=0, of=_CROSS_ENTROPY, tasks=("train",))
+    weights: list[float] | None = value(low=0, of=(*_CROSS_ENTROPY, "bce"), tasks=("train",))
     """Of ``cross_entropy``: a factor for each class; the mean is divided by the factors of the
-    labels."""
+    labels. Of ``bce``: a factor for the term of each class where an image has it (``pos_weight`` of
+    torch)."""
     label_smoothing: float = value(0.0, 0, 1, of=_CROSS_ENTROPY, tasks=("train", "evaluate"))
     """Of ``cross_entropy``: share of a label that is spread over all classes."""
     ignore_index: int | None = value(
@@ -100,7 +101,8 @@ class LossConfig(Section, key="loss", choices=LOSS_NAMES):
     @property
     def ignored(self) -> set[int]:
         """Labels that do not count."""
-        unweighted = {label for label, factor in enumerate(self.weights or ()) if not factor}
+        weights = () if self.name == "bce" else self.weights or ()
+        unweighted = {label for label, factor in enumerate(weights) if not factor}
         return unweighted if self.ignore_index is None else {*unweighted, self.ignore_index}
 
     def _problems(self) -> Iterator[str]:
