@@ -2,6 +2,7 @@
 
 from hires.comm.agreements import PATIENCE_S, broadcast_text, gather_texts, max_all, sum_all
 from hires.comm.comm_world import CommWorld, Group, activity, default_world, logged
+from hires.comm.ddp_hook import compress
 from hires.comm.handles import Handle
 from hires.comm.membership import (
     destroy_group,

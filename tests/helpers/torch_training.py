@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.helpers.ranks import error_of
 from tests.helpers.torch_comparison import numbers, ranks, same, script, state
 
 
@@ -55,6 +56,25 @@ def ddp_buckets(gloo: Any) -> None:
 @script
 def ddp_accumulation(gloo: Any) -> None:
     same(train(ddp(None), 4, 2), train(ddp(gloo), 4, 2))
+
+
+@script
+def ddp_codes(gloo: Any) -> None:
+    from hires import comm
+
+    exact = train(ddp(gloo))
+    for codec, most in {"bf16": 1e-3, "int8": 1e-2, "topk": 1.0}.items():
+        model = ddp(None)
+        comm.compress(model, codec)
+        found = train(model)
+        moved = [abs(found[name] - exact[name]).max() for name in exact if "running" not in name]
+        assert 0 < float(max(moved)) < most, codec
+        for name, value in model.named_parameters():  # the copies stay equal
+            others = [torch.empty_like(value.data) for _ in range(ranks()[1])]
+            dist.all_gather(others, value.data)
+            assert all(torch.equal(other, value.data) for other in others), name
+    text = error_of(lambda: comm.compress(ddp(gloo), "bf16"))
+    assert "send through hires, not gloo" in text
 
 
 @script
