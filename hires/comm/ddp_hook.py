@@ -22,11 +22,8 @@ def compress(module: Any, codec: str) -> None:
         ConfigError: there is no such codec.
         CommError: the ranks of the module are no group of the backend ``hires``.
     """
-    from hires.comm.process_group import HiresProcessGroup
-
     group = module.process_group
-    if not isinstance(group, HiresProcessGroup):
-        kind = torch.distributed.get_backend(group)
+    if (kind := torch.distributed.get_backend(group)) != "hires":
         raise CommError(
             f"compress() needs a module whose ranks send through hires, not {kind}: call "
             f'init_process_group("hires") before'
