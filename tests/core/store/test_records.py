@@ -228,7 +228,7 @@ def test_messages_of_all_ranks_are_summed(run):
     row = {"operation": "send", "kind": "halo", "backend": "shm", "algorithm": "mailbox"}
     row |= {"size": 10, "count": 3, "bytes": 3072, "issue_s": 0.5, "wait_s": 0.25}
     planned = {"operation": "send", "kind": "halo", "backend": "shm", "algorithm": "mailbox"}
-    planned |= {"size": 10, "count": 1, "bytes": 1024}
+    planned |= {"size": 10, "count": 1, "bytes": 1024, "plain_bytes": 4096}
     line = {"kind": "comm", "first": 1, "steps": 3, "step_s": 2.0, "rows": [row]}
     tell(run, *({**line, "rank": rank, "planned": [planned]} for rank in (1, 0)))
     comm = records.finish(run, 0, "done")["comm"]
@@ -236,4 +236,4 @@ def test_messages_of_all_ranks_are_summed(run):
     assert comm["ranks"] == [{"rank": 0, **each}, {"rank": 1, **each}]
     assert (comm["first"], comm["steps"], comm["step_s"]) == (1, 3, 4.0)
     assert comm["rows"] == [row | {"count": 6, "bytes": 6144, "issue_s": 1.0, "wait_s": 0.5}]
-    assert comm["planned"] == [planned | {"count": 2, "bytes": 2048}]
+    assert comm["planned"] == [planned | {"count": 2, "bytes": 2048, "plain_bytes": 8192}]
