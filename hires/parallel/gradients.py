@@ -66,8 +66,8 @@ class StageGradients:
         self.copied = set(self.parameters) - module.partial if stage.num_tiles > 1 else set()
         self.num_tiles = stage.num_tiles
         codec = codec_of(plan, "gradient") if self.sums else ""
-        leaves = bool(codec) and CODECS[codec].leaves
-        self.left = {n: torch.zeros_like(p.data) for n, p in self.parameters.items() if leaves}
+        self.leaves = bool(codec) and CODECS[codec].leaves
+        self.left = dict[str, Tensor]()
         """What the codec has left of each gradient of this rank, for the next step."""
         several = plan.num_replicas * plan.num_directions > 1
         decays = running_decays(plan, stage.index) if several and plan.training else {}
@@ -78,6 +78,14 @@ class StageGradients:
             name: _RunningStatistic(tensor, decays[name], tensor.clone(), torch.zeros_like(tensor))
             for name, tensor in tensors.items()
         }
+
+    def begin_step(self) -> None:
+        """Keeps the running statistics from which all copies start."""
+        for statistic in self.statistics.values():
+            statistic.before.copy_(statistic.tensor)
+            statistic.terms.zero_()
+        if self.leaves and not self.left:
+            self.left = {n: torch.zeros_like(p.data) for n, p in self.parameters.items()}
 
     def terms(self, number: int) -> list[Tensor]:
         """Returns what this rank contributes to a sum; the tensors take the result."""
@@ -136,9 +144,7 @@ class GradientSync:
         """Keeps the running statistics from which all copies start."""
         self._under_way.clear()
         for stage in self.by_group.values():
-            for statistic in stage.statistics.values():
-                statistic.before.copy_(statistic.tensor)
-                statistic.terms.zero_()
+            stage.begin_step()
 
     @torch.no_grad()
     def before_forward(self, direction: int) -> None:
@@ -197,6 +203,7 @@ class GradientSync:
 
     def left(self) -> dict[int, dict[str, Tensor]]:
         """Returns by group what the codec has left of gradients, by the parameters' names."""
+        self.begin_step()  # makes what is not there yet
         return {index: stage.left for index, stage in self.by_group.items()}
 
     def gradients(self) -> list[Tensor]:

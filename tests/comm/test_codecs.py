@@ -129,6 +129,13 @@ def test_random_sums_of_codes_are_within_the_bound(num_ranks: int):
     assert answers == [[]] * num_ranks
 
 
+@pytest.mark.slow
+@pytest.mark.dist
+def test_five_hundred_random_sums_of_codes_are_within_the_bound():
+    answers = run_ranks(coded_programs, 3, ("gloo", "shm"), range(500), timeout_s=300)
+    assert answers == [[]] * 3
+
+
 @pytest.mark.mpi
 def test_random_sums_of_codes_over_mpi(mpi: str, tmp_path: Path):
     answers = run_mpi(mpi, coded_programs, 3, ("mpi", "gloo"), range(40), folder=tmp_path)

@@ -16,7 +16,7 @@ from tests.helpers.codec_jobs import BOUNDED, trained_parameters
 from tests.helpers.jobs import verify, wrong_verify
 from tests.helpers.layouts import config_of, plan_of, verified
 from tests.helpers.parity_rows import rows
-from tests.helpers.pool import POOL
+from tests.helpers.pool import POOL, SIMULATED
 from tests.helpers.ranks import run_ranks
 
 EDSR: dict[str, Any] = {"model": {"name": "edsr", "blocks": 2, "width": 6}, "image": [24, 22]}
@@ -80,6 +80,15 @@ def test_every_layout_with_coded_messages_is_within_the_bound(name, codec, tmp_p
     assert answer["ok"], answer["worst"]
     kind = "gradients" if config["parallel"]["replicas"] > 1 else "output"
     assert answer["errors"][kind] > 1e-9
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("codec", ["int8", {"gradient": "fp8", "halo": "fp16"}])
+def test_messages_of_a_device_that_is_no_cpu_are_coded_there(codec, tmp_path):
+    row = ROWS["sp+gems"]
+    _, config, plan, folder = row.given(tmp_path, comm={"codec": codec}, device="simulated")
+    answer = SIMULATED.run(verify, plan["world"], config, plan, folder)[0]
+    assert answer["ok"], answer["worst"]
 
 
 @pytest.mark.dist
