@@ -276,7 +276,9 @@ def check_output(config: RunConfig, graph: Graph) -> Iterator[Finding]:
     trains, classes = config.task.name == "train", config.model.classes
     wanted = [*shape[:1], config.model.channels, *(config.target_size or ())]
     key, text, problem = "model", "", ""
-    factors = shape[1] if config.objective.name == "bce" else num_classes(shape)
+    factors = 1  # of each class, where the output has classes
+    if len(shape) > 1:
+        factors = shape[1] if config.objective.name == "bce" else num_classes(shape)
     if config.task.name == "infer":
         return
     if config.target_size is not None and shape != wanted:
