@@ -47,7 +47,7 @@ if [ "$build" = cpu ] && [ "$there" != "$torch+cpu" ] && [ "$(uname -s)" = Linux
     "$venv/bin/python" -m pip install --disable-pip-version-check --quiet --retries 1 --no-deps \
         "torch==$torch+cpu" --extra-index-url https://download.pytorch.org/whl/cpu ||
         fail "no torch $torch for CPUs, see above; TORCH=cuda takes PyPI's, which brings CUDA"
-elif [ "$build" = cuda ] && [ "$there" != "$torch" ]; then
+elif [ "$build" = cuda ] && [ "${there%+cu[0-9]*}" != "$torch" ]; then
     echo "install: torch $torch with CUDA, 2.7 GB to download, 4.7 GB on the disk; TORCH=cpu takes" \
         "the one for CPUs"
     [ -z "$there" ] || "$venv/bin/python" -m pip uninstall --quiet --yes torch
