@@ -144,8 +144,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """Writes what the network of a plan for one process holds; see :class:`TorchProcess`."""
         return self._process.quantised(config, plan, path, mark)
 
-    def output_noise(self, config: RunConfig) -> dict[str, float]:
-        """Returns the noise of the int8 network's output for each ``quant.weights``.
+    def output_noise(self, config: RunConfig) -> dict[str, Any]:
+        """Returns noise and classes of the int8 network's output for each ``quant.weights``.
 
         ``config`` is that of one process; nothing is returned if fp32 does not fit into its memory.
         """

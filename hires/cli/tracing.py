@@ -103,7 +103,7 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         question["mark"] = mark
         return self._ask("writing the weights", {"quantised": question})
 
-    def output_noise(self, config: RunConfig, plans: Mapping[str, Plan]) -> dict[str, float]:
+    def output_noise(self, config: RunConfig, plans: Mapping[str, Plan]) -> dict[str, Any]:
         """Computes int8 networks on the first batch (``hires.engine.network_files``)."""
         every = {name: plan.to_dict() for name, plan in plans.items()}
         question = {"config": to_dict(config), "plans": every}

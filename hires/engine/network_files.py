@@ -30,6 +30,7 @@ from torch.export import Dim, ExportedProgram
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
+from hires.core.losses import CLASSES
 from hires.core.shipped import adding
 from hires.core.store.files import cannot_write
 from hires.core.store.network_weights import PICKLES
@@ -43,6 +44,7 @@ from hires.engine.loader import image_dtype
 from hires.engine.quantized_tensors import WEIGHT_RECIPE, rounded_weight
 from hires.engine.verify import quantised_step, reference_step
 from hires.engine.weights_file import open_weights
+from hires.losses.class_losses import class_scores
 from hires.nets.custom import error_line
 from hires.parallel.context import Context
 from hires.plan.graph import Graph
@@ -217,18 +219,29 @@ def write_quantised(config: RunConfig, plan: Plan, path: Path, mark: str) -> dic
     return {"bytes": after, "float_bytes": before, "weight_noise_db": noise}
 
 
-def output_noise(config: RunConfig, plans: Mapping[str, Plan]) -> dict[str, float]:
-    """Returns the signal over the noise of the output of int8 networks, by the names of ``plans``.
+def output_noise(
+    config: RunConfig, plans: Mapping[str, Plan]
+) -> dict[str, tuple[float, float | None]]:
+    """Returns how int8 networks differ from fp32 on the first batch, by the names of ``plans``.
 
-    It is that of the first batch beside fp32, in dB; all are computed in one process.
+    Signal over noise of the output in dB, and the share of images, or pixels, of the same class
+    (None: it has no classes). All are computed in one process.
     """
     in_fp32 = dataclasses.replace(config, precision=PrecisionConfig())
     exact = reference_step(in_fp32, RankDevice())["output/0"].double()
-    signal, ratios = float(exact.square().sum()), {}
+    has_classes = config.objective.compares == CLASSES
+    signal, found = float(exact.square().sum()), {}
     for name, plan in plans.items():
-        error = quantised_step(config, plan)["output/0"] - exact
-        ratios[name] = decibels(signal, float(error.square().sum()))
-    return ratios
+        output = quantised_step(config, plan)["output/0"].double()
+        noise, same = float((output - exact).square().sum()), None
+        if has_classes:
+            same = float((_classes(output) == _classes(exact)).double().mean())
+        found[name] = decibels(signal, noise), same
+    return found
+
+
+def _classes(output: Tensor) -> Tensor:
+    return class_scores(output).argmax(1)
 
 
 def _weight_noise(graph: Graph, derived: DerivedTensors, held: Iterable[str]) -> dict[str, float]:

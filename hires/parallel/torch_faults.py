@@ -173,7 +173,7 @@ _of_gpus: list[None] = []
 
 @contextlib.contextmanager
 def on_gpus() -> Iterator[None]:
-    """Takes tensors that lie nowhere for those of GPUs, until the block ends."""
+    """Treats tensors of no device as those of a GPU, whose rank is rehearsed in the block."""
     _of_gpus.append(None)
     try:
         yield

@@ -52,7 +52,9 @@ def test_ranks_compute_the_same_bits_from_the_file(tmp_path):
     assert max(t.max() for n, t in load_file(file).items() if n.endswith("weight8")) == 63
     quants = {w: dataclasses.replace(chosen, weights=w) for w in ("int8", "int7")}
     plans = {w: plan_of(dataclasses.replace(single, quant=one)) for w, one in quants.items()}
-    noise = output_noise(single, plans)
+    found = output_noise(single, plans)
+    noise = {name: ratio for name, (ratio, _) in found.items()}
+    assert all(0.5 <= same <= 1 for _, same in found.values())
     assert 20 < noise["int7"] < noise["int8"] < noise["int7"] + 7  # a bit is 6 dB, of weights alone
     digest = find_weights(str(file)).digest()
     facts = {"weights": digest, "linear": "dynamic", "weight_type": "int7"}

@@ -93,7 +93,7 @@ def main(args: Namespace) -> int:
         graph = planner.graph(calibration)
         scales, facts = _write(config, path, read_scales(path), out, planner, graph)
         single = dataclasses.replace(quantised_config(config, path), data=calibration.data)
-        facts["output_noise_db"] = planner.output_noise(single)
+        facts["output"] = planner.output_noise(single)
     if args.json:
         print_json({"scales": str(out), "calibration": str(path), **facts})
     else:
@@ -201,9 +201,9 @@ def _print(out: Path, scales: Scales, facts: dict[str, Any]) -> None:
     print(f"{scales.observer} calibrated {many}; {layers} in int8{by_row}")
     before, after = size(facts["float_bytes"]), size(facts["bytes"])
     print(f"weights: {before} -> {after} in {facts['weights']}, scales in {out}")
-    if ratios := facts["output_noise_db"]:
-        each = ", ".join(f"{ratio:.1f} dB with {name}" for name, ratio in ratios.items())
-        print(f"signal/noise of the output on the first batch, by quant.weights: {each}")
+    for name, (ratio, same) in facts["output"].items():
+        classes = "" if same is None else f", {100 * same:.1f} % of the classes of fp32"
+        print(f"output on the first batch, quant.weights={name}: {ratio:.1f} dB{classes}")
     if scales.weight_type == INT8 and lacks_instructions(INT8):
         flags = " or ".join(CPU_FLAGS[INT8])
         print(f"recommended here: quant.weights={INT7}, as this CPU has no {flags}")

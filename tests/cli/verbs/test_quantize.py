@@ -101,7 +101,8 @@ def test_weights_of_7_bits_are_offered_with_what_they_cost(hires, ranks, monkeyp
         monkeypatch.setattr("hires.plan.checks.cpu_flags", lambda flags=flags: flags)
         answer = hires(*QUANTIZE, f"quant.weights={weights}", "--out=n8.safetensors")
         assert answer.code == 0, answer.err
-        assert "by quant.weights: 33.2 dB with int8, 27.5 dB with int7" in answer.out
+        assert "quant.weights=int8: 33.2 dB\n" in answer.out
+        assert "quant.weights=int7: 27.5 dB, 97.5 % of the classes of fp32\n" in answer.out
         assert ("recommended here: quant.weights=int7" in answer.out) is recommends
         assert read_scales(SCALES).weight_type == weights
     assert len(ranks) == 1  # the ranges are the same
