@@ -25,6 +25,7 @@ import itertools
 import json
 import os
 import random
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -44,6 +45,10 @@ _LOCK_TRIES = 3
 _POLL_S = 0.05
 _LEFT_S = 600  # after which nothing writes a hidden file any more
 
+_KINDS = {
+    stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a link",
+}  # fmt: skip
 _REMEDIES = {
     errno.ENOENT: "there is no folder {folder}: choose another folder with {option}, or make it",
     errno.ENOSPC: "free some space, or choose a folder on another disk with {option}",
@@ -175,7 +180,7 @@ def lock(path: Path, what: str, patience_s: float = 0.0) -> Iterator[str | None]
 
     Raises:
         HeldError: another process holds it, which is named.
-        RunError: it cannot be written.
+        RunError: it cannot be written, or is no file.
     """
     make_folder(path.parent)
     mine = {**provenance.myself(), "time": provenance.now()}
@@ -199,7 +204,7 @@ def lock(path: Path, what: str, patience_s: float = 0.0) -> Iterator[str | None]
 
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock file at a path, as far as that can be seen from here."""
-    holder = holder_of(path)
+    holder = holder_of(path) if path.is_file() else None
     return holder is not None and provenance.lives(holder) is not False
 
 
@@ -215,6 +220,7 @@ def _take(path: Path, mine: Values, what: str) -> str | None:
         with contextlib.suppress(OSError):
             fcntl.flock(guard, fcntl.LOCK_EX)
         for _ in range(_LOCK_TRIES):
+            _refuse_other_kinds(path)
             holder = holder_of(path)
             if holder is None:
                 write_atomically(made, json.dumps(mine) + "\n")
@@ -237,6 +243,14 @@ def _take(path: Path, mine: Values, what: str) -> str | None:
         made.unlink(missing_ok=True)
         os.close(guard)
     raise HeldError(f"{path} comes and goes: other processes want it too; try again")
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode):
+            kind = _KINDS.get(stat.S_IFMT(mode), "a device")
+            raise RunError(f"{path} is no file but {kind}; remove it")
 
 
 def cache_dir() -> Path:

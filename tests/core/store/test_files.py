@@ -100,6 +100,22 @@ def test_lock_of_another_host_or_a_damaged_one_stays(tmp_path):
         assert (tmp_path / "lock").read_text() == text
 
 
+@pytest.mark.parametrize("kind", ["a FIFO", "a socket", "a folder", "a link"])
+def test_lock_that_is_no_file_is_refused_at_once(tmp_path, monkeypatch, kind):
+    path = tmp_path / "lock"
+    monkeypatch.chdir(tmp_path)  # the path of a socket has to be short
+    with socket.socket(socket.AF_UNIX) as server:
+        make = {"a FIFO": os.mkfifo, "a socket": server.bind, "a folder": os.mkdir}
+        make.get(kind, lambda name: Path(name).symlink_to("nowhere"))("lock")
+        monkeypatch.setattr(files.time, "sleep", lambda _: pytest.fail("it is waited for"))
+        with (
+            pytest.raises(RunError, match=f"{path} is no file but {kind}; remove it"),
+            files.lock(path, "the test", 120.0),
+        ):
+            pass
+        assert not files.is_locked(path)
+
+
 def test_lock_is_released_unless_another_process_took_it(tmp_path):
     with pytest.raises(ZeroDivisionError), held(tmp_path):
         raise ZeroDivisionError
