@@ -124,8 +124,8 @@ def _of_inference(weights: str) -> tuple[RunConfig, Path]:
     if Path(weights) == run and checkpoints.whole_checkpoints(run) == ([], []):
         if config.weights is None:
             raise ConfigError(
-                f"{run.name} kept no weights; run it with checkpoint.at_end=always, or name "
-                f"another run"
+                f"{run.name} kept no weights; run it with checkpoint.at_end=always --again, or "
+                f"name another run"
             )
         weights = config.weights
     weights = str(find_weights(weights).path)  # of which a damaged one is passed over

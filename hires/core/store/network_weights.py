@@ -247,7 +247,8 @@ def _weights_in(path: Path, key: str, takes_means: bool, verify: bool) -> Weight
         raise ConfigError(f"{key}: {'; '.join(damaged)}; name a whole one, or its run folder")
     why = f"it has no checkpoint in a folder {checkpoints.FOLDER}"
     raise ConfigError(
-        f"{key}: {why}; run it with checkpoint.at_end=always, or name a checkpoint or a file"
+        f"{key}: {why}; run it with checkpoint.at_end=always --again, or name a checkpoint or a "
+        f"file"
     )
 
 

@@ -77,7 +77,10 @@ def test_export_as_csv_holds_runs_attempts_steps_and_configs(hires):
         (["--to", "csv"], "--to csv writes a folder; name it, as --out"),
         (["--to", "csb", "--out", "out"], "did you mean csv"),
         (["--to", "onnx", "--out", "net.onnx"], "writes the network of one run, not 0; name one"),
-        ([str(run), "--to", "onnx"], "kept no weights; run it with checkpoint.at_end=always"),
+        (
+            [str(run), "--to", "onnx"],
+            "kept no weights; run it with checkpoint.at_end=always --again,",
+        ),
         (["net.safetensors", "--to", "exported"], "net.safetensors is not of a run"),
     ):
         answer = hires("export", *words)

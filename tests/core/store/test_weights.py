@@ -41,7 +41,10 @@ def test_path_without_weights_is_refused(tmp_path):
     for name, text in (
         ("nothing", "does not exist; give a run folder, a checkpoint or a file .safetensors"),
         ("weights.npz", "is no kind of file that is read"),
-        ("", "it has no checkpoint in a folder checkpoints; run it with checkpoint.at_end=always"),
+        (
+            "",
+            "no checkpoint in a folder checkpoints; run it with checkpoint.at_end=always --again,",
+        ),
         ("pipe.safetensors", "cannot be read (not a plain file, and left out); give a plain file"),
     ):
         with pytest.raises(ConfigError, match=re.escape(text)):
