@@ -34,7 +34,9 @@ DECODED_BYTES = 2**27
 SECONDS = 10.0
 """After so long a rank checks no other file: on a file server each may take milliseconds."""
 LOOKED_PIXELS = 2**22
-"""Of the images that a plan opens it reads one of each kind, in the middle: at most so many."""
+"""Of the images that a plan opens it reads so many whole, and the middle of one of each kind."""
+FIRST_USED = 32
+"""Of the images that steps read a plan looks at so many, beside those at equal distances."""
 FAR = 2.0
 """An image that is shrunk more than this many times loses what the plan should say."""
 DARK = 1 / 8
@@ -109,19 +111,21 @@ def image_findings(config: RunConfig, has_maps: bool = False) -> list[tuple[str,
     """Returns severity, key and text of what some images of a folder show.
 
     It is how they are stored, and what ``data.fit`` does to images that are much larger; a
-    file that cannot be read is an error if a step of the run reads it, else a warning.
+    file that cannot be read is an error if a step of the run reads it, else a warning. Those that
+    the first steps read come first, and the very first is read as far as its rank will check it.
     """
     data, sizes, faults = config.data, list[Size](), dict[int, str]()
     if data.name not in (*CONTENTS, "masks"):
         return []
     kinds: dict[tuple[str, str, int, bool], str] = {}
     found: list[tuple[str, str, str]] = []
-    source = open_source(data, config.image, config.model.channels, 0)
-    for index in looked_at(source):
+    source = open_source(data, config.fitted_size, config.model.channels, 0)
+    used = itertools.islice(_first_used(config, source, range(config.steps)), FIRST_USED)
+    most, left, num_whole = DECODED_BYTES, 4 * config.model.channels * LOOKED_PIXELS, 0
+    for index in dict.fromkeys([*used, *looked_at(source)]):
         path = Path(source.path(index))
         try:
             with naming(path, data), closing(open_image(path, data.max_pixels)) as image:
-                image.check_complete()
                 sizes.append(image.size)
                 facts = image.facts
                 kind = facts.format, facts.colours, facts.bits, facts.is_float
@@ -129,10 +133,11 @@ def image_findings(config: RunConfig, has_maps: bool = False) -> list[tuple[str,
                     values = _values_of(image, config)
                     kinds[kind] = _words_of(image, values)
                     found += _unseen(data, path, image, values)
-            if len(sizes) == 1:
-                source.check(index, 4 * config.model.channels * LOOKED_PIXELS)  # its label map, too
+            num_bytes = source.check(index, most)  # its label map, too
+            left, num_whole = left - num_bytes, num_whole + (num_bytes > 0)
         except RunError as error:
             faults[index] = str(error)
+        most = left
     read = (i for i in _first_used(config, source, range(config.steps)) if i in faults)
     if faults:
         first = next(read, None)
@@ -152,7 +157,8 @@ def image_findings(config: RunConfig, has_maps: bool = False) -> list[tuple[str,
             )
             found.append(("warning", "data.labels", text))
     if kinds:
-        text = f"{len(sizes)} of {len(source)} images were opened: {'; '.join(kinds.values())}"
+        opened = f"{len(sizes)} of {len(source)} images were opened, {num_whole} read whole"
+        text = f"{opened}: {'; '.join(kinds.values())}"
         found.append(("note", "data.path", text))
     return found
 

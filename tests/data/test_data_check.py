@@ -254,7 +254,7 @@ def test_start_check_is_bounded_in_seconds_and_the_first_steps_come_first(
 
 
 def test_plan_says_what_is_far_shrunk_or_cannot_be_opened(config, pixels):
-    read = "12 of 12 images were opened: PNG, RGB, 8 bits, values 0 to 255 of 255"
+    read = "12 of 12 images were opened, 12 read whole: PNG, RGB, 8 bits, values 0 to 255 of 255"
     assert image_findings(config) == [("note", "data.path", read)]
     large = Path(str(config.data.path), "a", "large.png")
     Image.fromarray(pixels(40, 33, 3)).save(large)
@@ -300,6 +300,31 @@ def test_plan_reads_what_ranks_read_and_says_what_a_network_would_not_see(config
     slices = found(pixels(5, 16, 16), photometric="minisblack")
     assert "warning: 00.tif has 4 more pages of one size" in slices[0]
     assert "3 channels, 8 bits" in found(pixels(3, 16, 16), ome=True, metadata={"axes": "CYX"})[0]
+
+
+def test_plan_reads_whole_what_the_first_steps_read(config, pixels, monkeypatch):
+    def found(**keys):
+        severity, _, text = image_findings(replace(config, **keys))[0]
+        return severity, text
+
+    files = sorted(Path(str(config.data.path)).rglob("*.png"))
+    for number, file in enumerate(files):
+        image = pixels(16, 16, 3, dtype=np.float32, seed=number)
+        tifffile.imwrite(file.with_suffix(".tif"), image, photometric="rgb")
+        file.unlink()
+    source = open_data(config)
+    third = [*step_images(config, source, 0)][2]
+    text = "12 of 12 images were opened, 12 read whole: TIFF, RGB, 32 bits (float)"
+    assert text in found()[1]
+    spoilt = tifffile.imread(source.path(third))
+    spoilt[0, 0, 0] = np.nan
+    tifffile.imwrite(source.path(third), spoilt, photometric="rgb")
+    assert (found()[0], str(source.path(third)) in found()[1]) == ("error", True)
+    assert found(steps=1, batch=2)[0] == "warning"
+    monkeypatch.setattr(start_check, "LOOKED_PIXELS", 200)  # beside the first, which is read
+    assert "12 of 12 images were opened, 1 read whole" in found()[1]
+    monkeypatch.setattr(start_check, "LOOKED_PIXELS", 600)
+    assert "12 of 12 images were opened, 2 read whole" in found()[1]
 
 
 def test_folder_of_other_files_is_told_which_it_has(tmp_path):

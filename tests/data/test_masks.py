@@ -23,7 +23,7 @@ from hires.data.data_check import check_data
 from hires.data.make_data import make_data
 from hires.data.opening import open_data
 from hires.data.sources.masks import MaskSource
-from hires.data.start_check import require_readable
+from hires.data.start_check import image_findings, require_readable
 from tests.helpers.layouts import config_of, plan_of, verified
 from tests.helpers.saved import attempt
 
@@ -242,6 +242,18 @@ def test_rank_names_the_command_that_lists_all_bad_label_maps(folder, tmp_path, 
         [finding] = json.loads(capsys.readouterr().out)["findings"]
         assert finding["severity"] == "error"
         assert [file.partition(".")[0] for file in finding["files"]] == ["masks/00004"]
+
+
+def test_plan_refuses_label_maps_that_a_rank_would_refuse(folder):
+    data = {"name": "masks", "path": str(folder), "classes": 2}
+    for held, text in ((255, "'data.values=[0,255]' if each"), ((9, 0, 0), "are RGB; save it")):
+        for path in (folder / "masks").iterdir():
+            labels = np.full((*SIZE, *np.shape(held)), held)
+            labels[:4] = 0
+            Image.fromarray(labels.astype(np.uint8)).save(path)
+        config = config_of(data=data, image=[*SIZE], batch=2, steps=1)
+        severity, _, found = image_findings(config)[0]
+        assert (severity, text in found) == ("error", True)
 
 
 @pytest.mark.parametrize("fit", ["crop", "random_crop"])
