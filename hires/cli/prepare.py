@@ -174,7 +174,9 @@ def begin(
             "leave one of them out"
         )
     notes = [earlier.changes(path, config, inputs)]
-    if checkpoints.saved_step(path) or saving.resume == "never":
+    if (step := checkpoints.saved_step(path)) or saving.resume == "never":
+        if step and saving.resume != "never" and done_attempt(path) is None:
+            notes.append(f"it goes on after step {step}, where it was saved")
         return config, [note for note in notes if note]
     saved, damaged = earlier.continued(path, config, inputs)
     notes += damaged

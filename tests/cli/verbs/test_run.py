@@ -163,6 +163,12 @@ def test_checkpoint_of_a_shorter_run_is_offered_used_and_shown(hires, saved, fak
     assert continues(run_of(5)) == str(saved)
 
 
+def test_run_that_was_stopped_says_where_it_goes_on(hires, saved):
+    text = "note: it goes on after step 3, where it was saved"
+    assert text in hires("run", *BASE, "steps=3", "--dry-run").err
+    assert text not in hires("run", *BASE, "steps=3", "checkpoint.resume=never", "--dry-run").err
+
+
 def test_run_of_other_keys_or_no_more_steps_is_not_offered_it(hires, saved):
     for words in (("steps=5", "seed=1"), ("steps=2",)):
         answer = hires("run", *BASE, *words, "--continue", "--dry-run")
