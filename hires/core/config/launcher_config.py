@@ -145,11 +145,24 @@ FORBIDDEN_OPTIONS = {
 
 _NAME_OF_SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|KEY)$", re.I)
 _SECRET = re.compile(r"\$\{oc\.env:\s*(?P<name>\w+)\s*(,\s*(?P<default>[^{}]*))?\}")
+_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s]+@")
+"""Of a URL, as ``http://USER:PASSWORD@HOST``."""
 
 
 def is_secret(text: Any) -> bool:
     """Whether a value of ``cluster.environment`` reads variables; it is stored as it is written."""
     return isinstance(text, str) and _SECRET.search(text) is not None
+
+
+def _holds_secret(name: str, text: Any) -> bool:
+    """Whether a variable's text has a password, not only the name of the variable that has it."""
+    read = [(m["name"], (m["default"] or "").strip(" '\"")) for m in _SECRET.finditer(str(text))]
+    defaults = [default for _, default in read]
+    if any(map(_PASSWORD.search, [_SECRET.sub("", str(text)), *defaults])):
+        return True
+    if _NAME_OF_SECRET.search(name):
+        return not read or any(defaults)
+    return any(default and _NAME_OF_SECRET.search(of) for of, default in read)
 
 
 @dataclass
@@ -219,7 +232,7 @@ class ClusterConfig(
     environment: dict[str, Any] = value({})
     """Variables of every rank, as settings of its network; those that are set already stay. A
     secret is named, as ``${oc.env:TOKEN}``, and stored so: ranks get it where they start. The text
-    of a ``..TOKEN``, ``..KEY``, ``..PASSWORD`` is refused."""
+    of a ``..TOKEN``, ``..KEY``, ``..PASSWORD``, and a password in a URL, is refused."""
     options: dict[str, Any] = value({})
     """Further options of sbatch without their dashes, as ``{gres: "gpu:4", exclusive: true}``."""
 
@@ -250,7 +263,7 @@ class ClusterConfig(
                 yield f"cluster.environment has {name!r}, which is no name of a variable"
             elif isinstance(text, (dict, list)) or text is None or "\0" in str(text):
                 yield f"cluster.environment.{name}={text!r} must be text or a number"
-            elif _NAME_OF_SECRET.search(str(name)) and text and not is_secret(text):
+            elif text and _holds_secret(str(name), text):
                 yield (  # without the value
                     f"cluster.environment.{name} would be stored as it stands, in records and "
                     f"pages, too: set the variable before the start, and name it here as "

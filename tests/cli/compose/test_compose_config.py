@@ -125,6 +125,33 @@ def test_secret_of_a_cluster_is_stored_as_it_was_written(tmp_path, monkeypatch):
         compose(words, folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("HTTPS_PROXY", "'http://user:s3cret@host:80/x'"),
+        ("HTTPS_PROXY", "'${oc.env:HIRES_NONE,http://user:s3cret@host}'"),
+        ("AUTH", "'Bearer ${oc.env:HIRES_TOKEN, s3cret}'"),
+        ("HF_TOKEN", "${oc.env:HIRES_NONE,s3cret}"),
+    ],
+)
+def test_password_in_a_url_or_a_default_is_refused_and_not_repeated(name, text):
+    with pytest.raises(ConfigError, match=rf"name it here as '\$\{{oc\.env:{name}\}}'") as caught:
+        compose([f"cluster.environment.{name}={text}"])
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'http://user@host:80/a@b'",
+        "'http://${oc.env:HOME}:${oc.env:HOME}@host'",
+        "'${oc.env:HIRES_NONE,http://host:80}'",
+    ],
+)
+def test_url_without_a_password_of_its_own_is_taken(text):
+    compose([f"cluster.environment.HTTPS_PROXY={text}"])
+
+
 @pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "db_password", "SECRET"])
 def test_text_of_a_secret_is_refused_and_not_repeated(name):
     with pytest.raises(ConfigError, match=rf"name it here as '\$\{{oc\.env:{name}\}}'") as caught:
