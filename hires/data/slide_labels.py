@@ -111,7 +111,9 @@ def read_annotations(path: Path, detections: bool = False) -> Annotations:
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError,
             RecursionError, ElementTree.ParseError) as error:  # fmt: skip
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        if not isinstance(error, (OSError, ValueError)):
+        if isinstance(error, RecursionError):
+            reason = "it is nested too deeply"
+        elif not isinstance(error, (OSError, ValueError)):
             reason = f"{type(error).__name__}: {reason}"
         raise ConfigError(f"the annotations {path} cannot be read: {reason}") from None
     return made

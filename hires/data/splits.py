@@ -186,7 +186,11 @@ def read_rows(
     try:
         names, lines = rows.fieldnames or [], [(rows.line_num, row) for row in rows]
     except csv.Error as error:
-        raise ConfigError(f"{key}={path}, line {rows.line_num + 1}: {error}") from None
+        most = csv.field_size_limit()
+        raise ConfigError(
+            f"{key}={path}, line {rows.line_num + 1}: {error}; a cell has at most {most} "
+            f"characters, and a quote that is not closed makes one of all that follows"
+        ) from None
     if not {*columns} <= {*names}:
         raise ConfigError(
             f"{key}={path} has the columns {', '.join(names) or 'none'}; its first line must name "
@@ -194,6 +198,10 @@ def read_rows(
         )
     if again := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{key}={path} has two columns {again[0]!r}; give each its own name")
+    if not lines:
+        raise ConfigError(
+            f"{key}={path} has no lines below its first ({','.join(names)}); add one for each name"
+        )
     found: dict[str, tuple[int, dict[str, str]]] = {}
     for number, row in lines:
         cells = {name: (row[name] or "").strip() for name in names}

@@ -177,7 +177,8 @@ def _values_of(image: ImageFile, config: RunConfig) -> tuple[float, float] | Non
 
 def _words_of(image: ImageFile, values: tuple[float, float] | None) -> str:
     facts = image.facts
-    text = f"{facts.format}, {facts.colours}, {facts.bits} bits{' (float)' * facts.is_float}"
+    bits = f"{facts.bits} bit{'s' * (facts.bits > 1)}{' (float)' * facts.is_float}"
+    text = f"{facts.format}, {facts.colours}, {bits}"
     if values is None:
         return text
     return f"{text}, values {values[0]:g} to {values[1]:g} of {image.peak:g}"

@@ -297,6 +297,7 @@ def test_plan_reads_what_ranks_read_and_says_what_a_network_would_not_see(config
         for name, number in (("BitsPerSample", 12), ("ImageWidth", 16)):  # two pixels in 3 bytes
             file.pages[0].tags[name].overwrite(number)
     assert "imagecodecs" in image_findings(config)[0][2]
+    assert "TIFF, grey, 1 bit, v" in found(pixels(16, 16) > 99, photometric="minisblack")[-1]
     slices = found(pixels(5, 16, 16), photometric="minisblack")
     assert "warning: 00.tif has 4 more pages of one size" in slices[0]
     assert "3 channels, 8 bits" in found(pixels(3, 16, 16), ome=True, metadata={"axes": "CYX"})[0]

@@ -178,6 +178,8 @@ def test_folders_or_a_file_divide_the_images(tmp_path):
     listed.write_text(f'name,split\n"{"a" * 200_000}",train\n')
     with pytest.raises(ConfigError, match=r"parts\.csv, line 2: field larger than field limit"):
         part("train", split_file="parts.csv")
+    with pytest.raises(ConfigError, match="a cell has at most 131072 characters, and a quote"):
+        part("train", split_file="parts.csv")
     listed.write_text("name,split\ncat/2.tif,train\ndog/5.tif,train\ndog/3.tif,validation\n")
     assert part("train", split_file="parts.csv") == ["cat/2.tif", "dog/5.tif"]
     assert part("validation", split_file="parts.csv") == ["dog/3.tif"]

@@ -93,6 +93,8 @@ def test_rows_follow_the_order_of_the_network_its_parts_and_changes(folder):
         ("name,age\n,3\n", "numbers", "line 2 lacks its name"),
         ("name,cat\n1,2\n", "classes", "line 2 has '2' as cat, and data.targets=classes needs 0 o"),
         ("name,label\n1,\n", "classes", "no line has a class; .* needs labels as cat;dog"),
+        ("name,label\n", "class", r"t.csv has no lines below its first \(name,label\); add"),
+        ("name,label\n", "classes", r"t.csv has no lines below its first \(name,label\); add"),
     ],
 )
 def test_table_that_lacks_something_is_refused(folder, text, targets, words):

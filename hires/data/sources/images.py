@@ -96,7 +96,7 @@ def _rows(
 ) -> tuple[tuple[str, ...], dict[str, NDArray[np.float64]]]:
     """Returns the names of the classes or numbers, and those of each line, by its name."""
     key, kind = f"data.labels={path}", f"data.targets={data.targets}"
-    columns = [*next(iter(cells.values()))[1]] if cells else []
+    columns = [*next(iter(cells.values()))[1]]
     others = {"name"} | ({"split"} if data.split_file == data.labels else set())
     columns = [name for name in columns if name not in others]
     if not columns:
