@@ -32,7 +32,7 @@ from hires.data.source import ERROR, NOTE, WARNING, DataFinding
 from hires.data.sources.arrays import CIFAR10_CLASSES, records_in
 from hires.data.sources.folder import check_classes, listing, reason_of, to_channels
 from hires.data.sources.images import ImageSource
-from hires.data.sources.masks import MaskSource, labels_of, mask_size
+from hires.data.sources.masks import MaskSource, keys_of, labels_of, mask_size
 from hires.data.sources.slide import SlideSource, slide_files
 from hires.data.splits import cifar10_files, own_parts, part_of, require_same_classes
 from hires.data.start_check import FAR
@@ -259,6 +259,8 @@ def _check_masks(report: DataReport, config: RunConfig, progress: Progress) -> N
     data, faults, unlabelled = config.data, list[str](), list[str]()
     if data.fit == "error":  # sizes are judged with those of other images
         data = replace(data, fit="resize")
+    if is_open := data.classes is None and data.values is None:
+        data = replace(data, classes=2**16)
     parts = own_parts(report.path) if data.split == "all" else {}  # of which a run reads one
     folders = [*map(str, parts.values())] or [part_of(data) or ""]
     size = config.height, config.width
@@ -280,7 +282,11 @@ def _check_masks(report: DataReport, config: RunConfig, progress: Progress) -> N
             unlabelled += [report.within(mask)] if held <= ignored else []
         except Exception as error:  # decoders raise nearly anything
             faults.append(f"{report.within(mask)}: {_short(error)}")
-    report.classes = {str(label): occurs[label] for label in range(data.num_classes)}
+    known = sorted(occurs.keys() - {data.ignore}) if is_open else range(data.num_classes)
+    report.classes = {str(label): occurs[label] for label in known}
+    if is_open and occurs:
+        text = f"data=masks needs data.classes=NUMBER: {keys_of(occurs, config.data)}"
+        report.findings.append(DataFinding(ERROR, text))
     text = "label maps that would end a run; correct them, data.classes or data.ignore"
     report.add(ERROR, text, faults)
     text = "label maps without a label that counts (data.ignore, loss.ignore_index and weights): a "

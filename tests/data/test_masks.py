@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shlex
 import shutil
 
@@ -109,7 +110,10 @@ def test_check_reads_the_parts_of_a_folder_and_classes_are_asked_for(folder, tmp
         config = config_of(data={**vars(data), "split": split}, image=[*SIZE])
         report = check_data(str(parts), config, "masks")
         assert (report.ok, len(report.images)) == (ok, count)
-    for top, keys in ((2, r"data\.classes=3"), (255, r"'data\.values=\[0,1,255\]' if each")):
+    for top, keys in (
+        (2, r"data\.classes=3"),
+        (255, r"data\.classes=2 data\.ignore=255 if .*, or 'data\.values=\[0,1,255\]' if each"),
+    ):
         labels = np.array([0, 1, top], np.uint8)[np.arange(16 * 20).reshape(SIZE) % 3]
         Image.fromarray(labels).save(folder / "masks" / "00000.png")
         with pytest.raises(
@@ -242,6 +246,30 @@ def test_rank_names_the_command_that_lists_all_bad_label_maps(folder, tmp_path, 
         [finding] = json.loads(capsys.readouterr().out)["findings"]
         assert finding["severity"] == "error"
         assert [file.partition(".")[0] for file in finding["files"]] == ["masks/00004"]
+
+
+def test_keys_that_fit_the_values_of_all_label_maps_are_named(folder, capsys):
+    values, classes = "'data.values=[1,2,3]' if each", "data.classes=4 if there is a class 0, too"
+    Image.fromarray((np.arange(16 * 20).reshape(SIZE) % 3 + 1).astype(np.uint8)).save(
+        folder / "masks" / "00000.png"
+    )
+    with pytest.raises(
+        RunError, match=re.escape(f"; use {values}") + ".*or data.ignore=3 if"
+    ) as one:
+        source_of(folder).check(0, 10**6)
+    assert classes in str(one.value)
+    with pytest.raises(ConfigError, match=re.escape(values)):
+        MaskSource(DataConfig("masks", str(folder)), str(folder), SIZE, 3)
+    spoil(folder, "rgb")
+    shutil.copy(folder / "masks" / "00004.png", folder / "masks" / "00002.png")
+    assert main(["data", "check", str(folder), "data=masks", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    keys, faults = report["findings"]
+    assert keys["text"] == "data=masks needs data.classes=NUMBER: data.classes=4"
+    assert [file.partition(":")[0] for file in faults["files"]] == [
+        "masks/00002.png", "masks/00004.png",
+    ]  # fmt: skip
+    assert [*report["classes"]] == ["0", "1", "2", "3"]
 
 
 def test_plan_refuses_label_maps_that_a_rank_would_refuse(folder):

@@ -10,7 +10,7 @@ a pixel, in a compression that keeps it. ``data.values`` are the values of the c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -236,23 +236,32 @@ def _wrong_values(stored: NDArray[Any], value: int, data: DataConfig) -> str:
         )
     return (
         f"it holds the class {value}, and data.classes={data.classes}; use "
-        f"{_classes_of(stored, data)}, or data.ignore={value} if it means no label"
+        f"{keys_of(np.unique(stored).tolist(), data, value)}"
     )
 
 
-def _classes_of(stored: NDArray[Any], data: DataConfig) -> str:
-    # The keys that fit a label map.
-    held = sorted({*np.unique(stored).tolist()} - {data.ignore}) or [0]
-    if held[-1] + 1 > 2 * len(held) > 2:  # as 0 and 255
-        return f"'data.values=[{','.join(map(str, held))}]' if each of these is a class"
-    return f"data.classes={held[-1] + 1}"
+def keys_of(values: Iterable[int], data: DataConfig, wrong: int | None = None) -> str:
+    """Returns the keys that fit the values of label maps, of which one may be ``wrong``."""
+    held = sorted({*values} - {data.ignore}) or [0]
+    num, top = len(held), held[-1]
+    keys = [f"data.classes={top + 1}"]
+    ignore = [] if wrong is None else [f"data.ignore={wrong} if it means no label"]
+    each = f"'data.values=[{','.join(map(str, held))}]' if each of these is a class"
+    if top + 1 > 2 * num > 2:  # as 0 and 255
+        keys = [each]
+        if num > 2 and held[:-1] == [*range(num - 1)] and data.ignore is None:
+            keys = [f"data.classes={num - 1} data.ignore={top} if {top} means no label", each]
+            ignore = []
+    elif num > 1 and held == [*range(1, num + 1)] and data.classes in (None, num):
+        keys = [each, f"{keys[0]} if there is a class 0, too"]
+    return ", or ".join([*keys, *ignore])
 
 
 def _classes_missing(mask: str, data: DataConfig) -> str:
     with naming(Path(mask), data):
         size = mask_size(mask, data.max_pixels)
         stored = _stored(mask, data.max_pixels, (0, size[0]), (0, size[1]))
-        keys = _classes_of(stored, data)
+        keys = keys_of(np.unique(stored).tolist(), data)
     return f"data=masks needs data.classes=NUMBER; by the values of {mask} alone, {keys}"
 
 
