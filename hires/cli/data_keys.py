@@ -31,7 +31,7 @@ from hires.core.losses import CLASSES
 from hires.core.store import file_names, naming, records, run_names
 from hires.core.store.cache import cached, keep, mark_of
 from hires.core.store.file_names import StrPath
-from hires.core.store.network_weights import BEST, EMA, PICKLES, SAFETENSORS
+from hires.core.store.network_weights import BEST, EMA, PICKLES, SAFETENSORS, find_weights
 from hires.core.store.records import read_config
 from hires.core.units import listed
 from hires.plan.plan import Finding
@@ -67,6 +67,8 @@ def resolve_data(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
     becomes ``always``.
     """
     seen = {} if seen is None else seen
+    if config.weights and run_of_weights(config.weights) is None:
+        find_weights(config.weights, verify=False)  # what is missing explains all that follows
     if config.checkpoint.at_end == "auto" and saves_end(config):
         config = replace(config, checkpoint=replace(config.checkpoint, at_end="always"))
     if config.validates:
@@ -323,11 +325,12 @@ def run_of_weights(weights: str) -> Path | None:
     return next((one for one in folders if run_names.is_run(one)), None)
 
 
-def words_of_training(words: Sequence[str]) -> list[str]:
+def words_of_training(words: Sequence[str], calibrates: bool = False) -> list[str]:
     """Returns the words that an inference with the weights of a run has of it, before its own.
 
     They are those of its network and image, unless ``model`` is among ``words``; and of an
-    evaluation those of its data, unless these are: the part that the run did not learn from.
+    evaluation those of its data, unless these are: the part that the run did not learn from, or
+    with ``calibrates`` the part that it did.
     """
     typed = {key_in(word): word.partition("=")[2] for word in words}
     task, weights = typed.get("task", typed.get("task.name")), typed.get("weights")
@@ -341,10 +344,11 @@ def words_of_training(words: Sequence[str]) -> list[str]:
     held, taken = naming.identity(naming.plain(trained)), dict[str, Any]()
     if not typed.keys() & {"model", "model.name", "model.target"}:
         taken |= {name: held[name] for name in ("model", "image") if name in held}
-    if task == "evaluate" and not typed.keys() & {"data", "data.name", "data.path"}:
+    if (calibrates or task == "evaluate") and not typed.keys() & {"data", "data.name", "data.path"}:
         data = {key: one for key, one in held.get("data", {}).items() if key not in _OF_TRAINING}
         learns = trained.validates or trained.data.split == "train"
-        taken["data"] = {**data, "split": "validation" if learns else trained.data.split}
+        part = "train" if calibrates else "validation"
+        taken["data"] = {**data, "split": part if learns else trained.data.split}
         if _is_made(trained.data) and "seed" in held:
             taken["seed"] = held["seed"]
     return naming.overrides({}, taken)

@@ -82,7 +82,8 @@ def test_evaluation_of_images_of_the_training_is_a_warning(tmp_path):
     assert findings_of(run, {**DIGITS, "split": "validation"}) == []
     assert findings_of(run, TEXTURES) == []
     assert findings_of(run, DIGITS, "infer") == []
-    [(severity, key, _)] = findings_of("net.safetensors", DIGITS)
+    (tmp_path / "net.safetensors").touch()
+    [(severity, key, _)] = findings_of(str(tmp_path / "net.safetensors"), DIGITS)
     assert (severity, key) == ("note", "data.order")  # it has no names of classes
     other = run_of(tmp_path, TEXTURES)
     assert findings_of(other, TEXTURES, seed=1) == []
@@ -116,6 +117,13 @@ def test_means_are_those_of_the_images_themselves_and_not_of_others_seen_before(
     save(tmp_path / "a" / "cat" / "0.png", 250)
     *same, edited = means()
     assert (same, edited != first[-1]) == (first[:-1], True)
+
+
+def test_missing_weights_are_the_first_cause_that_is_named():
+    for task, data in (("predict", {"name": "images"}), ("evaluate", {"name": "masks"})):
+        data["path"] = "nowhere"
+        with pytest.raises(ConfigError, match="weights=nothere does not exist; give a run folder"):
+            resolved(task={"name": task}, data=data, weights="nothere")
 
 
 KEYS = {"image": 16, "batch": 2, "steps": 3, "model": {"name": "resnet", "depth": 18}}

@@ -13,6 +13,7 @@ from typing import Any
 from hires.cli.calibration import quantised_config, scales_of_images
 from hires.cli.compose.compose_config import compose
 from hires.cli.compose.overrides import key_in
+from hires.cli.data_keys import words_of_training
 from hires.cli.options import JSON, Parser, composing, file_to_write, flag, option
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.prepare import prepare
@@ -102,10 +103,10 @@ def main(args: Namespace) -> int:
 
 
 def _of_inference(words: list[str]) -> list[str]:
-    # precision=int8 is what the file is for, and without a task it would be a training's.
-    asked = {f"precision={INT8}", f"precision.name={INT8}"} & {*words}
+    # Without a task it would be a training's, which takes neither int8 nor the keys of a run.
     has_task = {*map(key_in, words)} & {"task", "task.name"}
-    return ["task=infer", *words] if asked and not has_task else words
+    words = words if has_task else ["task=infer", *words]
+    return [*words_of_training(words, calibrates=True), *words]
 
 
 def _refuse_quantised(config: RunConfig) -> None:

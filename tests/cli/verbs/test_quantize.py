@@ -4,6 +4,7 @@ changed."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,8 +16,9 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from hires.cli.compose.compose_config import compose
 from hires.core.errors import ConfigError
-from hires.core.store import frozen, records
+from hires.core.store import frozen, records, rundir
 from hires.core.store.ends import End
 from hires.core.store.network_weights import find_weights
 from hires.plan.passes.int8 import observed_values, params_digest
@@ -334,3 +336,25 @@ def test_signal_of_the_int8_network_and_of_each_operator_is_shown_and_kept(hires
     assert len(ranks) == 2  # what is kept by name decides what else has to be
     assert [config["quant"]["scales"] for config in ranks] == [None, None]
     assert "Layers that stay in float" in answer.out
+
+
+def test_network_image_and_images_are_those_of_the_run_of_the_weights(hires, tmp_path):
+    keys = ["data=digits", "image=[16,20]", "model=preact_resnet", "model.depth=11", "epochs=1"]
+    config = compose([*keys, "model.channels=1", "validate.every=epoch"])
+    run = rundir.create(dataclasses.replace(config, results=str(tmp_path)), {}, ["hires"]).path
+    for words in ((), ("task=infer", "data.shuffle=true"), ("precision=int8", "data=digits")):
+        answer = hires("quantize", f"weights={run}", *words, "--cfg=job", "--json")
+        assert answer.code == 0, answer.err
+        made = json.loads(answer.out)
+        assert (made["image"], made["model"]["depth"], made["model"]["channels"]) == (
+            [16, 20],
+            11,
+            1,
+        )
+        data = made["data"]
+        assert (data["name"], data["split"]) == (
+            "digits",
+            "all" if "data=digits" in words else "train",
+        )
+    answer = hires("quantize", f"weights={run}", "model=resnet50", "--cfg=job", "--json")
+    assert json.loads(answer.out)["model"]["name"] == "resnet"
