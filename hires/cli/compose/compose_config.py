@@ -12,7 +12,7 @@ from typing import Any, cast
 import yaml
 
 from hires.cli.compose.choices import choice_keys, conf_dir, config_keys, groups, own_choices
-from hires.cli.compose.overrides import checked, is_key, parsed, require_read_keys
+from hires.cli.compose.overrides import checked, in_force, is_key, parsed, require_read_keys
 from hires.core.config.fields import Checks, make_paths_absolute
 from hires.core.config.launcher_config import is_secret
 from hires.core.config.run_config import RunConfig, from_dict
@@ -69,7 +69,7 @@ class Composer:
         if any(word.startswith("weights=") for word in overrides):
             from hires.cli.data_keys import words_of_training
 
-            overrides = [*words_of_training(overrides), *overrides]
+            overrides = [*words_of_training(in_force(overrides)), *overrides]
         words = checked(overrides, self.groups)
         keys = [word for word in words if is_key(word)]
         try:

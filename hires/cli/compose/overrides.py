@@ -37,12 +37,24 @@ def checked(words: list[str], groups: Groups) -> list[str]:
     _refuse_torn_brackets(words)
     check = Checks()
     good: list[str] = []
+    taken = in_force(words)
     for word in words:
         usable = check(_checked_word, word, groups)
-        if usable is not None:
+        if usable is not None and word in taken:
             good.append(usable)
     check.done()
     return good
+
+
+def in_force(words: Iterable[str]) -> list[str]:
+    """Returns words without each ``~KEY`` and those of KEY before it, which has its default."""
+    kept: list[str] = []
+    for word in words:
+        if word.startswith("~"):
+            kept = [one for one in kept if key_in(one) != key_in(word)]
+        else:
+            kept.append(word)
+    return kept
 
 
 def key_in(word: str) -> str:
@@ -51,7 +63,7 @@ def key_in(word: str) -> str:
 
 
 def is_key(word: str) -> bool:
-    """Whether a word, as :func:`checked` returns it, sets a key, and chooses or deletes nothing."""
+    """Whether a word, as :func:`checked` returns it, sets a key, and chooses nothing."""
     key = word.lstrip("+").partition("=")[0]
     return key in config_keys() or key.startswith(_FREE)
 
@@ -77,8 +89,14 @@ def _checked_word(word: str, groups: Groups) -> str:
             f"out, or rename the file"
         )
     if word.startswith("~"):
-        _check_key(word[1:].split("=", 1)[0], groups)
-        return word  # back to the default
+        _check_key(key_in(word), groups)
+        if "=" in word:
+            key = key_in(word)
+            raise ConfigError(
+                f"{word} has a value, and a ~ takes none; write ~{key}, with which {key} has its "
+                f"default again, or {key}=VALUE"
+            )
+        return word
     match = _ASSIGNMENT.match(word)
     if match is None:
         raise ConfigError(_no_override(word, groups))
@@ -182,7 +200,7 @@ def idle_keys(config: RunConfig, words: Iterable[str]) -> Iterator[Finding]:
 
     ``config`` has the steps of its one pass (``resolve_data``).
     """
-    typed, warmup = {*map(key_in, words)}, config.measure.warmup
+    typed, warmup = {*map(key_in, in_force(words))}, config.measure.warmup
     left = config.steps - (config.measure.steps or 1)
     if "steps" in typed and warmup == left < MeasureConfig.warmup:
         text = f"measure.warmup={warmup}, as steps={config.steps} leaves no more to measure"
@@ -206,7 +224,7 @@ def require_read_keys(config: RunConfig, words: Iterable[str] = ()) -> None:
 
     A default that is typed counts, too: one point of a sweep over the key would have it.
     """
-    typed, problems = {*map(key_in, words)}, list[str]()
+    typed, problems = {*map(key_in, in_force(words))}, list[str]()
 
     def is_set(section: Section, key: str) -> bool:
         return _name(section, key) in typed or key in dict(changed_keys(section))

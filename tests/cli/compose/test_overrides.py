@@ -7,7 +7,8 @@ import inspect
 
 import pytest
 
-from hires.cli.compose.compose_config import compose
+from hires.cli.compose.choices import config_keys
+from hires.cli.compose.compose_config import Composer, compose
 from hires.cli.compose.overrides import checked
 from hires.core.config.data_config import DataConfig
 from hires.core.config.fields import keys_of, names_of
@@ -34,6 +35,10 @@ MISTAKES = [
     ("parallel.tiles=2,2", "'parallel.tiles=[2,2]'"),
     ("batch=2,4", "one run takes one"),
     ("parallel.tiles=[2,|2]", "'parallel.tiles=[2,2]'"),
+    ("~model=resnet18", "a ~ takes none; write ~model, with which model has its default again"),
+    ("~batch=2", "write ~batch"),
+    ("~bogus", "unknown key 'bogus'"),
+    ("~model.args.'x\ny'", "has a line break, which the line that repeats a run cannot"),
     # words without a value
     ("steps", "write steps=VALUE"),
     ("data=/tmp", "data=folder data.path=/tmp"),
@@ -48,6 +53,19 @@ def test_mistake_is_one_paragraph_with_a_remedy(words, text):
         compose(words.split("|"))
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_tilde_gives_every_key_and_group_its_default_again():
+    composer = Composer()
+    before = composer.composed([])
+    for key in [*config_keys(), *composer.groups]:
+        assert composer.composed([f"~{key}"]) == before, key
+    for words in (
+        "batch=3 ~batch", "model=custom ~model", "parallel=sp ~parallel", "++model.args.x=1 "
+        "~model.args.x", "~model.width",
+    ):  # fmt: skip
+        assert compose(words.split()) == compose([]), words  # which says of none that it is unread
+    assert compose(["batch=3", "~batch", "batch=4", "~steps"]) == compose(["batch=4"])
 
 
 def test_parts_of_a_layout_may_come_in_any_order():
