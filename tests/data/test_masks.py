@@ -105,6 +105,8 @@ def test_check_reads_the_parts_of_a_folder_and_classes_are_asked_for(folder, tmp
     data = DataConfig("masks", str(parts), classes=3)
     report = check_data(str(parts), config_of(data=vars(data), image=[*SIZE]), "masks")
     assert (report.ok, len(report.images)) == (True, 12)
+    with pytest.raises(ConfigError, match=r"images in train and val; .* as data\.split=train"):
+        MaskSource.open(data, SIZE, 3, 0)
     Image.fromarray(np.full(SIZE, 9, np.uint8)).save(parts / "val/masks/00003.png")
     for split, count, ok in (("all", 12, False), ("train", 6, True), ("validation", 6, False)):
         config = config_of(data={**vars(data), "split": split}, image=[*SIZE])

@@ -33,7 +33,7 @@ from hires.data.image_format import (
 from hires.data.slide_file import TIFF
 from hires.data.source import SOURCES, Source
 from hires.data.sources.folder import FolderIndex, FolderSource, naming, visible_files
-from hires.data.splits import part_of
+from hires.data.splits import own_parts, part_of
 
 Labels = NDArray[np.int64]
 """(h, w): the class of each pixel, or ``data.ignore``."""
@@ -58,6 +58,11 @@ def mask_pairs(data: DataConfig, path: str | None) -> tuple[FolderIndex, tuple[s
         ) from error
     files = [file for file in files if suffix_of(Path(file).name) in FORMATS]
     images, masks = _by_name(data.images, files), _by_name(data.masks, files)
+    if not images and data.split_file is None and (parts := own_parts(path)):
+        names = " and ".join(part.name for part in parts.values())
+        raise ConfigError(
+            f"data.path={path} has its images in {names}; name those to use, as data.split=train"
+        )
     if not images:
         raise ConfigError(
             f"data.path={path} holds no images named data.images={data.images}; the star stands "
