@@ -36,9 +36,11 @@ class Expression:
     ) -> None:
         """Takes the expression and the names that it may hold: ``a.`` is all below ``a``.
 
-        ``shares`` are the names of numbers from 0 to 1, which tables show in percent.
+        ``shares`` are the names of numbers from 0 to 1, which tables show in percent: a number
+        above 1 that is compared with one is in percent, too.
         """
         self.text = text
+        self._example = "accuracy > 90%" if shares else "image * batch <= 8192"
         if not text.strip():
             raise self.error("is empty; leave it out to keep all")
         if len(text) > _MOST_CHARACTERS:
@@ -48,14 +50,12 @@ class Expression:
                 warnings.simplefilter("ignore")  # of odd text, as `1 is 1`
                 plain = _PERCENT.sub(lambda match: f"({match[1]} / 100)", text.strip())
                 tree = ast.parse(plain, mode="eval")
-                self._check_shares(tree, shares)
+                _read_percent(tree, shares)
                 tree.body = cast(ast.expr, _Lookups(self, known).visit(tree.body))
                 self._code = compile(ast.fix_missing_locations(tree), "--where", "eval")
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             why = error.msg if isinstance(error, SyntaxError) else str(error)
-            raise self.error(
-                f"is no expression ({why}); write it as 'image * batch <= 8192'"
-            ) from None
+            raise self.error(f"is no expression ({why}); write it as {self._example!r}") from None
 
     def truth(self, lookup: Callable[[str], Any]) -> bool:
         """Returns whether the expression is true, where ``lookup`` gives the value of a name.
@@ -72,22 +72,24 @@ class Expression:
         except (TypeError, ZeroDivisionError, OverflowError) as error:
             raise self.error(f"cannot be worked out: {error}") from None
         if not isinstance(value, bool):
-            raise self.error(f"is {value!r} and neither true nor false; compare it")
+            what = "missing" if value is _MISSING else repr(value)
+            raise self.error(
+                f"is {what} and neither true nor false; compare it, as --where {self._example!r}"
+            )
         return value
-
-    def _check_shares(self, tree: ast.Expression, shares: AbstractSet[str]) -> None:
-        for node in ast.walk(tree):
-            sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
-            names = [ast.unparse(side) for side in sides]
-            numbers = [side.value for side in sides if isinstance(side, ast.Constant)]
-            for name in shares & {*names}:
-                for number in numbers:
-                    if isinstance(number, int | float) and number > 1:
-                        raise self.error(f"compares {name}, which is at most 1; write {number}%")
 
     def error(self, what: str) -> ConfigError:
         """Returns the error that names the expression."""
         return ConfigError(f"--where {self.text[:80]!r} {what}")
+
+
+def _read_percent(tree: ast.Expression, shares: AbstractSet[str]) -> None:
+    """Divides by 100 what is above 1 and compared with a share: 1 itself is all."""
+    for node in ast.walk(tree):
+        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        for side in sides if shares & {*map(ast.unparse, sides)} else []:
+            if isinstance(side, ast.Constant) and isinstance(side.value, int | float):
+                side.value = side.value / 100 if side.value > 1 else side.value
 
 
 class _Lookups(ast.NodeTransformer):

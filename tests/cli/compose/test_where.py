@@ -50,15 +50,27 @@ def test_mistakes_are_named(text, meant):
     assert meant in str(caught.value)
 
 
-def test_percent_is_a_share_and_a_share_is_no_more_than_one():
+def test_percent_is_a_share_and_more_than_one_is_percent():
     def keeps(text, **values):
         return Expression(text, {"top1", "batch"}, {"top1"}).truth(values.__getitem__)
 
-    for text in ("top1 > 90%", "top1 >= 91.5 % and batch % 3 == 2", "(top1 > 91%)", "90%<top1"):
+    for text in (
+        "top1 > 90%",
+        "top1 >= 91.5 % and batch % 3 == 2",
+        "(top1 > 91%)",
+        "90%<top1",
+        "top1 > 90",
+    ):
         assert keeps(text, top1=0.915, batch=8), text
         assert not keeps(text, top1=0.89, batch=8), text
-    with pytest.raises(ConfigError, match=r"compares top1, which is at most 1; write 90%"):
-        keeps("top1 > 90", top1=0.9)
+    assert keeps("90.5 < top1 < 92 and batch > 7 and top1 > 0.9", top1=0.915, batch=8)
+    assert keeps("top1 == 1", top1=1.0)  # 1 stays, as 100 %
+    # A missing value was shown as an object of Python.
+    for value in (None, 0.9):
+        with pytest.raises(
+            ConfigError, match=r"is (missing|0\.9) and .*; compare it, as --where 'acc"
+        ):
+            keeps("top1", top1=value)
 
 
 def test_nothing_but_arithmetic_comparisons_and_keys(tmp_path, monkeypatch):
