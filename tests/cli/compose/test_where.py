@@ -60,6 +60,7 @@ def test_percent_is_a_share_and_more_than_one_is_percent():
         "(top1 > 91%)",
         "90%<top1",
         "top1 > 90",
+        "top1 - 90% > 0",
     ):
         assert keeps(text, top1=0.915, batch=8), text
         assert not keeps(text, top1=0.89, batch=8), text
