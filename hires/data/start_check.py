@@ -136,7 +136,7 @@ def image_findings(config: RunConfig, has_maps: bool = False) -> list[tuple[str,
             num_bytes = source.check(index, most)  # its label map, too
             left, num_whole = left - num_bytes, num_whole + (num_bytes > 0)
         except RunError as error:
-            faults[index] = str(error)
+            faults[index], left = str(error), 0  # one fault ends a run: the others are only opened
         most = left
     read = (i for i in _first_used(config, source, range(config.steps)) if i in faults)
     if faults:

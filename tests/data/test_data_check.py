@@ -321,6 +321,7 @@ def test_plan_reads_whole_what_the_first_steps_read(config, pixels, monkeypatch)
     spoilt[0, 0, 0] = np.nan
     tifffile.imwrite(source.path(third), spoilt, photometric="rgb")
     assert (found()[0], str(source.path(third)) in found()[1]) == ("error", True)
+    assert "12 of 12 images were opened, 2 read whole" in image_findings(config)[-1][2]
     assert found(steps=1, batch=2)[0] == "warning"
     monkeypatch.setattr(start_check, "LOOKED_PIXELS", 200)  # beside the first, which is read
     assert "12 of 12 images were opened, 1 read whole" in found()[1]
