@@ -11,7 +11,6 @@ A folder is filled under a hidden name: it is there as a whole, with its manifes
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +24,7 @@ from PIL import Image, ImageDraw
 from tifffile import TiffWriter
 
 from hires.core.errors import ConfigError, RunError
+from hires.core.store import files
 from hires.core.store.reading import Note, read_json
 from hires.data.image_format import Size, Span
 from hires.data.sources import synthetic
@@ -90,9 +90,8 @@ def make_data(
         if _is_complete(root, asdict(made)):
             return 0
         root.parent.mkdir(parents=True, exist_ok=True)
-        hidden = root.with_name(f".{root.name}.{os.getpid()}.tmp")
-        if hidden.exists():  # of a process of this number that was killed, as in a container
-            shutil.rmtree(hidden)
+        files.remove_leftovers(root.parent)
+        hidden = files.hidden(root)
         try:
             for index in range(count):
                 (hidden / made.file(index)).parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.losses import CLASSES
 from hires.core.shipped import adding
-from hires.core.store.files import cannot_write
+from hires.core.store.files import cannot_write, hidden, remove_leftovers
 from hires.core.store.network_weights import PICKLES
 from hires.engine import tensorfile
 from hires.engine.build import filled_tensors, named_tensors, placement, whole_model
@@ -68,7 +68,8 @@ def whole_file(path: Path, option: str, num_bytes: int = 0) -> Iterator[Path]:
     ConfigError, which names ``option``: it cannot be written. After any error ``path`` is as
     before.
     """
-    folder = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    folder = hidden(path)
+    remove_leftovers(path.parent)
     try:
         # torch's own writer ends the process, or names no cause, where a disk is full.
         if shutil.disk_usage(path.parent).free < num_bytes:

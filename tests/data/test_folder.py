@@ -20,6 +20,7 @@ from hires.data.make_data import make_data
 from hires.data.opening import open_source
 from hires.data.sources.folder import scan
 from tests.helpers.layouts import config_of
+from tests.helpers.new_runs import left_by_a_killed_process
 
 
 def touch(root: Path, *names: str) -> None:
@@ -189,9 +190,11 @@ def test_full_disk_leaves_nothing_and_the_same_arguments_give_the_same_bytes(tmp
     assert contents(tmp_path) == {}
     (tmp_path / "a").mkdir()  # an empty folder is as good as none
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    touch(tmp_path, f".b.{os.getpid()}.tmp/texture0/stale.tif")  # of a process that was killed
+    ended = left_by_a_killed_process(tmp_path / "c")
+    touch(ended, "texture0/stale.tif")
     assert (make(tmp_path / "link"), make(tmp_path / "b"), make(tmp_path / "b")) == (7, 7, 0)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert not ended.exists()
 
 
 def test_other_files_are_not_mixed_with(tmp_path):

@@ -20,6 +20,7 @@ from hires.engine.network_files import (
     write_weights,
 )
 from tests.helpers.layouts import config_of
+from tests.helpers.new_runs import left_by_a_killed_process
 from tests.helpers.saved import attempt, make
 
 MODEL = {"name": "resnet", "depth": 18, "classes": 4}
@@ -74,6 +75,8 @@ def test_full_disk_is_named_before_torch_meets_it(tmp_path, monkeypatch, trained
     # torch's writers end the process, or raise without a cause.
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
     path, names = tmp_path / name, {one: one for one in state()}
+    ended = left_by_a_killed_process(tmp_path / "earlier.pt2")
+    ended.mkdir()
 
     def written() -> object:
         if path.suffix == ".pt2":
@@ -83,6 +86,7 @@ def test_full_disk_is_named_before_torch_meets_it(tmp_path, monkeypatch, trained
     with pytest.raises(ConfigError, match=r"No space left on device.*--out"):
         written()
     assert not path.exists()
+    assert not ended.exists()  # what another command had left
 
 
 @pytest.fixture

@@ -173,7 +173,7 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
             continue
         except OSError as error:
             raise cannot_write(folder, error) from error
-    remove_leftovers(path)
+    remove_leftovers(path, below=True)
     try:
         make_folder(folder / file_names.LOGS)
         values = environment(argv, reproduce)

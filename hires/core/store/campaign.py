@@ -82,6 +82,7 @@ def locked(folder: Path) -> Iterator[str | None]:
     with files.lock(folder / file_names.SWEEP_LOCK, f"a sweep of campaign {folder.name!r}") as note:
         # One that is there was meant for an earlier sweep.
         (folder / file_names.STOP_SWEEP).unlink(missing_ok=True)
+        files.remove_leftovers(folder)
         yield note
 
 
@@ -96,6 +97,7 @@ def starting(folders: Iterable[Path]) -> Iterator[None]:
         for folder in sorted(set(folders)):  # in one order, so that no two wait for each other
             what = f"a submission to campaign {folder.name!r}"
             stack.enter_context(files.lock(folder / file_names.SUBMIT_LOCK, what, PATIENCE_S))
+            files.remove_leftovers(folder)
         yield
 
 

@@ -21,10 +21,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
 import json
 import os
 import random
+import re
+import shutil
 import stat
 import time
 import uuid
@@ -43,7 +44,8 @@ OPTION = "results=FOLDER"
 PROBE_MIB = 32  # size of the file that :func:`write_rate` writes
 _LOCK_TRIES = 3
 _POLL_S = 0.05
-_LEFT_S = 600  # after which nothing writes a hidden file any more
+_LEFT_S = 86400  # after which what another machine builds was left
+_HIDDEN = re.compile(r"\..+\.(?P<pid>\d{1,9})-(?P<tag>[0-9a-f]+)\.tmp", re.DOTALL)
 
 _KINDS = {
     stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder",
@@ -72,7 +74,9 @@ def write_atomically(
             ``option`` of its own, which a user changes to have it elsewhere: ConfigError.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    temporary = hidden(path)
+    if option != OPTION:  # a folder of the user's, which no start of a campaign looks through
+        remove_leftovers(path.parent)
     try:
         content = data.encode() if isinstance(data, str) else data
         with temporary.open("xb") as file:
@@ -90,12 +94,41 @@ def write_atomically(
         raise cannot_write(path, error, option) from error
 
 
-def remove_leftovers(run: Path) -> None:
-    """Removes what killed commands left half written in a run; a command takes milliseconds."""
-    for left in itertools.chain(run.glob(".*.tmp"), run.glob("*/.*.tmp")):
+def hidden(path: Path) -> Path:
+    """Returns the name under which this process builds a file or folder beside its place."""
+    tag = f"{provenance.machine_tag()}{uuid.uuid4().hex[:8]}"
+    return path.with_name(f".{path.name}.{os.getpid()}-{tag}.tmp")
+
+
+def remove_leftovers(folder: Path, *, below: bool = False) -> None:
+    """Removes what killed commands left in a folder, and ``below`` it, by names of :func:`hidden`.
+
+    Another machine's processes are not seen: what they build is theirs for a day.
+    """
+    with contextlib.suppress(OSError):
+        for left in [*folder.glob(".*.tmp"), *(folder.glob("*/.*.tmp") if below else ())]:
+            name = _HIDDEN.fullmatch(left.name)
+            if name is None or _may_be_built(left, int(name["pid"]), name["tag"]):
+                continue
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    left.unlink()
+
+
+def _may_be_built(path: Path, pid: int, tag: str) -> bool:
+    if not tag.startswith(provenance.machine_tag()):
         with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > _LEFT_S:
-                left.unlink()
+            return time.time() - path.lstat().st_mtime < _LEFT_S
+        return True
+    try:
+        os.kill(pid, 0)  # asks only
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # another user's
+    return True
 
 
 def append_line(path: StrPath, values: Values) -> None:
@@ -210,7 +243,7 @@ def is_locked(path: Path) -> bool:
 
 def _take(path: Path, mine: Values, what: str) -> str | None:
     """Makes the lock file; returns a note if a dead process had left one."""
-    made = path.with_name(f"{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    made = hidden(path)
     note = None
     # One process of this host at a time looks at the lock and replaces it: otherwise two could find
     # it stale, and the second would remove the new lock of the first. Where a file system has no

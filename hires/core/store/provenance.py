@@ -63,6 +63,12 @@ def myself() -> dict[str, Any]:
     return {**_machine(), "pid": os.getpid(), "birth": _birth(os.getpid())}
 
 
+@functools.cache
+def machine_tag() -> str:
+    """Returns 8 digits that differ for processes that do not see each other by their numbers."""
+    return hashlib.sha256(repr(_machine()).encode()).hexdigest()[:8]
+
+
 def is_here(process: dict[str, Any]) -> bool:
     """Whether a process of :func:`myself` is, or was, one of this machine, as it runs now."""
     return {key: process.get(key) for key in _machine()} == _machine()

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from hires.core.errors import RunError
 from hires.core.store import file_names, frozen, launch_file, reading, trust
 from hires.core.store.attempts import Attempt, environment, next_attempt
 from hires.core.store.file_names import StrPath, attempt_dir, attempt_numbers, last_number
-from hires.core.store.files import cannot_write, make_folder, write_atomically
+from hires.core.store.files import cannot_write, hidden, make_folder, write_atomically
 from hires.core.store.frozen import RunInputs
 from hires.core.store.launch_file import reproduce_line
 from hires.core.store.naming import identity, plain, run_name
@@ -108,7 +107,7 @@ def freeze(
     }
     if not _is_filled(path):
         make_folder(path.parent)
-        building = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+        building = hidden(path)
         try:
             building.mkdir()
             _write_files(building, files)

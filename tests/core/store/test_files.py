@@ -18,10 +18,11 @@ import pytest
 
 import hires
 from hires.core.errors import RunError
-from hires.core.store import file_names, files, provenance, reading
+from hires.core.store import campaign, file_names, files, provenance, reading
 from hires.core.store.files import append_line
 from hires.core.store.reading import read_lines
 from tests.helpers.launches import ROOT
+from tests.helpers.new_runs import left_by_a_killed_process
 from tests.helpers.patience import PATIENCE_S
 
 HOLD = """
@@ -139,6 +140,25 @@ def test_never_two_at_once(tmp_path):
 
 def waited(folder: Path, patience_s: float):
     return files.lock(folder / "lock", "the test", patience_s)
+
+
+@pytest.mark.parametrize("by", ["write", "sweep", "start"])
+def test_what_killed_commands_left_beside_a_file_or_a_run_goes_with_the_next(tmp_path, by):
+    ended = [left_by_a_killed_process(tmp_path / name) for name in ("run", "net.onnx")]
+    ended[0].mkdir()
+    (ended[0] / "config.yaml").touch()
+    ended[1].touch()
+    elsewhere = ended[1].name.replace(provenance.machine_tag(), "f" * 8)
+    stays = [files.hidden(tmp_path / "a"), *(tmp_path / name for name in (elsewhere, ".b.7.tmp"))]
+    for path in stays:
+        path.touch()
+    if by == "write":
+        files.write_atomically(tmp_path / "other", "", option="--out FILE")
+    else:
+        with campaign.locked(tmp_path) if by == "sweep" else campaign.starting([tmp_path]):
+            pass
+    (tmp_path / "other").unlink(missing_ok=True)
+    assert {*tmp_path.iterdir()} == {*stays}
 
 
 def test_append_ends_a_line_that_a_full_disk_has_cut(tmp_path):
