@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from hires.core.config.precision_config import PrecisionConfig, QuantConfig
+from hires.core.evaluation_metrics import METRICS
 from hires.core.precisions import PRECISIONS
 from hires.core.store.campaign import Campaign
 from hires.core.store.reading import text
@@ -36,7 +37,13 @@ from hires.report.points import (
     quant_text,
     single_speeds,
 )
-from hires.report.record import RecordedRank, RecordedThroughput, cells_of, columns_of
+from hires.report.record import (
+    RecordedEvaluation,
+    RecordedRank,
+    RecordedThroughput,
+    cells_of,
+    columns_of,
+)
 from hires.report.runs import Found, Run, end_of, size_columns
 
 SPEED = columns_of(RecordedThroughput)
@@ -57,6 +64,8 @@ _ERRORS = {
     "loss_first": "first_loss_error", "loss_last": "last_loss_error", "loss": "loss_error",
 }  # fmt: skip
 TOP1 = Column("top1", "top-1", "%", 100.0, 2)
+EVALUATION = tuple(one for one in columns_of(RecordedEvaluation) if one.key in METRICS)
+"""The metrics of evaluations."""
 _BEST = Column("best_validation", "best validation", digits=4)
 """By the metric that the training's evaluations are judged by, as it is counted."""
 _ORDER = {"infeasible": 0, "failed": 1, "done": 9}  # of the states of planned points; others: 2
@@ -70,7 +79,9 @@ _ORDER = {"infeasible": 0, "failed": 1, "done": 9}  # of the states of planned p
             predicted_bytes_max="predicted", messages_per_step="messages a step",
             bytes_per_step="sent a step", cores="cores",
         ),
-        *LOSSES, TOP1, _BEST, *texts(memory_limit="limit"), *_ORIGIN, *texts(started="started"),
+        *LOSSES, *EVALUATION, _BEST,
+        *texts(validation_metric="judged by", memory_limit="limit"), *_ORIGIN,
+        *texts(started="started"),
     ),
 )  # fmt: skip
 def runs(found: Found) -> Iterator[Row]:
@@ -96,8 +107,9 @@ def run_row(run: Run) -> Row:
         "bytes_per_step": record.messages.bytes,
         "loss_first": record.loss.first,
         "loss_last": record.loss.last,
-        "top1": record.top1,
+        **{one.key: getattr(record.evaluation, one.key, None) for one in EVALUATION},
         "best_validation": record.best_validation,
+        "validation_metric": record.validation and record.validation.metric,
         "cores": origin.hardware.cores,
         "memory_limit": value_text(memory.get("limit") if isinstance(memory, dict) else None),
         "git": origin.git,

@@ -15,13 +15,12 @@ from hires.core.store.reading import Note
 from hires.launcher.status.state import select, states
 from hires.report.columns import TABLES, Row, filled, keys, table_of
 from hires.report.compare.metrics import METRICS
-from hires.report.run_tables import run_row
+from hires.report.run_tables import EVALUATION, run_row
 from hires.report.runs import Run, read_runs
 
 _SHOWN = (
     "hash", "state", "model", "image", "layout", "precision", "img_per_s_median", "peak_bytes_max",
-    "batch", "ranks", "loss_last", "top1", "best_validation", "started",
-    "campaign",
+    "batch", "ranks", "loss_last", "best_validation", *keys(EVALUATION), "started", "campaign",
 )  # fmt: skip
 """Columns that a screen shows, as far as it has room."""
 _GROUPS = {"parallel": "layout", "precision": "precision", "task": "task", "model": "model"}
@@ -74,7 +73,7 @@ def list_runs(args: Any) -> int:
     elif rows:
         by_key = {column.key: column for column in TABLES["runs"].all_columns}
         shown_columns = [by_key[key] for key in _SHOWN]
-        table = filled(table_of("runs", "Runs", shown_columns, [row.values for row in rows]))
+        table = filled(table_of("runs", "Runs", shown_columns, map(_on_screen, rows)))
         # Of a time stamp day and minute fit.
         stamp = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d).*")
         shown = [[stamp.sub(r"\1 \2", cell) for cell in cells] for cells in table.text_rows()]
@@ -82,6 +81,16 @@ def list_runs(args: Any) -> int:
     else:
         print("no runs")
     return 0
+
+
+def _on_screen(row: RunRow) -> Row:
+    """Returns its values, the best evaluation with its metric; a share is from 0 to 1."""
+    best, name = row.values["best_validation"], row.values["validation_metric"]
+    if best is None:
+        return row.values
+    unit = METRICS[name].unit if name in METRICS else "1"
+    words = f"{best:.4g}", *([] if unit in ("%", "1") else [unit]), name
+    return {**row.values, "best_validation": " ".join(words)}
 
 
 def add_live_states(runs: Iterable[Run]) -> None:

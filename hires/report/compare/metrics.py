@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from hires.core.evaluation_metrics import METRICS as EVALUATION
 from hires.core.store.reading import text
 from hires.core.units import MIB
 from hires.report.columns import value_text
@@ -61,6 +62,18 @@ def _one(number: float | None) -> list[float]:
     return [] if number is None else [float(number)]
 
 
+def _of_evaluation(name: str) -> Metric:
+    """Returns a registered metric."""
+    metric, words = EVALUATION[name], ("lower", "higher")
+    what = f"{metric.title} of an evaluation, {_ATTEMPTS}"
+
+    def values(record: RunRecord) -> list[float]:
+        return _one(getattr(record.evaluation, name, None))
+
+    unit, better = metric.unit or "1", metric.larger_is_better
+    return Metric(name, name, what, unit, better, words, values, 1 / metric.factor)
+
+
 _STEPS = "median over complete attempts of each one's median step"
 _ATTEMPTS = "median over complete attempts"
 METRICS = {
@@ -82,6 +95,7 @@ METRICS = {
             "accuracy", "top1", f"share of right answers of an evaluation, {_ATTEMPTS}", "%",
             True, ("lower", "higher"), lambda record: _one(record.top1), 0.01,
         ),
+        *map(_of_evaluation, EVALUATION),
         Metric(
             "loss", "loss_last", f"loss of the last step, {_ATTEMPTS}", "1",
             False, ("lower", "higher"), _last_loss,
@@ -92,7 +106,7 @@ METRICS = {
 
 def per_image(metric: Metric) -> Metric:
     """Returns a metric for sides with other batches: of an image, or not comparable."""
-    if metric.name in ("throughput", "accuracy"):
+    if metric.name in ("throughput", "accuracy", *EVALUATION):
         return metric
     if metric.name != "step_time":
         return replace(metric, incomparable="the sides have other batches; compare equal ones")

@@ -12,6 +12,7 @@ from hires.cli.compose.choices import ALIASES, config_keys, groups
 from hires.core.store import campaign
 from hires.core.store.campaign import Campaign, PlannedPoint
 from tests.helpers.compared_runs import compared_run, failed_run
+from tests.helpers.report_runs import change
 from tests.helpers.run_folders import make_run
 
 RESULTS = Path("results")
@@ -62,6 +63,27 @@ def test_runs_are_chosen_by_an_expression_and_sorted(hires):
         answer = hires("list", "runs", *words)
         assert (answer.code, text in answer.err) == (2, True)
     assert not Path("made").exists()
+
+
+def test_every_metric_of_an_evaluation_is_listed_chosen_and_compared(hires):
+    metrics = {"mean_ap": (0.25, "25.00"), "rmse": (1.8603, "1.8603"), "psnr": (31.25, "31.250")}
+    bests = {"mean_ap": "0.7639 mean_ap", "rmse": "1.86 rmse", "psnr": "31.2 dB psnr"}
+    values = {"mean_ap": 0.7639, "rmse": 1.86, "psnr": 31.2}
+    for name, (value, _) in metrics.items():
+        for seed in (1, 2):
+            run = compared_run(RESULTS, [STEPS], campaign=f"{name}{seed}", batch=seed)
+            best = {"metric": name, "best": {"images": 9, name: values[name]}}
+            change(run, evaluation={"images": 9, name: value / seed}, validation=best)
+    table = hires("list", "runs").out
+    for name, (value, text) in metrics.items():
+        assert {text in table, bests[name] in table} == {True}, table
+        assert len(listed(hires, "--where", f"{name} > {value * 0.9} and {name} < 99")) == 1
+        assert len(listed(hires, "--where", f"validation_metric == '{name}'")) == 2
+        answer = hires("compare", f"{name}1", f"{name}2", "--metric", name)
+        assert f"{name}: " in answer.out, answer.err
+        better = "lower" if name == "rmse" else "higher"
+        assert (f"{better} is better" in answer.out, "-50" in answer.out) == (True, True)
+    assert len(listed(hires, "--where", "mean_ap > 20")) == 1  # as the table shows it
 
 
 def rows(name):
