@@ -48,7 +48,7 @@ def test_losses_of_two_ranks_are_the_bits_of_gloo(mpi: str, tmp_path: Path):
     layouts = ({"tiles": [2, 1]}, {"stages": 2}, {"replicas": 2})
     found = {}
     for backend in ("gloo", "mpi"):
-        keys = {**keys_of(mpi, backend, dtype="value"), "steps": 3}
+        keys = {**keys_of(mpi, backend), "steps": 3}
         folders = [
             str(make(tmp_path / f"{backend} {precision} {number}", **keys, parallel=parallel,
                      precision={"name": precision}))
