@@ -11,6 +11,8 @@ fail() {
     exit 1
 }
 
+[ -f constraints.txt ] || fail "start it in the checkout of hires, as sh scripts/install.sh python3 .venv"
+
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
     fail "hires needs Python 3.11 or newer and $python is not; name one: make PYTHON=/path/to/python3"
 
