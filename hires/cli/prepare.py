@@ -176,7 +176,7 @@ def begin(
     notes = [earlier.changes(path, config, inputs)]
     if (step := checkpoints.saved_step(path)) or saving.resume == "never":
         if step and saving.resume != "never" and done_attempt(path) is None:
-            notes.append(f"it goes on after step {step}, where it was saved")
+            notes.append(f"this run continues after its step {step}")
         return config, [note for note in notes if note]
     saved, damaged = earlier.continued(path, config, inputs)
     notes += damaged

@@ -34,7 +34,7 @@ class Loss:
     """``images`` (each has the size of the output), or ``classes`` (one for each image, which
     counts for every pixel of an output with rows and columns)."""
     also: ClassVar[str] = ""
-    """``labels`` or ``numbers``, if it compares these, too, where ``data.targets`` says so."""
+    """``labels`` or ``numbers``, if it also compares those of ``data.targets``."""
     ignores: ClassVar[bool] = False
     """Whether it leaves labels out that ``loss.ignore_index`` names."""
     draws: ClassVar[bool] = False

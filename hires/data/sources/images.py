@@ -122,7 +122,8 @@ def _rows(
         is_wrong = ~np.isfinite(rows[name])
         if data.targets == "classes":
             is_wrong = (rows[name] != 0) & (rows[name] != 1)
-        for column in np.array(columns)[is_wrong].tolist():
+        if is_wrong.any():
+            column = columns[int(is_wrong.argmax())]
             raise ConfigError(
                 f"{key}: line {number} has {line[column]!r} as {column}, and {kind} needs "
                 f"{allowed} in each column; correct it, or take the line or the column out"

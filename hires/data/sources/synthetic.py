@@ -29,19 +29,24 @@ COLOUR, STRIPES, SHADE, BRIGHTNESS, NOISE = 0.20, 0.15, 0.05, 0.04, 0.06
 class SyntheticSource(Source):
     """Images drawn from the seed and their number alone, a window at a time."""
 
-    _targets = "class"
-
-    def __init__(self, num_classes: int, length: int, size: Size, channels: int, seed: int) -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        length: int,
+        size: Size,
+        channels: int,
+        seed: int,
+        targets: str = "class",
+    ) -> None:
         self.num_classes = num_classes
         self.class_names = tuple(class_name(label, num_classes) for label in range(num_classes))
         self._length, self._size, self._channels, self._seed = length, size, channels, seed
+        self._targets = targets
 
     @classmethod
     def open(cls, data: DataConfig, size: Size, channels: int, seed: int) -> Source:
         """Returns ``data.length`` images of ``data.classes`` classes."""
-        source = cls(data.num_classes, data.length, size, channels, seed)
-        source._targets = data.targets
-        return source
+        return cls(data.num_classes, data.length, size, channels, seed, data.targets)
 
     def __len__(self) -> int:
         return self._length

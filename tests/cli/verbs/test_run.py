@@ -164,7 +164,7 @@ def test_checkpoint_of_a_shorter_run_is_offered_used_and_shown(hires, saved, fak
 
 
 def test_run_that_was_stopped_says_where_it_goes_on(hires, saved):
-    text = "note: it goes on after step 3, where it was saved"
+    text = "note: this run continues after its step 3"
     assert text in hires("run", *BASE, "steps=3", "--dry-run").err
     assert text not in hires("run", *BASE, "steps=3", "checkpoint.resume=never", "--dry-run").err
 
