@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import yaml
 
@@ -223,15 +224,24 @@ def tables_of(name: str, runs: Sequence[str], words: Sequence[str]) -> dict[str,
 
 
 def draw(name: str, points: pd.DataFrame, path: Path) -> None:
-    """Draws the points of a figure: bars, of EDSR lines over GPUs."""
+    """Draws the points of a figure: bars, of EDSR the efficiency of each library over GPUs."""
     if name == "edsr":
-        lines = points.pivot_table(["published", "at the end", "beside"], "GPUs", "library")
-        drawn = lines.plot(loglog=True, ylabel="img/s", title="EDSR on V100", style=".-")
+        lines = {"published": "published", "at the end": "sums at the end", "beside": "sums beside"}
+        single = PUBLISHED["edsr"]["one_gpu"] * points["GPUs"]
+        shares = points[["library", "GPUs"]].join(100 * points[[*lines]].div(single, axis=0))
+        figure, panels = plt.subplots(1, 3, figsize=(10, 3), sharey=True)
+        for panel, (library, part) in zip(panels, shares.groupby("library"), strict=True):
+            part.rename(columns=lines).plot("GPUs", [*lines.values()], ax=panel, style=".-")
+            panel.set_xscale("log", base=2)
+            panel.set(title=f"EDSR, {library}", ylabel="speed of a GPU, of a single one [%]")
+            panel.set(ylim=(0, 105))
     else:
-        figure, names = PUBLISHED["figures"][name], ["source", "image", "layout", "tiles"]
-        bars = points.pivot_table(figure["shows"], names, "precision", sort=False)
-        drawn = bars.plot.barh(ylabel="", xlabel=figure["shows"], title=figure["title"])
-    drawn.figure.savefig(path, bbox_inches="tight")
+        text, names = PUBLISHED["figures"][name], ["source", "image", "layout", "tiles"]
+        bars = points.pivot_table(text["shows"], names, "precision", sort=False)
+        bars.index = [", ".join(map(str, place)) for place in bars.index]
+        unit = {"img_per_s": "img/s", "gb": "GB, all GPUs"}[text["shows"]]
+        figure = bars.plot.barh(ylabel="", xlabel=unit, title=text["title"]).figure
+    figure.savefig(path, bbox_inches="tight")
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ def test_layouts_stand_beside_the_base_of_the_text(monkeypatch):
     assert numbers["-published"].loc[0, "predicted"] == pytest.approx(max(gain, 1.0))
 
 
-def test_edsr_scales_as_its_profile_of_all_reduces_says(monkeypatch):
+def test_edsr_scales_as_its_profile_of_all_reduces_says(monkeypatch, tmp_path):
     monkeypatch.setattr(TorchProcess, "_ask", lambda self, what, question: reply_to(question))
     words = ["batch=4,16,32", "parallel.replicas=1,4,8", "model.blocks=2", "model.width=64"]
     rows = pd.DataFrame(figures.scaling(words)).set_index(["library", "GPUs"])
@@ -61,3 +61,5 @@ def test_edsr_scales_as_its_profile_of_all_reduces_says(monkeypatch):
     assert (rows["beside"] >= rows["at the end"]).all()
     slow, fast = (rows.loc[(name, 8), "at the end"] for name in ("MPI", "MPI-Opt"))
     assert slow < fast < 8 * 11.34
+    figures.draw("edsr", rows.reset_index(), tmp_path / "edsr.svg")
+    assert all(f"EDSR, {name}" in (tmp_path / "edsr.svg").read_text() for name in ("MPI", "NCCL"))
