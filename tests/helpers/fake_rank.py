@@ -19,6 +19,9 @@ from hires.core.ranks import heartbeat, rank_process, world
 from hires.core.store import file_names, records
 from hires.core.store.files import append_metric
 
+LONG_S = 400.0
+"""Longer than any test waits for the end of a rank that hangs."""
+
 connections: list = []
 
 
@@ -30,7 +33,7 @@ def main() -> None:
     word, _, argument = behaviour.partition(" ")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # as a worker does
     if word == "mute":  # it hangs before its heart beats
-        time.sleep(60)
+        time.sleep(LONG_S)
     timeout_s = records.read_config(run_dir).comm.timeout_s
     with heartbeat.beat(run_dir, here.attempt, here.rank, heartbeat.Activity(), timeout_s):
         _BEHAVIOURS[word](here, run_dir, argument)
@@ -75,18 +78,18 @@ def signals(number):
     def act(here, run_dir, argument):
         _meet_hub(here)
         os.kill(int(argument or os.getpid()), number)
-        time.sleep(60)
+        time.sleep(LONG_S)
 
     return act
 
 
 def hang(here, run_dir, argument):
-    time.sleep(60)
+    time.sleep(LONG_S)
 
 
 def deaf(here, run_dir, argument):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(60)
+    time.sleep(LONG_S)
 
 
 def full(here, run_dir, argument):
@@ -98,7 +101,7 @@ def full(here, run_dir, argument):
 
 def leaves(here, run_dir, argument):
     """Starts a child, then behaves well."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(400)"])
     (run_dir / "child.pid").write_text(str(child.pid))
     ok(here, run_dir)
 
@@ -148,7 +151,7 @@ def listens(answer):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
         sys.stdout.write("it listens\n")
         sys.stdout.flush()
-        until = time.monotonic() + 60
+        until = time.monotonic() + LONG_S
         while time.monotonic() < until:
             time.sleep(0.05)
 
@@ -168,7 +171,7 @@ def picky(here, run_dir, argument):
 def once(here, run_dir, argument):
     """Hangs in the first attempt of a seed."""
     if here.attempt == 0 and records.read_config(run_dir).seed == int(argument):
-        time.sleep(60)
+        time.sleep(LONG_S)
     ok(here, run_dir)
 
 

@@ -274,7 +274,7 @@ def test_callback_that_fails_stops_the_ranks(fake_world, launch, launcher):
 
 
 def gone(pids: list[int]) -> None:
-    until(lambda: not alive(pids), "the end of all processes", patience_s=30.0)
+    until(lambda: not alive(pids), "the end of all processes")
 
 
 SUPERVISOR = """

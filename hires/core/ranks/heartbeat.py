@@ -274,8 +274,8 @@ def beat(
 
 
 def require_launcher(attempt: Attempt) -> None:
-    """Refuses to begin a rank whose launcher has ended: a RunError, as nothing would end it."""
-    if provenance.lives(attempt.launched) is False:
+    """Refuses to begin a rank whose launcher or attempt has ended: RunError: none would end it."""
+    if attempt.has_ended or provenance.lives(attempt.launched) is False:
         raise RunError(f"the launcher of {attempt.folder} has ended before this rank began")
 
 
@@ -297,7 +297,6 @@ class HeartbeatThread(threading.Thread):
         self._is_reported = False
         self._parent = os.getppid()
         self._exit_file = self.folder / file_names.EXIT
-        self._may_end = not self._exit_file.exists()
 
     def run(self) -> None:
         """Touches the file, looks for progress and writes the status, until it is stopped."""
@@ -316,7 +315,7 @@ class HeartbeatThread(threading.Thread):
                 self._look()
                 # A cluster gives up a node that does not answer, and the run goes on elsewhere in
                 # the same folder: a rank of the attempt that was given up must not write there.
-                if self._may_end and self._exit_file.exists():
+                if self._exit_file.exists():
                     os.kill(os.getpid(), signal.SIGTERM)
                 if not is_answered and _request(self.folder).exists():
                     is_answered = True

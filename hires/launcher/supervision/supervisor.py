@@ -120,7 +120,6 @@ class Supervisor:
         timeout_s, world = job.config.comm.timeout_s, job.places.num_ranks
         self._watchdog = watchdog.Watchdog(job.folder, timeout_s, world)
         self._oom = blame.OomCount(job.folder / file_names.LOGS / file_names.LAUNCHER_LOG)
-        self._looks_for_exit = not (job.folder / file_names.EXIT).exists()
         self._asked_s = 0.0
 
     def run(self) -> End:
@@ -213,8 +212,7 @@ class Supervisor:
         ranks of the node may still run: two attempts at once would be in each other's way. The
         ranks look, too, and may end before this process has seen it.
         """
-        attempt = Attempt(self.job.run_dir, self.job.attempt)
-        end = attempt.exit if self._looks_for_exit else None
+        end = Attempt(self.job.run_dir, self.job.attempt).exit
         if end is not None:
             self._stop("another process has ended this attempt")
         return end
