@@ -9,7 +9,7 @@ import functools
 import torch
 
 from hires.comm.comm_world import LEFT, CommWorld, Group, default_world, unlogged
-from hires.comm.guarded_waits import waiting
+from hires.comm.handles import waiting
 from hires.comm.operations import all_reduce
 from hires.comm.plain_reductions import ReduceOp
 from hires.core.errors import CommError

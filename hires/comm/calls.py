@@ -1,51 +1,29 @@
-"""Carries out operations and messages by their dispatch; notes them in the log and the check.
+"""Carries out collectives by their dispatch; notes them in the log and the check.
 
 Tensors that the backend does not reach, or that are not contiguous, are carried by others.
 """
 
 from __future__ import annotations
 
+import bisect
+import functools
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from hires.comm import message_log as logs
-from hires.comm.backends.backend import Post
-from hires.comm.carriers import Carriers, needs_none
-from hires.comm.comm_world import MOST_CALLS, activity, unlogged
+from hires.comm.comm_world import activity, unlogged
 from hires.comm.dispatch import Dispatch
-from hires.comm.guarded_waits import FAILURES, failure
-from hires.comm.handles import Handle
+from hires.comm.handles import FAILURES, Handle, failure
+from hires.core.errors import CommError
 from hires.core.ranks.timeline import COLLECTIVE
 from hires.plan.traffic import CALLED
 
-
-def _note(call: Dispatch, agreed: Any) -> int:
-    # Keeps a collective among the rank's calls; -1: none are kept, or it has no other rank.
-    check = call.group.world.check
-    if check is None or call.channel is None or call.facts is None:
-        return -1
-    return check.note(call.channel, call.facts, agreed)
-
-
-def _note_message(call: Dispatch, tag: int) -> int:
-    check = call.group.world.check
-    if check is None or call.facts is None:
-        return -1
-    channel = call.channels.get(tag)
-    if channel is None:
-        ends = call.group.world.rank, call.peer
-        source, target = ends if call.operation == logs.SEND else ends[::-1]
-        words = f"messages {source} to {target}, tag {tag}, in {call.group.name}"
-        # The check continues the count of a channel that it returns again.
-        channel = check.ring.message_channel(f"{words} over {call.backend}", ends)
-        if channel is None:
-            return -1
-        if len(call.channels) >= MOST_CALLS:
-            call.channels.clear()
-        call.channels[tag] = channel
-    return check.note(channel, call.facts)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def start(
@@ -61,7 +39,10 @@ def start(
 
     ``agreed``: its root or reduction, which is the same on all ranks.
     """
-    number, world = _note(call, agreed), call.group.world
+    world, number = call.group.world, -1
+    check = world.check
+    if check is not None and call.channel is not None and call.facts is not None:
+        number = check.note(call.channel, call.facts, agreed)
     log = world.log if len(call.ranks) > 1 and not unlogged.on else None
     if async_op:
         try:
@@ -93,88 +74,119 @@ def start(
     return None
 
 
-def start_message(call: Dispatch, tensor: Tensor, tag: int, issued: float) -> Handle:
-    """Begins a send or receive; returns its handle."""
-    carried, after, number = _prepared(call, tensor, tag)
-    try:
-        work = call.method(carried, call.peer, group=call.handle, tag=tag)
-    except FAILURES as error:
-        raise failure(call.what, error, call.group.world, call.backend, number) from error
-    return _handle(work, call, tensor, tag, after, number, issued)
+def in_normal_mode(call: Callable[P, T]) -> Callable[P, T]:
+    """Runs an operation outside of torch.inference_mode: no other thread may fill its tensors."""
+
+    @functools.wraps(call)
+    def run(*args: P.args, **named: P.kwargs) -> T:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return call(*args, **named)
+        return call(*args, **named)
+
+    return run
 
 
-def carry_message(call: Dispatch, tensor: Tensor, tag: int, issued: float) -> None:
-    """Sends or receives a tensor; as :func:`start_message` and a wait, in half of the time."""
-    carried, after, number = _prepared(call, tensor, tag)
-    world, complete = call.group.world, call.complete
-    outer = activity.begin(call.what, call.peer, tag, (), number, CALLED[call.operation])
-    try:
-        if complete is not None:
-            complete(carried, call.peer, call.handle, tag)
-        else:
-            call.method(carried, call.peer, group=call.handle, tag=tag).wait()
-        for one in after:
-            one()
-    except FAILURES as error:
-        raise failure(call.what, error, world, call.backend, number) from error
-    finally:
-        activity.end(outer)
-    if world.log is not None:
-        world.log.note_blocking(call.operation, call.way, tensor.nbytes, issued)
+def is_dense(tensor: Tensor) -> bool:
+    """Whether any thread may fill a tensor, contiguous, and neither negated nor conjugated."""
+    is_lazy = tensor.is_neg() or tensor.is_conj()
+    return tensor.is_contiguous() and not (is_lazy or tensor.is_inference())
 
 
-def start_batch(posts: Sequence[tuple[Dispatch, Tensor, int]], issued: float) -> list[Handle]:
-    """Begins sends and receives, each with its tag; returns their handles.
+def needs_none(call: Dispatch, tensor: Tensor) -> bool:
+    """Whether the backend takes a tensor as it is: the quick answer, for the host's memory."""
+    is_near = call.reaches_cpu and tensor.is_cpu and not tensor.requires_grad
+    return is_near and tensor.numel() > 1 and is_dense(tensor)
 
-    Those of one group and backend begin together: one by one, two ranks that both receive first
-    would wait for each other on a backend of streams.
+
+def apart(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+    """Returns dense tensors to send, copied where a target would overwrite them before.
+
+    CommError: two targets share memory.
     """
-    batches: dict[tuple[int, str, int, str], list[int]] = {}
-    for at, (call, tensor, _) in enumerate(posts):
-        key = id(call.group.world), call.backend, id(call.handle), tensor.device.type
-        batches.setdefault(key, []).append(at)
-    handles: dict[int, Handle] = {}
-    for places in batches.values():
-        sides, ends = [], []
-        for at in places:
-            call, tensor, tag = posts[at]
-            carried, after, number = _prepared(call, tensor, tag)
-            sends = call.operation == logs.SEND
-            sides.append(Post(sends, carried, call.peer, call.handle, tag))
-            ends.append((call, tensor, tag, after, number))
-        call, number = ends[0][0], ends[0][4]
-        name, world = call.backend, call.group.world
-        try:
-            works = world.backends[name].begin_together(sides)
-        except FAILURES as error:
-            raise failure(call.what, error, world, name, number) from error
-        for at, work, (call, tensor, tag, after, number) in zip(places, works, ends, strict=True):
-            handles[at] = _handle(work, call, tensor, tag, after, number, issued)
-    return [handles[at] for at in range(len(posts))]
+    if any(isinstance(one, FakeTensor) for one in sources):
+        return [*sources]  # of a rehearsal, which has no memory
+    spans = sorted((one.data_ptr(), one.data_ptr() + one.nbytes) for one in targets if one.nbytes)
+    if any(end > begin for (_, end), (begin, _) in itertools.pairwise(spans)):
+        raise CommError("two of the outputs share memory; give each rank one of its own")
+    ends = [end for _, end in spans]
+
+    def is_apart(begin: int, end: int) -> bool:
+        place = bisect.bisect_right(ends, begin)  # the first span that ends behind it
+        return place == len(spans) or spans[place][0] >= end
+
+    return [
+        one if is_apart(one.data_ptr(), one.data_ptr() + one.nbytes) else one.clone()
+        for one in sources
+    ]
 
 
-def _handle(
-    work: Any,
-    call: Dispatch,
-    tensor: Tensor,
-    tag: int,
-    after: Sequence[Callable[[], Any]],
-    number: int,
-    issued: float,
-) -> Handle:
-    handle = Handle(work, call, after, tag, number)
-    log = call.group.world.log
-    if log is not None:
-        handle.keep_in(log, tensor.nbytes, issued)
-    return handle
+def _dense(tensor: Tensor) -> Tensor:
+    dense = tensor.resolve_conj().resolve_neg().contiguous()
+    return dense.clone() if dense.is_inference() else dense
 
 
-def _prepared(
-    call: Dispatch, tensor: Tensor, tag: int
-) -> tuple[Tensor, Sequence[Callable[[], Any]], int]:
-    if needs_none(call, tensor):
-        return tensor, (), _note_message(call, tag)
-    carriers = Carriers(call)
-    sends = call.operation == logs.SEND
-    carried = carriers.source(tensor) if sends else carriers.target(tensor)
-    return carried, carriers.after, _note_message(call, tag)
+def _fill(tensor: Tensor, copy: Tensor) -> None:
+    with torch.inference_mode(tensor.is_inference()):
+        tensor.copy_(copy)
+
+
+def require_own_memory(tensor: Tensor) -> None:
+    """Raises CommError where numbers of a tensor to fill share memory."""
+    # Each number has a place of its own if every dim steps over all that the shorter steps reach.
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach and tensor.numel():
+            raise CommError(
+                "numbers of an output share memory, as those that were expanded or overlap; "
+                "give its contiguous() copy"
+            )
+        reach += stride * (size - 1)
+
+
+class Carriers:
+    """Contiguous tensors in the backend's reach that stand for the caller's in one operation."""
+
+    __slots__ = ("_call", "after")
+
+    def __init__(self, call: Dispatch) -> None:
+        self._call = call
+        self.after: list[Callable[[], Any]] = []
+        """Steps that follow the completion of the operation."""
+
+    def source(self, tensor: Tensor) -> Tensor:
+        """Returns a tensor that the backend reads in the place of this one."""
+        return self._carried(tensor, reads=True, writes=False)
+
+    def target(self, tensor: Tensor) -> Tensor:
+        """Returns a tensor that the backend fills in the place of this one."""
+        return self._carried(tensor, reads=False, writes=True)
+
+    def in_place(self, tensor: Tensor) -> Tensor:
+        """Returns a tensor that the backend reads and fills in the place of this one."""
+        return self._carried(tensor, reads=True, writes=True)
+
+    def _carried(self, tensor: Tensor, reads: bool, writes: bool) -> Tensor:
+        staging = self._call.staging
+        if tensor.requires_grad:
+            tensor = tensor.detach()  # messages have no gradients, and may fill leaves
+        if writes:
+            require_own_memory(tensor)
+        if self._call.reaches_cpu if tensor.is_cpu else tensor.device.type in staging.reaches:
+            if is_dense(tensor):
+                # One number or none may have any stride, but a view as bytes needs stride 1.
+                size = tensor.numel()
+                return tensor if size > 1 else tensor.view(-1).as_strided((size,), (1,))
+            copy = _dense(tensor)
+            if writes:
+                self.after.append(lambda: _fill(tensor, copy))
+            return copy
+        dense = _dense(tensor)
+        if writes and dense is not tensor:
+            self.after.insert(0, lambda: _fill(tensor, dense))
+        staged = staging.of([dense])
+        assert staged is not None
+        if reads:
+            staged.fetch()
+        self.after.insert(0, staged.put if writes else staged.drop)
+        return staged.parts[0]

@@ -20,8 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hires.comm import message_log as logs
 from hires.comm.argument_checks import wrong_argument
 from hires.comm.backends.backend import Alone, Backend, Members, Messages, Work
-from hires.comm.backends.fifo import JoinedWork
-from hires.comm.backends.null import NullBackend
+from hires.comm.backends.works import JoinedWork
 from hires.comm.comm_world import LEFT, NOT_JOINED, Group, group_or_all
 from hires.comm.plain_reductions import REDUCED
 from hires.comm.staging import Staging
@@ -199,7 +198,7 @@ def _function_of(route: Route, group: Group, operation: int, method: str) -> Any
         members = Members(group.ranks, group.index, group.world.timeout_s)
         return getattr(Messages(backend, members), method)
     # In a rehearsal segments would do no more.
-    if isinstance(backend, NullBackend) or not route.segment_bytes:
+    if backend.is_alone or not route.segment_bytes:
         return getattr(backend, method)
     return in_segments(backend, method, route.segment_bytes)
 

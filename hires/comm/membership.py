@@ -27,7 +27,7 @@ from hires.comm.comm_world import (
     group_or_all,
     set_default,
 )
-from hires.comm.guarded_waits import guard, waiting
+from hires.comm.handles import guard, waiting
 from hires.comm.sequence_check import CHECKS, join_check
 from hires.comm.staging import Allocate, plain_empty
 from hires.comm.world_search import world_here

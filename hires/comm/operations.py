@@ -32,14 +32,14 @@ from hires.comm.argument_checks import (
     require_size,
 )
 from hires.comm.backends.backend import Inputs, at
-from hires.comm.calls import start
-from hires.comm.carriers import (
+from hires.comm.calls import (
     Carriers,
     apart,
     in_normal_mode,
     is_dense,
     needs_none,
     require_own_memory,
+    start,
 )
 from hires.comm.comm_world import Group, group_or_all
 from hires.comm.dispatch import Choice, call_of

@@ -4,7 +4,8 @@ AVG           the sum of whole numbers is exact, and rounded towards zero; halve
               fp32, others as parts of a power of two, so that it only overflows where the mean does
 PREMUL_SUM    the terms are multiplied first
 MIN, MAX      floats as whole numbers of the same order, as libraries lose NaN
-bool          as bytes of 0 and 1: a sum is an "or", a product an "and"
+small ints    of 8 and 16 bits, in int32, whose lower bits are the same
+bool          as 0 and 1 in int32: a sum is an "or", a product an "and"
 complex       a sum of twice as many real numbers
 
 Sums and products of whole numbers wrap, as torch's own do.
@@ -28,9 +29,11 @@ _BITS = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 _KINDS = (SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX, *_BITS)
 _OF_TRUTHS = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.PRODUCT: ReduceOp.MIN}
 _FLOATS = (torch.float64, torch.float32, *HALVES)
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-REDUCED = (*_FLOATS, *_WHOLE, torch.bool, torch.complex128, torch.complex64)
-"""Types that every backend reduces; the others only travel."""
+PLAIN = (*_FLOATS, torch.int64, torch.int32)
+"""Types whose sums every backend has."""
+_NARROW = (torch.int16, torch.int8, torch.uint8, torch.bool)
+REDUCED = (*PLAIN, *_NARROW, torch.complex128, torch.complex64)
+"""Types that are reduced; the others only travel."""
 
 
 _Map = Callable[[Tensor], Tensor]
@@ -50,7 +53,7 @@ class PlainReduction(NamedTuple):
 
 def is_plain(dtype: torch.dtype, op: Any) -> bool:
     """Whether every backend has this reduction as it is."""
-    return op is SUM and dtype is not torch.bool and not dtype.is_complex
+    return op is SUM and dtype in PLAIN
 
 
 def words_of(op: Any) -> Any:
@@ -79,8 +82,7 @@ def plain(given: Sequence[Tensor], output: Tensor, op: Any, num_ranks: int) -> P
         word = str(name).rpartition(".")[2]
         raise CommError(f"{word} of {dtype} is not defined; reduce another type, or use SUM")
     if is_bool:
-        kind, terms = _OF_TRUTHS.get(kind, kind), [term.view(torch.uint8) for term in given]
-        return PlainReduction(terms, output.view(torch.uint8), kind, [])
+        kind = _OF_TRUTHS.get(kind, kind)
     # A sum of complex numbers is one of twice as many real ones.
     convert: _Map
     back: _Map
@@ -92,6 +94,8 @@ def plain(given: Sequence[Tensor], output: Tensor, op: Any, num_ranks: int) -> P
         convert, back = _mean(num_ranks) if result.is_floating_point() else _whole_mean(num_ranks)
     elif is_float and kind in (ReduceOp.MIN, ReduceOp.MAX):
         convert, back = _order(kind == ReduceOp.MAX)
+    elif dtype in _NARROW:
+        convert, back = Tensor.int, _same
     else:
         return PlainReduction(terms, result, kind, [])
     sent = [*map(convert, terms)]

@@ -4,7 +4,7 @@ plan's message    its channel, where the backend has streams | irecv, isend
 many tensors      small ones as one, large ones where they lie
 
 Where each rank needs a part of the sums, every rank names the same parts by member
-(:mod:`hires.comm.part_rows`). With a codec their codes travel:
+(:mod:`hires.comm.coding`). With a codec their codes travel:
 
     terms of all ranks  --encode, all-to-all, decode-->  sum on its member, in fp32 or better
     sums                --encode, all-gather, decode-->  the same bits on all members
@@ -21,18 +21,26 @@ from torch import Tensor
 
 from hires.comm import message_log as logs
 from hires.comm.backends.group_calls import Channels, StreamWaits
-from hires.comm.coding import decode, encode
+from hires.comm.coding import (
+    Buffers,
+    Parts,
+    buffers,
+    decode,
+    divide,
+    encode,
+    equal_shares,
+    joined,
+    length,
+)
 from hires.comm.comm_world import CommWorld, Group, default_world, group_or_all, unlogged
 from hires.comm.dispatch import Choice, plan_message
-from hires.comm.guarded_waits import guard, waiting
-from hires.comm.handles import Handle
+from hires.comm.handles import Handle, guard, waiting
 from hires.comm.operations import (
     all_gather_into_tensor,
     all_reduce,
     all_to_all_single,
     reduce_scatter_tensor,
 )
-from hires.comm.part_rows import Buffers, Parts, buffers, divide, equal_shares, joined, length
 from hires.comm.point_to_point import irecv, isend
 from hires.core.codecs import Codec
 from hires.core.errors import CommError

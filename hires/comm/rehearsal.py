@@ -1,19 +1,129 @@
-"""Runs one rank without the others: stands for its backends, and counts the memory it touches."""
+"""Runs one rank without the others: stands for its backends, and counts the memory it touches.
+
+Operations complete at once and leave their tensors as they are. Memory stays alive as with a real
+backend: a message keeps its tensor until its handle is dropped, and gloo's own scratch memory is
+allocated while an operation runs. So the memory of a rank is counted without the other ranks, and
+under ``FakeTensorMode`` without any memory.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hires.comm.backends.backend import Backend
-from hires.comm.backends.null import NullBackend
+from hires.comm.backends.backend import SUM, Backend, Inputs, Members
+from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.comm_world import CommWorld, set_default
 from hires.comm.staging import Staged, Staging
 from hires.core.message_backends import BACKEND_FACTS
+
+SEGMENT_BYTES = 2**20
+"""Largest piece in which gloo's ring all-reduce passes a tensor on; it keeps two of them."""
+
+
+class NullWork:
+    """An operation that is complete; it keeps its tensors alive as long as a real one would."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Returns at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is complete: yes."""
+        return True
+
+
+class NullBackend(Backend):
+    """A backend whose messages go nowhere."""
+
+    devices: tuple[str, ...] = ("cpu", "cuda", "meta")
+    is_alone = True
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.on_receive: Callable[[Tensor], None] | None = None
+        """Called with every tensor that a receive would fill."""
+
+    def join(self, meeting: WorldMeeting, timeout_s: float) -> None:
+        """Needs no other rank."""
+        self.rank = meeting.world.rank
+
+    def new_group(self, ranks: list[int], timeout: datetime.timedelta | None = None) -> Members:
+        """Makes nothing."""
+        return Members(ranks, ranks.index(self.rank) if self.rank in ranks else -1, 0.0)
+
+    def members(self, group: Any) -> Members:
+        """Returns a handle, or this rank."""
+        return group or self.new_group([self.rank])
+
+    def isend(self, tensor: Tensor, dst: int, group: Any = None, tag: int = 0) -> Any:
+        """Sends nothing."""
+        return NullWork([tensor])
+
+    def irecv(self, tensor: Tensor, src: int, group: Any = None, tag: int = 0) -> Any:
+        """Leaves the tensor as it is."""
+        if self.on_receive is not None:
+            self.on_receive(tensor)
+        return NullWork([tensor])
+
+    def all_reduce(
+        self, tensor: Tensor, op: Any = SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        """Leaves the tensor as it is."""
+        # Counted, and freed; beside a GPU it lies on the host, as the buffer of the message does.
+        scratch = 2 * min(SEGMENT_BYTES, tensor.nbytes)
+        return self._end([tensor], async_op, scratch)
+
+    def all_gather(
+        self, outputs: Sequence[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False
+    ) -> Any:
+        """Leaves the outputs as they are; gloo gathers them in one piece first."""
+        scratch = sum(part.nbytes for part in outputs)
+        return self._end([tensor, *outputs], async_op, scratch)
+
+    def reduce_scatter(
+        self,
+        output: Tensor,
+        inputs: Sequence[Tensor],
+        op: Any = SUM,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Leaves the output as it is; gloo sums a copy of the inputs."""
+        scratch = sum(part.nbytes for part in inputs)
+        return self._end([*inputs, output], async_op, scratch)
+
+    def exchange(
+        self,
+        outputs: Inputs,
+        inputs: Inputs,
+        group: Any = None,
+        async_op: bool = False,
+        then: Callable[[], Any] | None = None,
+    ) -> Any:
+        """Leaves the outputs as they are; so do broadcasts and reductions at one rank."""
+        tensors = [one for one in (*inputs, *outputs) if one is not None]
+        return self._end(tensors, async_op)
+
+    def barrier(self, group: Any = None, async_op: bool = False) -> Any:
+        """Returns at once."""
+        return self._end((), async_op)
+
+    def _end(
+        self, tensors: Sequence[Tensor], async_op: bool, scratch_bytes: int = 0
+    ) -> NullWork | None:
+        if scratch_bytes:
+            tensors[0].new_empty(scratch_bytes, dtype=torch.uint8)
+        return NullWork(tensors) if async_op else None
 
 
 class NullStaging(Staging):

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hires.comm.backends.rendezvous import WorldMeeting
-from hires.comm.backends.waits import pauses, wait
+from hires.comm.backends.works import pauses, wait
 from hires.core.errors import CommError
 from hires.core.ranks.call_differences import (
     CIRCLE,

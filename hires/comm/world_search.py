@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hires.comm.backends.waits import pauses, wait
+from hires.comm.backends.works import pauses, wait
 from hires.core.config.launcher_config import DIALECTS
 from hires.core.errors import ConfigError, PeerError
 from hires.core.ranks import meeting, mpi_library, network

@@ -4,7 +4,7 @@ The objects of a run are built for one rank at a time, and run one step:
 
     executor, stages, gradient sums, optimiser     the classes of a run, from config and plan
       |- tensors    FakeTensorMode                 shapes and no memory
-      |- messages   comm.backends.null.NullBackend complete at once, keep their tensors alive
+      |- messages   comm.rehearsal.NullBackend complete at once, keep their tensors alive
       '- storages   LiveBytes                      counted until the last tensor on them is gone
 
     bytes |            .--F2--.

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hires.comm import all_gather_coalesced, all_gather_stacked, broadcast
-from hires.comm.coding import decode, encode, usual_codec
-from hires.comm.part_rows import places
+from hires.comm.coding import decode, encode, places, usual_codec
 from hires.parallel.context import Context
 from hires.parallel.gradients import flat, rows_of
 from hires.parallel.stage import StageModule

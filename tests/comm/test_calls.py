@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hires import comm
-from hires.comm import calls, comm_world
+from hires.comm import comm_world, point_to_point
 from hires.comm.comm_world import Group
 from hires.core.errors import CommError
 from hires.core.ranks import call_records
@@ -148,7 +148,7 @@ def test_small_tensors_are_summed_as_one_message(monkeypatch):
 
 def test_sizes_and_tags_without_end_take_bounded_memory_and_keep_their_numbers(monkeypatch):
     """A program whose sizes vary for ever kept an entry of each; so did one whose tags do."""
-    for module in (calls, comm_world):
+    for module in (point_to_point, comm_world):
         monkeypatch.setattr(module, "MOST_CALLS", 8)
     monkeypatch.setattr(call_records, "MOST_CHANNELS", 20)
     with comm.rehearsal(0):

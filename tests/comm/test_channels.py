@@ -19,9 +19,9 @@ import torch.distributed as dist
 from hires import comm
 from hires.comm.backends import group_calls
 from hires.comm.backends.backend import Backend, Post
-from hires.comm.backends.fifo import JoinedWork
 from hires.comm.backends.group_calls import Channels, GroupCall, StreamWaits
 from hires.comm.backends.nccl import NcclBackend
+from hires.comm.backends.works import JoinedWork
 from hires.comm.comm_world import CommWorld, Group, set_default
 from hires.comm.dispatch import plan_message
 from hires.comm.process_group import HiresProcessGroup

@@ -35,7 +35,6 @@ WORLDS: dict[str, tuple[int, Spec, Sequence[str]]] = {
     "gloo, shm": (2, Spec(("gloo", "shm"), "shm"), ("operations", "messages", "kinds")),
     "torch over shm": (2, Spec(("shm",), through="torch"), BY_TORCH),
     "files": (3, Spec(("files",), types=SOME), ("operations", "messages")),
-    "gloo of four": (4, Spec(("gloo",), types=(torch.int16,)), ("reductions",)),
     **{name: (3, *world) for name, world in algorithms("gloo").items()},
 }
 """Name -> ranks, what carries their operations, parts."""

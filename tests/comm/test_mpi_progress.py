@@ -30,10 +30,10 @@ class Library:
         return self.left <= 0
 
 
-def begin(calls: int, small: bool = False) -> tuple[Library, Progress, MpiWork]:
+def begin(calls: int) -> tuple[Library, Progress, MpiWork]:
     library = Library(calls)
     progress = Progress(library.call)
-    work = MpiWork(progress, [library], [torch.zeros(1)], 0.05, "the message", small)
+    work = MpiWork(progress, [library], [torch.zeros(1)], 0.05, "the message")
     return library, progress, progress.begin(work)
 
 
@@ -46,19 +46,11 @@ def test_thread_moves_a_work_on_while_nobody_waits():
     assert "mpi-progress" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_thread_looks_after_small_messages_too_but_rarely():
-    """A rank that waited elsewhere left its small receives alone, and their senders for ever."""
-    library, progress, _ = begin(100, small=True)
-    assert progress._needed == 0
-    until(lambda: library.left <= 0)
-    progress.close()
-
-
 def finish_late(progress: Progress, requests: list[Library]) -> weakref.ref[torch.Tensor]:
     """Gives up on an operation; returns its memory, which nothing but MPI uses any more."""
     tensor = torch.zeros(1)
     with pytest.raises(CommError, match="the sum took over 0 s"):
-        progress.complete(MpiWork(progress, [*requests], [tensor], 0.0, "the sum"))
+        MpiWork(progress, [*requests], [tensor], 0.0, "the sum").wait()
     return weakref.ref(tensor)
 
 
@@ -75,7 +67,6 @@ def test_memory_of_a_late_operation_stays_until_mpi_has_done_with_it(num_request
     requests[-1].left = 0
     until(lambda: memory() is None)  # and no rank waits for it any more
     assert not progress._open
-    assert progress._needed == 0
     progress.close()
 
 
@@ -91,7 +82,7 @@ def test_error_of_mpi_leaves_the_thread_at_work_and_keeps_what_is_under_way():
     library = Library(100)
     progress, other, tensor = Progress(library.call), Library(10**9), torch.zeros(1)
     with pytest.raises(RuntimeError, match="truncated"):
-        progress.complete(MpiWork(progress, [Failing(1), other], [tensor], 0.1, "pieces"))
+        MpiWork(progress, [Failing(1), other], [tensor], 0.1, "pieces").wait()
     assert len(progress._open) == 1
     until(lambda: library.left <= 0)
     other.left = 0

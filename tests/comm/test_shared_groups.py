@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hires import comm
-from hires.comm import part_rows
+from hires.comm import coding
 from hires.comm.backends import rendezvous
 from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.backends.shm_backend import ShmBackend
@@ -232,7 +232,7 @@ def divided_parts(world: World) -> list[str]:
     """Returns what is wrong with sums and gathers of parts."""
     comm.init(["gloo", "shm"], world=world, timeout_s=60)
     [group] = comm.make_groups([[*range(world.size)]]).values()
-    part_rows.BUFFER_BYTES = 64  # several buffers
+    coding.BUFFER_BYTES = 64  # several buffers
     wrong: list[str] = []
 
     def parts_of(sizes: list[list[int]], rank: int) -> Parts:

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from hires.comm.backends import fifo
+from hires.comm.backends import works
 from hires.comm.backends.backend import RESERVED_TAGS, TAGS
-from hires.comm.backends.fifo import Fifo, JoinedWork
 from hires.comm.backends.gloo_backend import slot_of
-from hires.comm.backends.waits import pauses, wait
+from hires.comm.backends.works import Fifo, JoinedWork, pauses, wait
 from hires.comm.dispatch import Dispatch
 from hires.comm.handles import Handle
 from hires.comm.staging import Staging
@@ -101,7 +100,7 @@ def test_error_reaches_its_waiter_and_those_behind_unless_it_is_of_an_argument()
     queue = Fifo("test-errors")
     with pytest.raises(ValueError, match="invalid literal"):
         queue.begin(lambda: int("x")).wait()
-    assert queue.begin(lambda: None).exception() is None
+    assert queue.begin(lambda: None).wait()
 
     def fail() -> None:
         raise CommError("rank 1 did not come")
@@ -116,7 +115,7 @@ def test_error_reaches_its_waiter_and_those_behind_unless_it_is_of_an_argument()
 
 
 def test_wait_has_a_limit_and_close_fails_what_has_not_run(monkeypatch):
-    monkeypatch.setattr(fifo, "CLOSE_S", 0.05)
+    monkeypatch.setattr(works, "CLOSE_S", 0.05)
     queue, gate = Fifo("test-closed"), threading.Event()
     hangs = queue.begin(lambda: gate.wait(PATIENCE_S), what="a sum")
     with pytest.raises(CommError, match=r"a sum took over 0\.01 s"):

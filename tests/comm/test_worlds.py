@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from hires import comm, worker
 from hires.comm.backends import rendezvous
-from hires.comm.backends.null import NullBackend
 from hires.comm.backends.rendezvous import WorldMeeting
+from hires.comm.rehearsal import NullBackend
 from hires.core.errors import CommError, ConfigError
 from hires.core.message_backends import BACKEND_FACTS, BackendFacts
 from hires.core.ranks.world import World

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hires import comm
-from hires.comm import part_rows
+from hires.comm import coding
 from hires.core.codecs import CODECS, Codec, codec_named
 from hires.core.config.run_config import from_dict
 from hires.core.ranks.world import World
@@ -34,11 +34,11 @@ def coded_programs(world: World, backends: Sequence[str], seeds: range) -> list[
         for size in range(2, world.size + 1)
         for ranks in itertools.combinations(range(world.size), size)
     }
-    before, part_rows.BUFFER_BYTES = part_rows.BUFFER_BYTES, 2**14  # several buffers
+    before, coding.BUFFER_BYTES = coding.BUFFER_BYTES, 2**14  # several buffers
     try:
         wrong = [one for seed in seeds for one in _program(world, backends, groups, seed)]
     finally:
-        part_rows.BUFFER_BYTES = before
+        coding.BUFFER_BYTES = before
     comm.barrier()
     comm.shutdown()
     return wrong
@@ -51,7 +51,7 @@ def sums_with_memory(world: World, kind: str, steps: int) -> tuple[Tensor, Tenso
     """
     comm.init(["gloo", "shm"], world=world, timeout_s=30.0)
     [group] = comm.make_groups([[*range(world.size)]]).values()
-    before, part_rows.BUFFER_BYTES = part_rows.BUFFER_BYTES, 2**13
+    before, coding.BUFFER_BYTES = coding.BUFFER_BYTES, 2**13
     codec, sizes = codec_named("topk"), [[700, 3], [1], [256, 1200]]
     left = [[torch.zeros(size) for size in own] for own in sizes]
     given = summed = torch.zeros(sum(map(sum, sizes)))
@@ -67,7 +67,7 @@ def sums_with_memory(world: World, kind: str, steps: int) -> tuple[Tensor, Tenso
                 for tensor in own if index != group.index else ():
                     tensor.zero_()
         summed = summed + _joined(parts)[1:]
-    part_rows.BUFFER_BYTES = before
+    coding.BUFFER_BYTES = before
     comm.barrier()
     comm.shutdown()
     return given, summed, _joined(left)[1:], codec.num_bytes(2**20) / 2**22

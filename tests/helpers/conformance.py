@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires import comm, torch_backend
-from hires.comm.backends import mpi_backend, rendezvous, rings, rounds
+from hires.comm.backends import rendezvous, rings, rounds
 from hires.core.ranks import mpi_library
 from hires.core.ranks.world import World
 from hires.plan.routes import CARRIES, OWN, parse_route
@@ -59,7 +59,6 @@ class Lib:
         self.spec, self.world, self.is_torch = spec, world, spec.through == "torch"
         # Tensors of a few thousand bytes go in many pieces.
         rounds.SLOT_BYTES, rounds.WHOLE_BYTES, rings.CELL_BYTES = 2000, 64, 1024
-        mpi_backend.REDUCE_BYTES = 100
         if self.is_torch:
             torch_backend.register()
             options = torch_backend.ProcessGroupOptions(backends=spec.backends)

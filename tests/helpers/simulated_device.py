@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_iter, tree_map
 
-from hires.comm.backends.null import NullBackend
+from hires.comm.rehearsal import NullBackend
 from hires.core.config.run_config import DEVICE_KINDS
 from hires.engine.device import DEVICES, Accelerator
 from tests.helpers import simulated_streams

@@ -24,8 +24,8 @@ To write one:
 * Handles derive from :class:`Members`. The number of one, from
   :class:`~hires.comm.backends.rendezvous.GroupNumbers`, is the same on all its members, and keeps
   the messages of two groups apart.
-* A message returns its :class:`Work`. :func:`~hires.comm.backends.waits.wait` waits for a
-  condition up to a limit; :class:`~hires.comm.backends.fifo.JoinedWork` is several works as one,
+* A message returns its :class:`Work`. :func:`~hires.comm.backends.works.wait` waits for a
+  condition up to a limit; :class:`~hires.comm.backends.works.JoinedWork` is several works as one,
   and calls a function at their end.
 * Errors are those of ``hires.core.errors``. ``PeerError``: another rank is late, has ended, or gave
   another size; the error of the call then says what other ranks call instead, as it does at a
@@ -49,8 +49,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hires.comm.backends.fifo import JoinedWork
 from hires.comm.backends.rendezvous import WorldMeeting
+from hires.comm.backends.works import JoinedWork
 
 SUM = dist.ReduceOp.SUM
 

@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hires.comm.backends.waits import wait
+from hires.comm.backends.works import wait
 from hires.core.errors import EndedError, PeerError
 from hires.core.store import provenance
 

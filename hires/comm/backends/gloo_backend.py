@@ -1,8 +1,8 @@
 """Carries messages of the host's memory with gloo, over TCP, without torch's default group.
 
-It calls the library directly, beside any default group of ``torch.distributed``. Gloo has no sums
-of int16 and no collectives of unequal sizes: these are composed of messages, but for all-reduces of
-int16 among several ranks. Operations that do not reduce move bytes, since some of them lack types.
+It calls the library directly, beside any default group of ``torch.distributed``. Gloo has no
+collectives of unequal sizes: these are composed of messages. Operations that do not reduce move
+bytes, since some of them lack types.
 """
 
 from __future__ import annotations
@@ -31,15 +31,12 @@ from hires.comm.backends.backend import (
     finished,
     row_of,
 )
-from hires.comm.backends.fifo import JoinedWork, busy_threads, run_in_thread
 from hires.comm.backends.rendezvous import WorldMeeting
+from hires.comm.backends.works import busy_threads, run_in_thread
 from hires.core.errors import PeerError
 
 _NUM_TAGS, _SIZES = 2**17, 16381  # the largest prime number: sizes are often powers of two
 _USER_TAGS = _NUM_TAGS - (TAGS - RESERVED_TAGS)
-WIDENED_RANKS = 4
-"""From so many ranks on int16 is reduced in int32, whose lower half has the same bits. Of n ranks
-each sends 2 (n - 1) / n of twice the bytes; between fewer it sends less where all send to all."""
 _EXIT_S = 2.0
 """Longest wait at exit for threads whose connections were broken."""
 _NEVER_SENT = _SIZES * _NUM_TAGS
@@ -129,16 +126,8 @@ class GlooBackend(Backend):
         self, tensor: Tensor, op: Any = SUM, group: GlooGroup | None = None, async_op: bool = False
     ) -> Any:
         """Reduces a tensor in place."""
-        among = self.members(group)
-        if tensor.dtype != torch.int16:
-            return finished(self._library(among, tensor).allreduce(tensor, op), async_op)
-        if len(among.ranks) < WIDENED_RANKS:
-            return super().all_reduce(tensor, op, group, async_op)
-        wide = tensor.int()
-        work = JoinedWork(
-            [self._library(among, tensor).allreduce(wide, op)], lambda: tensor.copy_(wide)
-        )
-        return finished(work, async_op)
+        library = self._library(self.members(group), tensor)
+        return finished(library.allreduce(tensor, op), async_op)
 
     def reduce(
         self,
@@ -149,8 +138,6 @@ class GlooBackend(Backend):
         async_op: bool = False,
     ) -> Any:
         """Reduces a tensor into that of a rank."""
-        if tensor.dtype == torch.int16:
-            return super().reduce(tensor, dst, op, group, async_op)
         among = self.members(group)
         library = self._library(among, tensor)
         return finished(library.reduce(tensor, among.place(dst), op), async_op)
@@ -189,7 +176,7 @@ class GlooBackend(Backend):
     ) -> Any:
         """Reduces a tensor for each rank, and leaves on each its own."""
         # By the inputs alone, whose sizes all ranks share.
-        if output.dtype == torch.int16 or len({part.numel() for part in inputs}) > 1:
+        if len({part.numel() for part in inputs}) > 1:
             return super().reduce_scatter(output, inputs, op, group, async_op)
         options = dist.ReduceScatterOptions()
         options.reduceOp = op

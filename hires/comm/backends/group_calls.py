@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from hires.comm.backends.backend import Post
-from hires.comm.backends.waits import pauses, wait
+from hires.comm.backends.works import pauses, wait
 from hires.core.errors import CommError, PeerError
 from hires.plan.channels import Channel
 

@@ -21,10 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hires.comm.backends.backend import BITS, COMBINE, HALVES, SUM, finished, row_of
-from hires.comm.backends.fifo import JoinedWork
-from hires.comm.backends.mpi_progress import EAGER_BYTES, LOOK_BYTES, MpiWork
-from hires.comm.backends.mpi_world import SMALL, MpiGroup, MpiWorld
+from hires.comm.backends.backend import COMBINE, HALVES, SUM, row_of
+from hires.comm.backends.mpi_progress import MpiWork
+from hires.comm.backends.mpi_world import MpiGroup, MpiWorld
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 PIECE_BYTES = 2**30  # longer messages are cut: before MPI 4 a call counts to 2^31 - 1
 SUM_PIECE_BYTES, MOST_PIECES = 2**20, 64
 """A nonblocking sum of pieces takes a third less: while one is added up, another travels."""
-REDUCE_BYTES = 2**18
-"""From here on all ranks get the sum of a reduce: Open MPI cuts a large Ireduce into pieces of
-16 KiB, and begins the next at a poll."""
 
 
 TYPES = {
@@ -42,9 +38,6 @@ TYPES = {
     torch.float32: "FLOAT",
     torch.int64: "INT64_T",
     torch.int32: "INT32_T",
-    torch.int16: "INT16_T",
-    torch.int8: "INT8_T",
-    torch.uint8: "UINT8_T",
     torch.float16: "UINT16_T",
     torch.bfloat16: "UINT16_T",
 }
@@ -67,29 +60,27 @@ class MpiBackend(MpiWorld):
 
     def __init__(self) -> None:
         super().__init__()
-        self._sums: dict[torch.dtype, tuple[Any, Any]] = {}
+        self._reductions: dict[Any, tuple[Any, Any]] = {}
 
     def isend(
         self, tensor: Tensor, dst: int, group: MpiGroup | None = None, tag: int = 0
     ) -> MpiWork:
         """Begins to send a tensor."""
-        work = self._sent(tensor, dst, group, tag)
-        return self._progress.begin(work, looks=tensor.nbytes <= LOOK_BYTES)
+        return self._progress.begin(self._sent(tensor, dst, group, tag))
 
     def irecv(
         self, tensor: Tensor, src: int, group: MpiGroup | None = None, tag: int = 0
     ) -> MpiWork:
         """Begins to receive a tensor."""
-        work = self._received(tensor, src, group, tag)
-        return self._progress.begin(work, looks=tensor.nbytes <= LOOK_BYTES)
+        return self._progress.begin(self._received(tensor, src, group, tag))
 
     def send(self, tensor: Tensor, dst: int, group: MpiGroup | None = None, tag: int = 0) -> None:
         """Sends a tensor."""
-        self._progress.complete(self._sent(tensor, dst, group, tag))
+        self._sent(tensor, dst, group, tag).wait()
 
     def recv(self, tensor: Tensor, src: int, group: MpiGroup | None = None, tag: int = 0) -> None:
         """Receives a tensor."""
-        self._progress.complete(self._received(tensor, src, group, tag))
+        self._received(tensor, src, group, tag).wait()
 
     def all_reduce(
         self, tensor: Tensor, op: Any = SUM, group: MpiGroup | None = None, async_op: bool = False
@@ -97,7 +88,12 @@ class MpiBackend(MpiWorld):
         """Reduces a tensor in place, in the order that the library chooses."""
         among, comm = self._members(group)
         kind, operation = self._reduction(tensor.dtype, op)
-        requests = self._begin_sum(comm, tensor, kind, operation)
+        least = tensor.nbytes // MOST_PIECES // SUM_PIECE_BYTES * SUM_PIECE_BYTES
+        pieces = self._pieces(tensor, min(PIECE_BYTES, max(SUM_PIECE_BYTES, least)))
+        width, own = tensor.element_size(), self._mpi.IN_PLACE
+        terms = [(one, one.nbytes // width, kind) for one in pieces]
+        with self._progress.lock:
+            requests = [comm.Iallreduce(own, one, operation) for one in terms]
         return self._end(requests, [tensor], among, "a sum", async_op)
 
     def reduce(
@@ -108,19 +104,8 @@ class MpiBackend(MpiWorld):
         group: MpiGroup | None = None,
         async_op: bool = False,
     ) -> MpiWork | None:
-        """Reduces a tensor into that of a rank."""
-        among, comm = self._members(group)
-        kind, operation = self._reduction(tensor.dtype, op)
-        root = among.place(dst)
-        is_root = among.index == root
-        if tensor.nbytes < REDUCE_BYTES:
-            [given] = self._terms_of(tensor, kind)
-            own, result = (self._mpi.IN_PLACE, given) if is_root else (given, None)
-            with self._progress.lock:
-                requests = [comm.Ireduce(own, result, operation, root)]
-        else:
-            requests = self._begin_sum(comm, tensor, kind, operation)
-        return self._end(requests, [tensor], among, "a sum at one rank", async_op)
+        """Reduces a tensor into that of a rank, and into all others' copies: as quickly."""
+        return self.all_reduce(tensor, op, group, async_op)
 
     def all_gather(
         self,
@@ -129,27 +114,16 @@ class MpiBackend(MpiWorld):
         group: MpiGroup | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Fills a tensor for each rank: those of one size as one call, others by messages."""
-        size = tensor.nbytes
+        """Fills a tensor for each rank: those of one size in a row as one call, or by messages."""
+        size, row = tensor.nbytes, row_of(outputs)
         is_even = all(one.nbytes == size for one in outputs)
-        if not is_even or size * len(outputs) > PIECE_BYTES:
+        if row is None or not is_even or size * len(outputs) > PIECE_BYTES:
             return super().all_gather(outputs, tensor, group, async_op)
         among, comm = self._members(group)
-        row = row_of(outputs)
-        target = tensor.new_empty(tensor.numel() * len(outputs)) if row is None else row
-        [source], [whole], byte = self._pieces(tensor), self._pieces(target), self._mpi.BYTE
+        [source], [target], byte = self._pieces(tensor), self._pieces(row), self._mpi.BYTE
         with self._progress.lock:
-            requests = [comm.Iallgather((source, size, byte), (whole, size, byte))]
-        if row is not None:
-            return self._end(requests, [tensor, target], among, "a gather", async_op)
-        work: Any = self._end(requests, [tensor, target], among, "a gather", True)
-
-        def split() -> None:
-            parts = target.view(len(outputs), -1) if target.numel() else ()
-            for one, part in zip(outputs, parts, strict=False):
-                one.view(-1).copy_(part)
-
-        return finished(JoinedWork([work], split), async_op)
+            requests = [comm.Iallgather((source, size, byte), (target, size, byte))]
+        return self._end(requests, [tensor, row], among, "a gather", async_op)
 
     def broadcast(
         self, tensor: Tensor, src: int, group: MpiGroup | None = None, async_op: bool = False
@@ -190,9 +164,9 @@ class MpiBackend(MpiWorld):
             requests = [comm.Ibarrier()]
         return self._end(requests, [], among, "a barrier", async_op)
 
-    def _pieces(self, tensor: Tensor, piece_bytes: int | None = None) -> list[MPI.buffer]:
+    def _pieces(self, tensor: Tensor, most: int = 0) -> list[MPI.buffer]:
         # Of a tensor without numbers one that is empty: it is a message nevertheless.
-        most = piece_bytes or PIECE_BYTES
+        most = most or PIECE_BYTES
         if tensor.is_cpu and tensor.nbytes <= most:
             return [self._buffer(tensor.data_ptr(), tensor.nbytes)]
         if not tensor.is_cpu:
@@ -206,43 +180,25 @@ class MpiBackend(MpiWorld):
         return [self._buffer(address + one, min(most, length - one)) for one in begins]
 
     def _reduction(self, dtype: torch.dtype, op: Any) -> tuple[Any, Any]:
-        found = self._sums.get(dtype) if op is SUM else None  # quicker than by the reduction
-        if found is None:
-            found = reduction(self._mpi, dtype, op)
-            if op is SUM:
-                self._sums[dtype] = found
-        return found
-
-    def _terms_of(self, tensor: Tensor, kind: Any, piece_bytes: int | None = None) -> list[Any]:
-        pieces = self._pieces(tensor, piece_bytes)
-        if len(pieces) == 1:
-            return [(pieces[0], tensor.numel(), kind)]
-        width = tensor.element_size()
-        return [(one, one.nbytes // width, kind) for one in pieces]
-
-    def _begin_sum(
-        self, comm: MPI.Intracomm, tensor: Tensor, kind: Any, operation: Any
-    ) -> list[MPI.Request]:
-        least = tensor.nbytes // MOST_PIECES // SUM_PIECE_BYTES * SUM_PIECE_BYTES
-        piece_bytes = min(PIECE_BYTES, max(SUM_PIECE_BYTES, least))
-        terms = self._terms_of(tensor, kind, piece_bytes)
-        with self._progress.lock:
-            return [comm.Iallreduce(self._mpi.IN_PLACE, one, operation) for one in terms]
+        key = dtype if op is SUM else (dtype, op)  # its hash takes longer than all else
+        if key not in self._reductions:
+            self._reductions[key] = reduction(self._mpi, dtype, op)
+        return self._reductions[key]
 
     def _sent(self, tensor: Tensor, dst: int, group: MpiGroup | None, tag: int) -> MpiWork:
         among, comm, place, number = self._channel(dst, group, tag)
         with self._progress.lock:
             requests = [comm.Isend(piece, place, number) for piece in self._pieces(tensor)]
-        what, small = ("the answer of rank %d to tag %d", dst, tag), tensor.nbytes <= EAGER_BYTES
-        return MpiWork(self._progress, requests, [tensor], among.timeout_s, what, small)
+        what = "the answer of rank %d to tag %d", dst, tag
+        return MpiWork(self._progress, requests, [tensor], among.timeout_s, what)
 
     def _received(self, tensor: Tensor, src: int, group: MpiGroup | None, tag: int) -> MpiWork:
         among, comm, place, number = self._channel(src, group, tag)
         pieces = self._pieces(tensor)
         with self._progress.lock:
             requests = [comm.Irecv(piece, place, number) for piece in pieces]
-        what, small = ("the message of rank %d with tag %d", src, tag), tensor.nbytes <= EAGER_BYTES
-        return MpiWork(self._progress, requests, [tensor], among.timeout_s, what, small, pieces)
+        what = "the message of rank %d with tag %d", src, tag
+        return MpiWork(self._progress, requests, [tensor], among.timeout_s, what, pieces)
 
     def _end(
         self,
@@ -255,7 +211,7 @@ class MpiBackend(MpiWorld):
         work = MpiWork(self._progress, requests, tensors, among.timeout_s, what)
         if async_op:
             return self._progress.begin(work)
-        self._progress.complete(work)
+        work.wait()
         return None
 
 
@@ -264,7 +220,7 @@ def reduction(mpi: Any, dtype: torch.dtype, op: Any) -> tuple[MPI.Datatype, MPI.
     """Returns what MPI calls the type and the operation; ValueError: it has no such."""
     if op not in REDUCTIONS or dtype not in TYPES:
         raise ValueError(f"MPI has no reduction {op} of {dtype}")
-    is_ours = dtype in HALVES or (dtype in SMALL and op not in BITS)
+    is_ours = dtype in HALVES
     operation = _our_operation(mpi, dtype, op) if is_ours else getattr(mpi, REDUCTIONS[op])
     return getattr(mpi, TYPES[dtype]), operation
 

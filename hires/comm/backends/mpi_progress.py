@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hires.comm.backends.waits import wait
+from hires.comm.backends.works import wait
 from hires.core.errors import PeerError
 
 if TYPE_CHECKING:
@@ -38,15 +38,12 @@ log = logging.getLogger(__name__)
 
 LOOKS = 100  # before a waiting rank offers its core: a tenth of a millisecond
 BUSY_S = 5e-4  # how long it does so before it sleeps
+PAUSE_S = 1e-4  # between two looks of a rank that waits for long
 SHARE = 16  # the thread polls again after this part of the time since the last message
 LEAST_S, MOST_S = 5e-4, 1e-2  # between two polls of the thread
-EAGER_BYTES = 256  # up to this size a message waits for no call of its receiver, as a rule
-LOOK_BYTES = 4096  # up to this size a message may be complete as soon as it has begun
-QUIET_S = 1e-3  # without a message of its own, after which the thread polls for others
 LINGER_S = 0.1  # how long after the last message the thread goes to sleep, and between two looks
 LEAST_BYTES_PER_S = 1e9  # a large operation moves in many small steps, each at a poll
 BURST = 8  # calls at each poll: a large message may move in pieces, a few at each call
-PAUSE_S = 1e-4  # between two looks of a rank that waits for long
 
 What = str | tuple[str, int, int]
 """An operation in words, or a template with the numbers that complete it."""
@@ -59,10 +56,7 @@ class MpiWork:
     ``pieces``: the buffers that requests receive: MPI itself accepts a message that is shorter.
     """
 
-    __slots__ = (
-        *("_pieces", "_progress", "_requests", "_timeout_s", "_what"),
-        *("error", "small", "tensors"),
-    )
+    __slots__ = "_pieces", "_progress", "_requests", "_timeout_s", "_what", "error", "tensors"
 
     def __init__(
         self,
@@ -71,11 +65,10 @@ class MpiWork:
         tensors: Sequence[Tensor],
         timeout_s: float,
         what: What,
-        small: bool = False,
         pieces: Sequence[MPI.buffer] = (),
     ) -> None:
         self._progress, self._requests, self.tensors = progress, requests, tensors
-        self._pieces, self._timeout_s, self._what, self.small = pieces, timeout_s, what, small
+        self._pieces, self._timeout_s, self._what = pieces, timeout_s, what
         self.error: Exception | None = None
         """The first of MPI, once no request is under way."""
 
@@ -137,20 +130,33 @@ class MpiWork:
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Returns when it is complete; CommError: it is not, after ``timeout`` or the group's."""
-        timeout_s = self._timeout_s if timeout is None else timeout.total_seconds()
-        if self.is_completed():
-            return True
-        with self._progress:
-            busy_s = sum(tensor.nbytes for tensor in self.tensors) / LEAST_BYTES_PER_S
-            until = time.monotonic() + max(busy_s, BUSY_S)
+        progress = self._progress
+        try:
+            with progress.lock:
+                for _ in range(LOOKS):
+                    if self.test():
+                        break
+        finally:
+            if self._requests:  # kept, whatever ends the wait
+                progress.begin(self)
+        if not self.is_completed():
+            self._wait(self._timeout_s if timeout is None else timeout.total_seconds())
+        return True
 
-            def sleep(left_s: float) -> None:
-                # Until then it only offers its core.
-                os.sched_yield() if time.monotonic() < until else time.sleep(PAUSE_S)
+    def _wait(self, timeout_s: float) -> None:
+        busy_s = sum(tensor.nbytes for tensor in self.tensors) / LEAST_BYTES_PER_S
+        until = time.monotonic() + max(busy_s, BUSY_S)
 
+        def sleep(left_s: float) -> None:
+            # Until then it only offers its core.
+            os.sched_yield() if time.monotonic() < until else time.sleep(PAUSE_S)
+
+        self._progress.waits.append(None)
+        try:
             if not wait(self.is_completed, timeout_s, sleep, 1, LOOKS):
                 raise self._failed() or PeerError(f"{self._words} took over {timeout_s:g} s")
-        return True
+        finally:
+            self._progress.waits.pop()
 
 
 class Progress:
@@ -166,67 +172,28 @@ class Progress:
 
     def __init__(self, advance: Callable[[], object], begin: Callable[[], object] = int) -> None:
         self.lock = threading.Lock()
+        self.waits: list[None] = []  # one for each thread that polls, so that this one need not
         self._advance, self._begin = advance, begin
         self._open: dict[MpiWork, None] = {}  # also keeps their tensors alive
-        self._needed = 0  # of them that others may wait for
         self._moved_s = 0.0  # when a message last began or ended
-        self._sleeps = self._closed = False
-        self._waits: list[None] = []  # one for each thread that polls, so that this one need not
+        self._closed = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mpi-progress", daemon=True)
         self._thread.start()
 
-    def begin(self, work: MpiWork, looks: bool = True) -> MpiWork:
-        """Keeps a work, and moves it on, until it is complete; returns it.
-
-        ``looks``: it may be complete now. A look at a large message copies the one that came
-        before it, and what the caller still has to begin waits for that: with 64 MiB both ways each
-        of two ranks waited for the other's copy, and both took twice as long.
-        """
+    def begin(self, work: MpiWork) -> MpiWork:
+        """Keeps a work, and moves it on, until it is complete; returns it."""
         with self.lock:
-            if not looks or not work.test():
-                self._open[work] = None
-                self._moved_s = time.monotonic()
-                self._needed += not work.small
-                if self._sleeps and self._needed:
-                    self._wake.set()
+            self._open[work] = None
+            self._moved_s = time.monotonic()
+        self._wake.set()
         return work
 
     def end(self, work: MpiWork) -> None:
         """Forgets a work that is complete; the caller holds the lock."""
         if work in self._open:
             del self._open[work]
-            self._needed -= not work.small
             self._moved_s = time.monotonic()
-
-    def complete(self, work: MpiWork) -> None:
-        """Returns when a work that has not begun is complete; CommError: it failed, or is late."""
-        tensors, done = work.tensors, False
-        self._waits.append(None)
-        try:
-            done = wait(work.is_completed, 0.0, _nothing, 1, LOOKS)
-        finally:
-            self._waits.pop()
-            if not done:  # kept, whatever ends the wait
-                self.begin(work)
-        if not done:
-            work.wait()
-        for tensor in tensors:
-            if tensor.nbytes > EAGER_BYTES:
-                self.moved()
-                break
-
-    def moved(self) -> None:
-        """Notes the end of a large message: what this rank owes for it moves soon."""
-        self._moved_s = time.monotonic()
-        if self._sleeps:
-            self._wake.set()
-
-    def __enter__(self) -> None:
-        self._waits.append(None)
-
-    def __exit__(self, *_: object) -> None:
-        self._waits.pop()
 
     def close(self) -> None:
         """Ends the thread."""
@@ -238,39 +205,24 @@ class Progress:
         self._begin()
         while not self._closed:
             idle_s = time.monotonic() - self._moved_s
-            if not self._needed and idle_s > LINGER_S:
-                # Small messages that are still open may wait for this rank all the same: the memory
-                # that Open MPI keeps for those of one sender is full after some dozens of them.
-                self._sleeps = True
-                # None began or ended before it could see that this thread sleeps.
-                if not self._needed and time.monotonic() - self._moved_s > LINGER_S:
-                    self._wake.wait(LINGER_S)
-                self._sleeps = False
-                self._wake.clear()
+            if self._open or idle_s < LINGER_S:
+                time.sleep(min(max(idle_s / SHARE, LEAST_S), MOST_S))
             else:
-                least_s = LEAST_S if self._needed else QUIET_S  # each one takes Python's lock
-                time.sleep(min(max(idle_s / SHARE, least_s), MOST_S))
+                self._wake.wait(LINGER_S)
+                self._wake.clear()
             # Also when all is complete here: what this rank owes the others for it, as MPICH's last
             # acknowledgement of a large message, moves only inside calls.
-            is_due = self._needed or idle_s > QUIET_S
-            if is_due and not self._waits and self.lock.acquire(blocking=False):
+            if not self.waits and self.lock.acquire(blocking=False):
                 try:
                     for _ in range(0 if self._closed else BURST):
                         self._advance()
-                    if idle_s > QUIET_S:  # also those that no caller waits for any more
-                        self._test_some()
+                    # Also those that no caller waits for any more; a few at a time, in turn: the
+                    # main thread may wait for the lock.
+                    for work in [*itertools.islice(self._open, BURST)]:
+                        if not work.test():
+                            self._open[work] = self._open.pop(work)
                 except Exception as error:  # ranks that wait poll, and raise their own
                     log.error("MPI moves nothing on while this rank computes: %s", error)
-                    self._advance = _nothing
+                    self._advance = int
                 finally:
                     self.lock.release()
-
-    def _test_some(self) -> None:
-        # A few at a time, in turn: the main thread may wait for the lock.
-        for work in [*itertools.islice(self._open, BURST)]:
-            if not work.test():
-                self._open[work] = self._open.pop(work)
-
-
-def _nothing(*_: object) -> None:
-    pass

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 _OF_MESSAGES = ("isend", "irecv", "exchange")
 """Operations that are sends and receives of the library; a reduce-scatter may be, too."""
 _SUMS = ("all_reduce", "reduce", "reduce_scatter")
-SMALL = (torch.int16, torch.int8, torch.uint8)
-"""Types of which Open MPI's sums do not wrap, and MPICH 4.0 takes 255 for -1: these are ours."""
 _open: list[MpiWorld] = []  # the one that this process is part of
 
 
@@ -101,11 +99,11 @@ class MpiWorld(Backend):
     def reaches(self, method: str, dtype: torch.dtype | None) -> bool:
         """Whether the library reads the memory of GPUs in an operation: never tried on a GPU.
 
-        Sums of halves and of small whole numbers are ours, in the host's memory.
+        Sums of halves are ours, in the host's memory.
         """
         if method in _OF_MESSAGES:
             return self._gpus.messages
-        is_ours = method in _SUMS and dtype in (*HALVES, *SMALL)
+        is_ours = method in _SUMS and dtype in HALVES
         messages = self._gpus.messages or method != "reduce_scatter"
         return self._gpus.collectives and messages and bool(method) and not is_ours
 

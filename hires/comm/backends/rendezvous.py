@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from hires.comm.backends.stores import FolderStore, signed
-from hires.comm.backends.waits import pauses, wait
+from hires.comm.backends.works import pauses, wait
 from hires.core.errors import PeerError
 from hires.core.ranks import meeting
 from hires.core.ranks.network import interface_towards

@@ -12,13 +12,12 @@ round k + 1, so all have read what was written in round k.
     given[2][r]      bytes that rank r gives in all to the operation of a round, and its kind
     slots[2][r]      its piece
     sums[2][r]       its share of a sum of pieces
-    parts[2][r][s]   bytes that rank r gives to rank s in all
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,12 +52,10 @@ class Rounds:
         begin = counters.num_bytes(num_ranks, 3 * num_ranks)
         self._counters = Counters(memory[:begin], num_ranks, index, timeout_s, spins, ranks)
         self._slot_bytes = slot_bytes(num_ranks)
-        self._part_bytes = self._slot_bytes // num_ranks // LINE * LINE
+        self._share_bytes = self._slot_bytes // num_ranks
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=begin)
         self._begin = ctypes.addressof(ctypes.c_char.from_buffer(memory, begin))
         self._sums = 2 * num_ranks * self._slot_bytes  # where they begin
-        parts = begin + self._sums + 2 * num_ranks * self._part_bytes
-        self._parts = memory[parts:].cast("q")
         self._number = 0  # of the last round
         self.kind = 0
         """What the ranks must agree on in the operation that they come to, as a number."""
@@ -89,53 +86,39 @@ class Rounds:
             if begin >= most:
                 return
 
-    def deal(self, given: Sequence[Tensor | None], taken: Sequence[Tensor | None]) -> None:
-        """Gives each rank its tensor, ``given[r]``, and fills ``taken[r]`` with that of ``r``."""
-        wanted = [(r, t.data_ptr(), t.nbytes) for r, t in enumerate(taken) if t is not None]
-        for begin, slots in self._dealt(given, [(rank, size) for rank, _, size in wanted]):
-            for rank, target, length in wanted:
-                if begin < length:
-                    size = min(length - begin, self._part_bytes)
-                    part = rank * self._slot_bytes + self._index * self._part_bytes
-                    copy(target + begin, slots + part, size)
+    def reduce_scatter(self, output: Tensor, terms: Sequence[Tensor], op: Any) -> None:
+        """Reduces one tensor for each rank, ``terms[r]``, into that rank's ``output``."""
+        for rank, term in enumerate(terms):
+            self.reduce(term, output if rank == self._index else None, op)
 
-    def reduce_scatter(self, output: Tensor, given: Sequence[Tensor], op: Any) -> None:
-        """Gives each rank its term, ``given[r]``, and reduces those of all into ``output``."""
-        flat, width = output.view(-1), output.element_size()
-        for begin, slots in self._dealt(given, [(rank, output.nbytes) for rank in self._members]):
-            size = min(output.nbytes - begin, self._part_bytes)
-            if size > 0:
-                first = slots - self._begin + self._index * self._part_bytes
-                terms = self._views(first, self._slot_bytes, size, output.dtype)
-                reduce_in_order(terms, op, flat[begin // width : (begin + size) // width])
-
-    def reduce(self, tensor: Tensor, op: Any, takes: bool = True) -> None:
-        """Reduces a tensor over all ranks, in place; ``takes``: this one needs the result."""
-        if tensor.nbytes <= WHOLE_BYTES:
-            self._reduce_whole(tensor, op, takes)
+    def reduce(self, term: Tensor, output: Tensor | None, op: Any) -> None:
+        """Reduces a tensor over all ranks into ``output``, perhaps the same; None: not here."""
+        if term.nbytes <= WHOLE_BYTES:
+            self._reduce_whole(term, output, op)
         else:
-            self._reduce_pieces(tensor, op, takes)
+            self._reduce_pieces(term, output, op)
 
-    def _reduce_whole(self, tensor: Tensor, op: Any, takes: bool) -> None:
-        size = tensor.nbytes
+    def _reduce_whole(self, term: Tensor, output: Tensor | None, op: Any) -> None:
+        size = term.nbytes
         number, slots = self._next(size)
-        copy(slots + self._index * self._slot_bytes, tensor.data_ptr(), size)
+        copy(slots + self._index * self._slot_bytes, term.data_ptr(), size)
         self._meet(number)
         self._most(number, [(rank, size) for rank in self._members])
-        if takes and size:
-            key = number % 2, size, tensor.dtype
+        if output is not None and size:
+            key = number % 2, size, term.dtype
             if key not in self._terms:
                 if len(self._terms) > 64:
                     self._terms.clear()
                 first = slots - self._begin
-                self._terms[key] = self._views(first, self._slot_bytes, size, tensor.dtype)
-            reduce_in_order(self._terms[key], op, tensor.view(-1))
+                self._terms[key] = self._views(first, self._slot_bytes, size, term.dtype)
+            reduce_in_order(self._terms[key], op, output.view(-1))
 
     # In each round a piece is written, and the shares of the one before it are read:
     #
     #     write 0 | sum share of 0 . write 1 | sum share of 1 . read shares of 0 . write 2 | ...
-    def _reduce_pieces(self, tensor: Tensor, op: Any, takes: bool) -> None:
-        source, total, most = tensor.data_ptr(), tensor.nbytes, self._slot_bytes
+    def _reduce_pieces(self, term: Tensor, output: Tensor | None, op: Any) -> None:
+        source, total, most = term.data_ptr(), term.nbytes, self._slot_bytes
+        target = 0 if output is None else output.data_ptr()
         for begin in range(0, total + most, most):
             number, slots = self._next(total)
             size, before = min(total - begin, most), min(total - begin + most, most)
@@ -145,11 +128,11 @@ class Rounds:
             if begin == 0:
                 self._most(number, [(rank, total) for rank in self._members])
             if size > 0:
-                self._sum_share(number, slots - self._begin, size, tensor.dtype, op)
-            for rank in self._members if takes and begin else ():
+                self._sum_share(number, slots - self._begin, size, term.dtype, op)
+            for rank in self._members if target and begin else ():
                 first, end = self._share_of(rank, before)
                 place = self._begin + self._sum_place(number - 1, rank)
-                copy(source + begin - most + first, place, end - first)
+                copy(target + begin - most + first, place, end - first)
 
     def _sum_share(self, number: int, slots: int, size: int, dtype: torch.dtype, op: Any) -> None:
         first, end = self._share_of(self._index, size)
@@ -164,43 +147,7 @@ class Rounds:
         return min(rank * share, size), min((rank + 1) * share, size)
 
     def _sum_place(self, number: int, rank: int) -> int:
-        return self._sums + (number % 2 * self._num_ranks + rank) * self._part_bytes
-
-    def _dealt(
-        self, given: Sequence[Tensor | None], wanted: Sequence[tuple[int, int]]
-    ) -> Iterator[tuple[int, int]]:
-        # Yields (first byte, address of the slots) of each round once all have written into their
-        # slots a part for each rank; ``wanted``: bytes that this one expects of others.
-        sources = [(r, t.data_ptr(), t.nbytes) for r, t in enumerate(given) if t is not None]
-        total = max((size for _, _, size in sources), default=0)
-        begin = most = 0
-        lengths = dict.fromkeys(self._members, 0) | {rank: size for rank, _, size in sources}
-        for rank, size in lengths.items():
-            self._parts[self._part_place(self._number + 1, self._index, rank)] = size
-        while True:
-            number, slots = self._next(total)
-            own = slots + self._index * self._slot_bytes
-            for rank, source, length in sources:
-                if begin < length:
-                    size = min(length - begin, self._part_bytes)
-                    copy(own + rank * self._part_bytes, source + begin, size)
-            self._meet(number)
-            if begin == 0:
-                most = self._most(number, [])
-                self._require_parts(number, wanted)
-            yield begin, slots
-            begin += self._part_bytes
-            if begin >= most:
-                return
-
-    def _require_parts(self, number: int, wanted: Sequence[tuple[int, int]]) -> None:
-        for rank, size in wanted:
-            given = self._parts[self._part_place(number, rank, self._index)]
-            if given != size:
-                raise self.mismatch(rank, given, size)
-
-    def _part_place(self, number: int, source: int, target: int) -> int:
-        return (number % 2 * self._num_ranks + source) * self._num_ranks + target
+        return self._sums + (number % 2 * self._num_ranks + rank) * self._share_bytes
 
     def _next(self, total: int) -> tuple[int, int]:
         # The number of the next round, and the address of its slots.
@@ -221,7 +168,10 @@ class Rounds:
         given = [word // KINDS for word in words]
         for rank, size in wanted:
             if given[rank] != size:
-                raise self.mismatch(rank, given[rank], size)
+                raise PeerError(
+                    f"rank {self._ranks[rank]} gives {given[rank]} bytes, and rank "
+                    f"{self._ranks[self._index]} expects {size}: they are in different operations"
+                )
         for rank, word in enumerate(words):
             if word % KINDS != self.kind:
                 names = f"ranks {self._ranks[rank]} and {self._ranks[self._index]}"
@@ -229,13 +179,6 @@ class Rounds:
                     f"{names} are in operations of another name, type, reduction or root"
                 )
         return max(given)
-
-    def mismatch(self, member: int, given: int, expected: int) -> PeerError:
-        """Returns the error of two members whose sizes differ."""
-        return PeerError(
-            f"rank {self._ranks[member]} gives {given} bytes, and rank {self._ranks[self._index]} "
-            f"expects {expected}: they are in different operations"
-        )
 
     def _views(self, first: int, step: int, size: int, dtype: torch.dtype) -> list[Tensor]:
         places = [first + rank * step for rank in self._members]
@@ -249,7 +192,7 @@ def slot_bytes(num_ranks: int) -> int:
 
 
 def num_bytes(num_ranks: int) -> int:
-    """Returns the size of a group's memory: counters, slots, sums, sizes of parts."""
+    """Returns the size of a group's memory: counters, slots, sums."""
     slot = slot_bytes(num_ranks)
     begin = counters.num_bytes(num_ranks, 3 * num_ranks)
-    return begin + 2 * num_ranks * (slot + slot // num_ranks) + 16 * num_ranks**2
+    return begin + 2 * num_ranks * (slot + slot // num_ranks)

@@ -1,8 +1,9 @@
 """Carries messages through shared memory between ranks of one machine.
 
 Each group has memory of its own for collectives (:mod:`~hires.comm.backends.rounds`), and the world
-has rings for messages (:mod:`~hires.comm.backends.peer_messages`). A collective blocks; one with
-``async_op`` runs in the thread of its group (:mod:`~hires.comm.backends.fifo`).
+has rings for messages (:mod:`~hires.comm.backends.peer_messages`), of which exchanges are made. A
+collective blocks; one with ``async_op`` runs in the thread of its group
+(:mod:`~hires.comm.backends.works`).
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from typing import Any
 from torch import Tensor
 
 from hires.comm.backends import rendezvous, rings, rounds
-from hires.comm.backends.backend import SUM, Backend, Inputs, Members
+from hires.comm.backends.backend import SUM, Backend, Members
 from hires.comm.backends.counters import CROWDED_SPINS, SPINS
-from hires.comm.backends.fifo import Fifo, FifoWork
 from hires.comm.backends.peer_messages import PeerMessage, PeerMessages
 from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.backends.rings import Rings
 from hires.comm.backends.rounds import Rounds
+from hires.comm.backends.works import Fifo, FifoWork
 from hires.core.errors import CommError, RunError
 from hires.core.ranks import memory_files
 from hires.core.ranks.world import World
@@ -43,11 +44,6 @@ class ShmGroup(Members):
     """The same on all ranks: messages of other groups are not mixed up with those of this one."""
     rounds: Rounds | None
     fifo: Fifo
-
-    def require_rounds(self) -> Rounds:
-        """Returns the memory of its collectives, for a rank that is a member."""
-        assert self.rounds is not None
-        return self.rounds
 
 
 class ShmBackend(Backend):
@@ -66,8 +62,13 @@ class ShmBackend(Backend):
         _require_one_machine(world)
         self._store = meeting.part(self.name, timeout_s)
         store = rendezvous.part(self._store, "cores")
-        cores = rendezvous.texts(store, world.size, world.rank)(f"{_cores():x}")
-        has_cores = has_core_each([int(text, 16) for text in cores])
+        own = " ".join(map(str, os.sched_getaffinity(0)))  # launchers bind ranks in many ways
+        cores = {
+            core
+            for text in rendezvous.texts(store, world.size, world.rank)(own)
+            for core in text.split()
+        }
+        has_cores = len(cores) >= world.size
         self._join_s = timeout_s
         self.rank, self._spins = world.rank, SPINS if has_cores else CROWDED_SPINS
         self.everyone = self._group([*range(world.size)], timeout_s)
@@ -114,7 +115,7 @@ class ShmBackend(Backend):
     ) -> FifoWork | None:
         """Reduces a tensor in place."""
         among = self.members(group)
-        return self._begin(among, async_op, [tensor], Rounds.reduce, tensor, op, True)
+        return self._begin(among, async_op, [tensor], Rounds.reduce, tensor, tensor, op)
 
     def reduce(
         self,
@@ -126,8 +127,8 @@ class ShmBackend(Backend):
     ) -> FifoWork | None:
         """Reduces a tensor into that of a rank."""
         among = self.members(group)
-        takes = among.place(dst) == among.index
-        return self._begin(among, async_op, [tensor], Rounds.reduce, tensor, op, takes, root=dst)
+        output = tensor if among.place(dst) == among.index else None
+        return self._begin(among, async_op, [tensor], Rounds.reduce, tensor, output, op, root=dst)
 
     def broadcast(
         self, tensor: Tensor, src: int, group: ShmGroup | None = None, async_op: bool = False
@@ -161,20 +162,6 @@ class ShmBackend(Backend):
         """Reduces one tensor for each rank."""
         among = self.members(group)
         return self._begin(among, async_op, [output], Rounds.reduce_scatter, output, inputs, op)
-
-    def exchange(
-        self,
-        outputs: Inputs,
-        inputs: Inputs,
-        group: ShmGroup | None = None,
-        async_op: bool = False,
-        then: Callable[[], Any] | None = None,
-    ) -> FifoWork | None:
-        """Sends a tensor to each rank, and fills one from each."""
-        assert then is None  # reductions have rounds of their own
-        among = self.members(group)
-        tensors = [one for one in (*outputs, *inputs) if one is not None]
-        return self._begin(among, async_op, tensors, Rounds.deal, inputs, outputs)
 
     def barrier(self, group: ShmGroup | None = None, async_op: bool = False) -> FifoWork | None:
         """Waits for all ranks of a group."""
@@ -230,9 +217,9 @@ def _kind_of(*facts: Any) -> int:
 
 
 def _run(among: ShmGroup, kind: int, call: Callable[..., None], args: Sequence[Any]) -> None:
-    memory = among.require_rounds()
-    memory.kind = kind
-    call(memory, *args)
+    assert among.rounds is not None
+    among.rounds.kind = kind
+    call(among.rounds, *args)
 
 
 def _require_one_machine(world: World) -> None:
@@ -265,14 +252,14 @@ def _shared(
         if index == 0:
             try:
                 handle = stack.enter_context(memory_files.memory_file(name, num_bytes, what))
-                memory = _map(handle, num_bytes)
+                memory = memoryview(mmap.mmap(handle, num_bytes))
             except (RunError, OSError) as error:
                 problem = str(error)
         if not (problem := exchange(problem)[0]) and index > 0:
             try:
                 handle = memory_files.open_file(name)
                 stack.callback(os.close, handle)
-                memory = _map(handle, num_bytes)
+                memory = memoryview(mmap.mmap(handle, num_bytes))
             except (OSError, ValueError) as error:
                 problem = (
                     f"{what}: its file in {memory_files.folder()} is not visible to all ranks "
@@ -282,31 +269,3 @@ def _shared(
         if problems := [*filter(None, exchange(problem))]:
             raise CommError(problems[0])
     return memory
-
-
-def _map(handle: int, num_bytes: int) -> memoryview:
-    return memoryview(mmap.mmap(handle, num_bytes))
-
-
-def has_core_each(masks: Sequence[int]) -> bool:
-    """Whether each rank can have a core of its own, by the bits of those that it may use.
-
-    Launchers bind ranks in many ways, and a rank sees its own cores alone, so the ranks of a
-    machine show each other theirs:
-
-        rank 0 {0}, rank 1 {1}                  a core each
-        rank 0 {0, 1}, rank 1 {0, 1}            a core each
-        rank 0 {0}, rank 1 {0}, rank 2 {1, 2}   none: of three cores, two ranks share one
-
-    Exact where the sets of two ranks are apart or one holds the other, as launchers bind them.
-    """
-    union = 0
-    for mask in masks:
-        union |= mask
-    return all(
-        sum(other & ~one == 0 for other in masks) <= one.bit_count() for one in {*masks, union}
-    )
-
-
-def _cores() -> int:
-    return sum(1 << core for core in os.sched_getaffinity(0))

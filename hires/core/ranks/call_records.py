@@ -43,8 +43,8 @@ class CallFacts:
     """What calls of one kind have in common. ``num_bytes``: 0 where ranks may differ in it.
 
     ``may_abort``: until the first call was compared, that of a backend which compares nothing, and
-    of a message, whose type none compares: another size or type may end the process of a rank, or
-    be wrong numbers without an error.
+    of one made of messages, whose type none compares: another size or type may end the process of a
+    rank, or be wrong numbers without an error.
     """
 
     __slots__ = (
@@ -55,8 +55,9 @@ class CallFacts:
         self.operation, self.num_bytes, self.dtype, self.route = operation, num_bytes, dtype, route
         # Of what all agree on; Python's own hash differs between processes.
         is_message = operation in ("send", "recv")
+        is_apart = is_message or operation in ("all_to_all", "gather", "scatter")
         backend = BACKEND_FACTS.get(route.partition(":")[0])
-        self.may_abort = backend is not None and (is_message or not backend.compares_calls)
+        self.may_abort = backend is not None and (is_apart or not backend.compares_calls)
         kind = "" if is_message else f"{operation} {route}"
         self.code = zlib.crc32(f"{kind} {num_bytes} {dtype}".encode())
         self._last: Any = None

@@ -18,7 +18,7 @@ def opened() -> Any:
 
     from hires.comm.backends.backend import Backend, Members
     from hires.comm.backends.rendezvous import GroupNumbers, WorldMeeting
-    from hires.comm.backends.waits import pauses, wait
+    from hires.comm.backends.works import pauses, wait
     from hires.core.errors import PeerError
 
     class Message:

@@ -1,4 +1,4 @@
-"""Works of several operations, and of blocking ones: a queue for each communicator.
+"""Waits for what another rank does, and queues blocking operations, one queue a communicator.
 
     caller    begin a . begin b . compute ..... run c (waits for its turn)      run d (inline)
     thread            a ........ b ............ c                               sleeps
@@ -6,12 +6,17 @@
 An operation that is begun runs in the queue's thread, which starts with the first one and sleeps
 while there is none. A synchronous one runs in its caller's thread if nothing is under way, so it
 costs no change of threads.
+
+A wait looks first busily, then with the core offered (the system may have put the other rank behind
+this one there), then asleep: on a futex where the other rank shares memory (:mod:`.counters`), else
+for a pause.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import threading
 import time
 from collections import deque
@@ -28,6 +33,41 @@ if TYPE_CHECKING:
 
 CLOSE_S = 2.0
 """How long the end of a queue waits for an operation that is under way."""
+
+
+def wait(
+    done: Callable[[], object],
+    limit_s: float,
+    sleep: Callable[[float], object],
+    spins: int = 0,
+    looks: int = 1,
+) -> bool:
+    """Returns True once ``done()`` does, or False after ``limit_s`` seconds and a last look.
+
+    Args:
+        done: what is waited for; its errors end the wait.
+        limit_s: longest wait after the first looks.
+        sleep: called with the seconds that are left, between two looks; it may return early.
+        spins: how often the rank offers its core before it sleeps.
+        looks: looks before each of these.
+    """
+    for _ in range(spins):
+        for _ in range(looks):
+            if done():
+                return True
+        os.sched_yield()
+    until = time.monotonic() + limit_s
+    while not done():
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            return bool(done())  # this process may have been stopped since the look before
+        sleep(left_s)
+    return True
+
+
+def pauses(pause_s: float) -> Callable[[float], None]:
+    """Returns what sleeps for ``pause_s`` seconds, and for no longer than is left."""
+    return lambda left_s: time.sleep(min(left_s, pause_s))
 
 
 busy_threads = set[threading.Thread]()
@@ -73,10 +113,6 @@ class FifoWork:
     def is_completed(self) -> bool:
         """Whether it is complete, or has failed; never waits."""
         return not self._done.locked()
-
-    def exception(self) -> BaseException | None:
-        """Returns why it failed; None: it has not, so far."""
-        return self._error if self.is_completed() else None
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Returns when it is complete; CommError: it failed, or is not after ``timeout``.
