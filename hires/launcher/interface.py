@@ -5,8 +5,8 @@ the ranks while the command waits. The others submit the run to a scheduler as a
 stands in ``job.json`` of the attempt: ``{"launcher": "slurm", "job": "123", "index": 4, ...}``.
 
 To add one: a module in :mod:`hires.launcher.kinds` with a registered subclass of
-:class:`Launcher`, ``conf/launcher/NAME.yaml``, ``launch/NAME.sh``, and a test. A scheduler needs
-``submit``, ``job_states`` and ``cancel``, as a :class:`hires.launcher.job_wait.JobLauncher`.
+:class:`Launcher`, ``conf/launcher/NAME.yaml``, ``launch/NAME.sh``, and a test. A scheduler also
+needs ``submit_many``, ``job_states`` and ``cancel``.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from hires.core.config.run_config import RunConfig
-from hires.core.errors import ConfigError, HiresError, RunError
+from hires.core.errors import ConfigError, RunError
 from hires.core.registry import Registry
 from hires.core.store import file_names, provenance
-from hires.core.store.attempts import Attempt, job_name, next_attempt
+from hires.core.store.attempts import Attempt, job_name
 from hires.core.store.ends import End
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
@@ -126,11 +126,6 @@ class Submitted(NamedTuple):
 class Launcher(ABC):
     """Starts frozen runs in one way. Methods that a launcher does not override do nothing."""
 
-    cancel_command: ClassVar[str] = "the scheduler's own command"
-    """What cancels the job ``{}`` without ``hires cancel``, for advice."""
-
-    # Before a run
-
     def dependency(
         self, after: Sequence[str], after_any: Sequence[str], results: StrPath
     ) -> str | None:
@@ -153,8 +148,6 @@ class Launcher(ABC):
     def start_estimate(self, config: RunConfig) -> str | None:
         """Returns when a run would start, in the scheduler's words; a ConfigError: never."""
         return None
-
-    # A run
 
     @abstractmethod
     def submit(self, run: RunDir, config: RunConfig, after: str | None = None) -> str | None:
@@ -190,27 +183,16 @@ class Launcher(ABC):
         options: SubmitOptions,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Iterator[Submitted]:
-        """Submits runs, each as a job, and yields each; a failed one does not stop the others.
+        """Submits runs as jobs, and yields each; a failed one does not stop the others.
 
         No run has an attempt under way. ``stopped`` is called before every submission; if it
         returns True, no more are submitted.
         """
-        for run in runs:
-            if stopped():
-                yield Submitted(run.path, None, "it was cancelled before it was submitted")
-                continue
-            try:
-                self.write_scripts(run.path, run.config, options.argv)
-                fresh = RunDir(run.path, next_attempt(run.path, run.argv))
-                yield Submitted(run.path, self.submit(fresh, run.config, options.after), None)
-            except HiresError as error:
-                yield Submitted(run.path, None, str(error))
+        return iter(())
 
     def hints(self, run: RunDir, job: str) -> list[tuple[str, str]]:
         """Returns what a person may want to do with a job, and the command for it."""
         return []
-
-    # Jobs
 
     def job_states(self, jobs: Iterable[Job]) -> dict[str, JobStatus]:
         """Returns the state of each job, by its name (:func:`job_name`)."""
@@ -223,8 +205,6 @@ class Launcher(ABC):
     def avoided_nodes(self, failed: Sequence[Attempt], configs: Sequence[RunConfig]) -> list[str]:
         """Returns the nodes that the next attempts should not use, after some of which failed."""
         return []
-
-    # hires doctor
 
     def checks(self, config: RunConfig) -> list[Check]:
         """Returns the lines of ``hires doctor`` about what the launcher needs on this machine."""

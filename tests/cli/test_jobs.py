@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.launcher import job_wait
+from hires.launcher.slurm import submission
 from tests.helpers.commands import SMALL, fake_hires
 from tests.helpers.patience import PATIENCE_S
 
@@ -28,8 +28,8 @@ printf "%s|" "$@" >> {words}; echo >> {words}; wc -l < {words}"""
 @pytest.fixture
 def slurm(cluster, tmp_path, monkeypatch):
     """Stands for Slurm's commands; returns the words that sbatch got."""
-    monkeypatch.setattr(job_wait, "QUERY_S", 0.05)
-    monkeypatch.setattr(job_wait, "FILES_S", 0.01)
+    monkeypatch.setattr(submission, "QUERY_S", 0.05)
+    monkeypatch.setattr(submission, "FILES_S", 0.01)
     words = tmp_path / "commands" / "words"
     cluster("sbatch", SBATCH.format(words=words))
     cluster("squeue", "echo '1|N/A|PENDING|N/A|Priority'; echo '1|0-1|PENDING|N/A|Priority'")

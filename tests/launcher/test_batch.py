@@ -19,10 +19,10 @@ from hires.core.store.rundir import RunDir
 from hires.launcher import interface, launch_attempt
 from hires.launcher.interface import JobStatus, note_job
 from hires.launcher.launch_attempt import end_without_ranks
-from hires.launcher.slurm import allocation
 from hires.launcher.slurm import job as slurm_job
-from hires.launcher.slurm.allocation import Allocation, JobNode
+from hires.launcher.slurm import scheduler
 from hires.launcher.slurm.job import JobRun
+from hires.launcher.slurm.scheduler import Allocation, JobNode
 from hires.launcher.status import running_elsewhere
 from hires.launcher.status.state import OLD_S
 from tests.helpers.launches import SRUN, exit_json, when_ready
@@ -48,7 +48,7 @@ def cluster(tmp_path, monkeypatch):
         (folder / name).chmod(0o755)
     (folder / "left").write_text("UNLIMITED\n")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(allocation, "current", lambda: JOB)
+    monkeypatch.setattr(scheduler, "current_job", lambda: JOB)
     monkeypatch.setattr(
         slurm_job,
         "launch",
@@ -133,7 +133,7 @@ def test_complete_run_is_left_alone_unless_it_is_made_again(fake_world, cluster,
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert slurm_job.main([str(run.path), "0"]) == 0
     assert not (run.path / "a1").exists()
-    monkeypatch.setattr(allocation, "current", lambda: TASK)
+    monkeypatch.setattr(scheduler, "current_job", lambda: TASK)
     again = attempts.next_attempt(run.path)
     folder = file_names.attempt_dir(run.path, again)
     note_job("slurm", folder, "8", 3)
@@ -159,7 +159,7 @@ def test_job_that_makes_way_is_queued_again_as_often_as_allowed(fake_world, clus
 
 
 def test_job_makes_the_attempts_of_its_run_one_after_the_other(fake_world, cluster, monkeypatch):
-    monkeypatch.setattr(allocation, "current", lambda: TASK)
+    monkeypatch.setattr(scheduler, "current_job", lambda: TASK)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     for behaviour, states in (("ok", ["done"] * 3), ("exit 3", ["done", "failed"])):
         run = fake_world(behaviour, campaign=behaviour)

@@ -14,10 +14,9 @@ from hires.core.errors import ConfigError, RunError
 from hires.core.store import attempts, file_names, records
 from hires.core.store.ends import End
 from hires.core.store.files import append_line
-from hires.launcher import job_wait
-from hires.launcher.interface import launcher_named, note_job
-from hires.launcher.job_wait import JobWait
-from hires.launcher.slurm.submission import dependency
+from hires.launcher.interface import note_job
+from hires.launcher.slurm import submission
+from hires.launcher.slurm.submission import JobWait, dependency
 from hires.launcher.status import running_elsewhere, state
 from tests.helpers import run_folders
 from tests.helpers.run_folders import done, make_run, submitted
@@ -36,8 +35,8 @@ def squeue(tmp_path, monkeypatch):
     folder = tmp_path / "commands"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.setattr(job_wait, "QUERY_S", 0.05)
-    monkeypatch.setattr(job_wait, "FILES_S", 0.01)
+    monkeypatch.setattr(submission, "QUERY_S", 0.05)
+    monkeypatch.setattr(submission, "FILES_S", 0.01)
     monkeypatch.setattr(state, "AGAIN_S", 0.01)
     monkeypatch.setattr(state, "OLD_S", -1.0)  # a job that is not listed was listed before
 
@@ -52,8 +51,7 @@ def squeue(tmp_path, monkeypatch):
         script("squeue", f"{words}\n{count}\ncase $n in {cases} *) {lines[-1]} ;; esac")
         (folder / "calls").unlink(missing_ok=True)
 
-    for name in ("scontrol", "sacct"):  # they know no more than squeue does
-        script(name, FORGOTTEN)
+    script("sacct", FORGOTTEN)  # it knows no more than squeue does
     answers.script = script
     answers.words = lambda: (folder / "words").read_text()
     return answers
@@ -78,7 +76,7 @@ def waited(run, after=None) -> tuple[End, list]:
     lines: list[dict[str, object]] = []
     if after is not None:
         threading.Timer(0.3, after).start()
-    return JobWait(launcher_named("slurm"), run, "7", lines.append).wait(), lines
+    return JobWait(run, "7", lines.append).wait(), lines
 
 
 def test_exit_of_the_attempt_is_the_end(run, squeue):

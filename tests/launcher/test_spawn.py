@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -100,17 +99,6 @@ def test_forked_child_finds_what_a_fresh_one_finds(child, monkeypatch):
     assert one["parent"] == os.getpid()
 
 
-def test_program_that_adopts_orphans_goes_on_with_it(child):
-    prctl, is_subreaper = ctypes.CDLL(None).prctl, ctypes.c_int()
-    prctl(spawn._SET_SUBREAPER, 1, 0, 0, 0)
-    try:
-        assert isinstance(child()[0], spawn.Adopted)
-        prctl(spawn._GET_SUBREAPER, ctypes.byref(is_subreaper), 0, 0, 0)
-        assert is_subreaper.value == 1
-    finally:
-        prctl(spawn._SET_SUBREAPER, 0, 0, 0, 0)
-
-
 def test_children_get_signals_and_go_on_when_their_warm_process_is_killed(child, monkeypatch):
     warm = spawn.WarmProcess({**os.environ, **spawn.thread_variables(1)}, modules=["numpy"])
     monkeypatch.setattr(spawn, "_current", warm)
@@ -151,4 +139,4 @@ def test_nothing_is_left_when_the_parent_is_killed(child):
         assert kind == b"Adopted"
         pids = [int(pid) for pid in pids]
         parent.kill()
-    until(lambda: not alive(pids), patience_s=30.0)
+    until(lambda: not alive(pids))

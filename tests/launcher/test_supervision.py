@@ -15,8 +15,8 @@ from hires.core.ranks import heartbeat
 from hires.core.ranks.heartbeat import RankStatus, stacks_file
 from hires.core.store.ends import END_REASONS, JOB_ENDS, End
 from hires.core.store.provenance import collect
-from hires.launcher.ranks.rank_group import last_lines
 from hires.launcher.slurm.slurm_checks import node_checks
+from hires.launcher.status.run_progress import last_lines
 from hires.launcher.supervision import blame, watchdog
 from hires.launcher.supervision.blame import OomCount, first_failure
 from hires.launcher.supervision.watchdog import Hang

@@ -11,7 +11,7 @@ from hires.cli.screens.screen import print_json
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import campaign
 from hires.core.store.ends import State
-from hires.launcher import cancel
+from hires.launcher.status import running_elsewhere
 from hires.launcher.status.state import select, states
 
 _POLL_S = 0.1
@@ -42,7 +42,7 @@ def main(args: Namespace) -> int:
 
     for folder in selection.campaigns:
         if campaign.stop(folder):  # its sweep starts nothing more
-            deadline = time.monotonic() + cancel.WAIT_S
+            deadline = time.monotonic() + running_elsewhere.WAIT_S
             while campaign.is_locked(folder) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
             stopped = not campaign.is_locked(folder)
@@ -51,7 +51,7 @@ def main(args: Namespace) -> int:
                 pid = campaign.sweep_process(folder).get("pid")
                 text = (
                     f"{folder.name}: its sweep, process {pid} was asked to end, and has not ended "
-                    f"within {cancel.WAIT_S:g} s; `kill {pid}`"
+                    f"within {running_elsewhere.WAIT_S:g} s; `kill {pid}`"
                 )
             tell(folder.name, text, stopped)
             sweeps.append({"campaign": folder.name, "stopped": stopped, "message": text})
@@ -59,7 +59,7 @@ def main(args: Namespace) -> int:
     live = [state for state in all_states if state.state in (State.PENDING, State.RUNNING)]
     # Pending runs are cancelled first, so that none starts in the place of one that was stopped.
     order = sorted(live or all_states[:1], key=lambda state: state.state != State.PENDING)
-    for state, message, stopped in cancel.cancel_all(order):
+    for state, message, stopped in running_elsewhere.cancel_all(order):
         tell(state.name, message, stopped)
         runs.append({"run": state.name, "stopped": stopped, "message": message})
     if args.json:

@@ -11,18 +11,14 @@ from hires.core.errors import HiresError
 from hires.core.store import file_names
 from hires.core.store.ends import End, State
 from hires.core.store.rundir import RunDir
-from hires.launcher.interface import LAUNCHERS
-from hires.launcher.job_wait import JobLauncher
+from hires.launcher.interface import LAUNCHERS, Launcher, OnLine
 from hires.launcher.launch_attempt import end_without_ranks
-from hires.launcher.slurm import scheduler, submission
-from hires.launcher.slurm.slurm_checks import cluster_checks, slurm_checks
+from hires.launcher.slurm import scheduler, slurm_checks, submission
 
 
 @LAUNCHERS.register("slurm")
-class SlurmLauncher(JobLauncher):
+class SlurmLauncher(Launcher):
     """Submits each run as a Slurm job, and many as the tasks of job arrays."""
-
-    cancel_command = "`scancel {}`"
 
     dependency = staticmethod(submission.dependency)
     start_estimate = staticmethod(submission.start_estimate)
@@ -30,8 +26,8 @@ class SlurmLauncher(JobLauncher):
     job_states = staticmethod(scheduler.job_states)
     cancel = staticmethod(scheduler.cancel)
     avoided_nodes = staticmethod(scheduler.avoided_nodes)
-    checks = staticmethod(slurm_checks)
-    node_checks = staticmethod(cluster_checks)
+    checks = staticmethod(slurm_checks.slurm_checks)
+    node_checks = staticmethod(slurm_checks.cluster_checks)
 
     def write_scripts(self, run: Path, config: RunConfig, argv: Sequence[str]) -> list[Path]:
         """Writes ``job.sbatch``."""
@@ -47,6 +43,13 @@ class SlurmLauncher(JobLauncher):
         except HiresError as error:
             end_without_ranks(run.path, run.attempt, End(State.FAILED, str(error), "launch"))
             raise
+
+    def wait(
+        self, run: RunDir, job: str | None, on_line: OnLine | None, args: Sequence[str] = ()
+    ) -> End:
+        """Waits until the job has ended."""
+        assert job is not None
+        return submission.JobWait(run, job, on_line).wait()
 
     def hints(self, run: RunDir, job: str) -> list[tuple[str, str]]:
         """Returns how to watch a job."""

@@ -13,7 +13,7 @@ from hires.core.store.rundir import RunDir
 from hires.launcher.interface import LAUNCHERS, Launcher, OnLine
 from hires.launcher.launch_attempt import launch
 from hires.launcher.ranks.places import RankPlaces, on_hosts
-from hires.launcher.slurm import allocation
+from hires.launcher.slurm import scheduler
 from hires.plan.hardware import require_compilers, require_gpus
 
 
@@ -57,7 +57,7 @@ class OneCommandLauncher(LocalLauncher):
                 require_compilers(config)
             return on_hosts(num_ranks, config, words)
         try:
-            job = allocation.current()
+            job = scheduler.current_job()
         except RunError as error:
             raise RunError(
                 f"launcher.mpi=srun starts ranks inside a Slurm job ({error}); start it in one, as "

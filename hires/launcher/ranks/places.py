@@ -49,10 +49,8 @@ class RankPlaces:
     """The one command that starts all ranks; unset: each is a child of this process."""
     preemption: Callable[[], Preemption] = Preemption
     """Called when SIGUSR2 arrives."""
-    termination: Callable[[], Preemption | None] | None = None
+    termination: Callable[[], Preemption | None] = lambda: None
     """Called when a scheduler may have sent SIGTERM, here or to the ranks; None: a user did."""
-    is_cancelled: Callable[[], bool] = lambda: False
-    """Called now and then: whether an earlier attempt has a request to cancel, meant for this."""
     gpus: Sequence[str] = ()
     """GPUs of this machine that the ranks see; empty: all."""
 

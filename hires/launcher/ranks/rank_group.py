@@ -33,17 +33,14 @@ from hires.core.ranks.mpi_starter import Starter, require_program
 from hires.core.ranks.world import MEETING, STARTER, World
 from hires.core.store import file_names, provenance, records
 from hires.core.store.files import write_atomically
-from hires.core.store.reading import open_regular
 from hires.launcher.interface import OnLine
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.places import RankPlaces
-from hires.launcher.status.run_progress import LinesTail
+from hires.launcher.status.run_progress import LinesTail, last_lines
 from hires.plan.channels import CONNECTIONS, MOST_QUEUES
 from hires.plan.hardware import CUDA, MPI
 from hires.plan.routes import STREAMED
 
-START_S = 300.0
-"""How long all ranks of one command may take to begin, at least: many nodes are slow."""
 END_S = 5.0
 """How long the command may take to end after its ranks."""
 LOST_S = 1.0
@@ -149,17 +146,11 @@ class RankGroup(ABC):
     def stop(self, grace_s: float, interrupted: Callable[[], bool]) -> None:
         """Sends SIGTERM, and SIGKILL after ``grace_s`` or as soon as it is ``interrupted``."""
         self.send(signal.SIGTERM)
-        self.wait(grace_s, interrupted)
-        self.kill()
-
-    def wait(self, most_s: float, interrupted: Callable[[], bool] = lambda: False) -> None:
-        """Waits until all ranks have ended, at most so long."""
-        until = time.monotonic() + most_s
-        while time.monotonic() < until and not interrupted():
+        until = time.monotonic() + grace_s
+        while self.running and time.monotonic() < until and not interrupted():
             self.poll()
-            if not self.running:
-                return
             time.sleep(_POLL_S)
+        self.kill()
 
     def pids(self) -> dict[int, int]:
         """Returns the processes of this machine that are ranks and run."""
@@ -174,7 +165,7 @@ class ChildRanks(RankGroup):
         self._children: dict[int, spawn.Child] = {}  # by rank
 
     def begin(self, interrupted: Callable[[], bool]) -> None:
-        """Starts the ranks one by one, see :class:`RankGroup`."""
+        """Starts the ranks one by one."""
         job, size = self.job, self.job.places.num_ranks
         shared = job.environment(os.environ)
         for number in range(size):
@@ -192,16 +183,17 @@ class ChildRanks(RankGroup):
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         ended = []
         for rank in self.running:
+            child = self._children[rank.rank]
             with contextlib.suppress(ChildProcessError):  # it was reaped elsewhere: it has ended
-                if os.waitid(os.P_PID, self._children[rank.rank].pid, options) is None:
+                if os.waitid(os.P_PID, child.pid, options) is None:
                     continue
             ended.append(rank)
-        seen_s = time.time()
+        seen_s = time.time()  # alike for all: what they wrote last tells them apart
         for rank in ended:
             # What it started ends with it. It is not reaped yet, so its number still means its
             # group, and no other process.
             self._signal(rank, signal.SIGKILL)
-            self._reap(rank, seen_s)
+            rank.end(self._children[rank.rank].wait(), seen_s)
         return ended
 
     def send(self, number: signal.Signals) -> None:
@@ -213,7 +205,7 @@ class ChildRanks(RankGroup):
         """Ends all ranks at once and waits for them."""
         self.send(signal.SIGKILL)
         for rank in self.running:
-            self._reap(rank)
+            rank.end(self._children[rank.rank].wait())
 
     def _signal(self, rank: Rank, number: signal.Signals) -> None:
         pid = self._children[rank.rank].pid
@@ -221,10 +213,6 @@ class ChildRanks(RankGroup):
             os.killpg(pid, number)
             if number == signal.SIGTERM:
                 os.killpg(pid, signal.SIGCONT)  # a stopped process sees no SIGTERM
-
-    def _reap(self, rank: Rank, seen_s: float | None = None) -> None:
-        """Waits until a rank's process has ended, and keeps the rank's exit code."""
-        rank.end(self._children[rank.rank].wait(), seen_s)
 
 
 class CommandRanks(RankGroup):
@@ -240,13 +228,11 @@ class CommandRanks(RankGroup):
         self._log = job.folder / file_names.LOGS / file_names.LAUNCHER_LOG
         self._events = LinesTail(job.folder, file_names.EVENTS)
         self._process: spawn.Child | None = None
-        self._latest_s = max(START_S, job.config.comm.timeout_s)
-        self._began_s = time.monotonic()
         self._gone_s: float | None = None  # when the command was seen to have ended
         self._started: dict[int, dict[str, Any]] = {}  # the events of ranks that have begun
 
     def begin(self, interrupted: Callable[[], bool]) -> None:
-        """Starts the command, see :class:`RankGroup`."""
+        """Starts the command."""
         require_program(self._starter)
         job, words = self.job, self._starter.words
         base = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
@@ -262,7 +248,6 @@ class CommandRanks(RankGroup):
         self._process = spawn.start_logged(
             "the ranks", command, self._starter.environment(environ), self._log, death_signal=number
         )
-        self._began_s = time.monotonic()
         facts = {"command": command, "nodes": [*job.places.nodes]}
         job.note("starter_started", pid=self._process.pid, **facts)
 
@@ -312,49 +297,29 @@ class CommandRanks(RankGroup):
 
     def _lost_ranks(self) -> list[Rank]:
         """Returns the ranks that will never report their end, because the command failed them."""
-        if self._process is None:
+        if self._process is None or (code := self._process.poll()) is None:
             return []
-        left, name = self.running, Path(self._starter.words[0]).name
-        now_s, code = time.monotonic(), self._process.poll()
-        if code is None:
-            late = [str(rank.rank) for rank in left if rank.rank not in self._started]
-            if self.broken or not late or now_s - self._began_s <= self._latest_s:
-                return []
-            what = f"{name} did not start rank {', '.join(late)} within {self._latest_s:g} s"
-            self.broken = what + self._complaint()
-            return left
+        left, now_s = self.running, time.monotonic()
         self._gone_s = now_s if self._gone_s is None else self._gone_s
         waited = now_s - self._gone_s >= LOST_S
         # One that was killed is the cause at once: its ranks may end of that within LOST_S.
         if self.broken is None and (code < 0 or (waited and left)):
             how = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+            name = Path(self._starter.words[0]).name
             self.broken = f"{name} ended {how} before its ranks{self._complaint()}"
         return left if waited else []
 
     def _complaint(self) -> str:
         """Returns what the command or its ranks printed, as the end of a sentence."""
-        lines = [line.strip() for line in last_lines(self._log, 40)]
-        lines = [line for line in lines if line.strip("-=* ")]
+        lines = [line.strip() for line in last_lines(self._log, 40) if line.strip("-=* \n")]
         ours = [line.removeprefix("hires: ") for line in lines if line.startswith("hires: ")]
         ends = [line for line in lines if _END.search(line)]
-        text = ours[0] if ours else " ".join(ends[:2] or lines[:4])
+        text = " ".join(ours[:1] or ends[:2] or lines[:4])
         return f": {text}" if text else f"; see {self._log}"
 
 
 _END = re.compile(r"signal|killed|exit ?code|out of memory|task \d+:", re.IGNORECASE)
 """What commands say of a rank that ended."""
-
-
-def last_lines(log: Path, count: int = 20) -> list[str]:
-    """Returns the last lines of a log, without reading all of it."""
-    try:
-        with open_regular(log) as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 200 * count))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    return text.rstrip().splitlines()[-count:]
 
 
 def rank_environment(

@@ -1,9 +1,9 @@
 """Starts Python modules as child processes, by forks of a warm process where one fits.
 
 Importing torch takes over a second of CPU time, for every rank of every run. A warm process has
-imported it once, has one thread, and forks instead:
+imported it once, has one thread (a fork copies no other), and forks instead:
 
-    this process ──request──▶ warm process      (hires.launcher.ranks.warm_process)
+    this process ──request──▶ warm process, :func:`serve`
       │      ▲                  └─fork─▶ go-between ──fork──▶ child, runs the module
       │      └── the kernel makes it a child of this process ──────┘
       └─ waits for it, signals it, dies with it: as with any child
@@ -21,12 +21,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
+import gc
 import json
 import os
+import pkgutil
+import resource
+import runpy
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,12 +61,13 @@ MAY_DIFFER = {
 ANSWER_S = 60.0
 """How long a warm process may take to import and fork before a fresh process is started."""
 
-_SET_PDEATHSIG, _SET_SUBREAPER, _GET_SUBREAPER = 1, 36, 37  # numbers of Linux's prctl.h
-_SERVER = "from hires.launcher.ranks.warm_process import main; main()"
-
+_SET_PDEATHSIG, _SET_SUBREAPER = 1, 36  # numbers of Linux's prctl.h
+_MADV_POPULATE_READ = 22
+_SERVER = f"from {__name__} import serve; serve()"
 
 Child = subprocess.Popen[bytes]
 """A process that this one started."""
+Request = dict[str, Any]
 
 
 class Adopted(Child):
@@ -95,12 +104,11 @@ class WarmProcess:
             and all(name in MAY_DIFFER or name.startswith("HIRES_") for name in different)
         )
 
-    def start(self, request: Mapping[str, object], files: list[int]) -> Adopted | None:
+    def start(self, request: Mapping[str, Any], files: list[int]) -> Adopted | None:
         """Returns a child that runs the request, or None; ``files``: its three streams."""
+        request = {**request, "parent": os.getpid()}
         prctl = ctypes.CDLL(None).prctl
         ours, theirs = socket.socketpair()
-        before = ctypes.c_int()  # a program that runs hires may be a subreaper itself
-        prctl(_GET_SUBREAPER, ctypes.byref(before), 0, 0, 0)
         # As a subreaper this process adopts the children of its descendants that end.
         with self._lock, ours, theirs:
             try:
@@ -120,7 +128,7 @@ class WarmProcess:
                 self.end()
                 return None
             finally:
-                prctl(_SET_SUBREAPER, before, 0, 0, 0)
+                prctl(_SET_SUBREAPER, 0, 0, 0, 0)
 
     def end(self) -> None:
         """Ends the warm process; its children go on."""
@@ -131,13 +139,10 @@ class WarmProcess:
             self._process.kill()
             self._process.wait()
 
-    def _send(self, request: Mapping[str, object], files: list[int]) -> None:
+    def _send(self, request: Mapping[str, Any], files: list[int]) -> None:
         """Sends a request to the warm process, which is started if it was not."""
-        if self._channel is None:
+        if self._channel is None:  # its end, with this process, ends the warm process
             self._channel, theirs = socket.socketpair()
-            # The death signal comes when the starting *thread* ends. A warm process that any other
-            # than the main thread started sees the end of this process by that of the channel.
-            in_main = threading.current_thread() is threading.main_thread()
             with theirs:
                 self._process = subprocess.Popen(
                     code_command(_SERVER, str(theirs.fileno()), *self._modules),
@@ -148,7 +153,6 @@ class WarmProcess:
                     stderr=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
-                    preexec_fn=die_with(os.getpid()) if in_main else None,
                 )
         self._channel.settimeout(ANSWER_S)
         socket.send_fds(self._channel, [b"\n"], files)
@@ -181,12 +185,12 @@ def warm(threads: int = 1, keep: bool = False) -> Iterator[None]:
     if _current is not None:
         yield
         return
-    made = WarmProcess({**os.environ, **thread_variables(threads)}, kept=keep)
-    use(made)
+    warm_process = WarmProcess({**os.environ, **thread_variables(threads)}, kept=keep)
+    use(warm_process)
     try:
         yield
     finally:
-        made.end()
+        warm_process.end()
         use(None)
 
 
@@ -223,14 +227,8 @@ def start(
         stdin = nothing.fileno() if stdin is None else stdin
         if _current is not None and _current.fits(command, environ):
             with contextlib.suppress(FileNotFoundError):  # this process's folder was removed
-                request = {
-                    "command": list(command),
-                    "environ": dict(environ),
-                    "cwd": str(Path.cwd()),
-                    "parent": os.getpid(),
-                }
-                child = _current.start(request, [stdin, stdout, stderr])
-                if child is not None:
+                request = {"command": [*command], "environ": {**environ}, "cwd": str(Path.cwd())}
+                if child := _current.start(request, [stdin, stdout, stderr]):
                     return child
         return subprocess.Popen(
             command,
@@ -265,7 +263,7 @@ def die_with(
     """Returns what a child does before it runs its program, so that it dies with ``parent``.
 
     The kernel sends it the signal ``number`` when the *thread* of the parent ends that started it.
-    With ``held`` SIGUSR2 waits until the child listens; by default it would end the child.
+    With ``held`` SIGUSR2 waits until the child listens.
     """
     prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: the child must not import
 
@@ -277,3 +275,125 @@ def die_with(
             os._exit(1)
 
     return request
+
+
+def serve() -> None:
+    """Is the warm process: imports modules, and forks a child for every request that runs it.
+
+    ``sys.argv`` holds the number of the channel's file and what to import, as ``module`` or, with a
+    function that is called then, ``module:function``. In a child the stack unwinds to here and the
+    interpreter runs the module as ``python -m`` does, so that exit codes, uncaught exceptions and
+    Ctrl-C end it as they end a fresh process.
+    """
+    number, *modules = sys.argv[1:]
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # until a child listens
+    channel = socket.socket(fileno=int(number))
+    for word in modules:
+        loaded = pkgutil.resolve_name(word)
+        if callable(loaded):
+            torch = sys.modules["torch"]
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)  # so that it starts none
+            loaded()
+            torch.set_num_threads(threads)
+    if len(list(Path("/proc/self/task").iterdir())) > 1:
+        sys.exit("a library has started a thread, which no child would have")
+    pages = _resident_file_pages()
+    # Collections in a child need not look at, and so copy, the pages that it shares.
+    gc.collect()
+    gc.freeze()
+    request = _next_child(channel, pages)
+    if request is not None:
+        runpy._run_module_as_main(words_of(request["command"])[0])  # type: ignore[attr-defined]
+
+
+def _next_child(channel: socket.socket, pages: list[tuple[int, int]]) -> Request | None:
+    """Forks a child for every request; returns its request in the child, None at the end."""
+    while True:
+        first, files, _, _ = socket.recv_fds(channel, 1, 4)
+        with channel.makefile("rb") as lines:  # one request at a time: nothing follows the line
+            line = lines.readline()
+        if not first or not line.endswith(b"\n"):
+            return None  # the parent has ended
+        go_between = os.fork()
+        if go_between:
+            for file in files:
+                os.close(file)
+            os.waitpid(go_between, 0)
+            continue
+        if os.fork():
+            os._exit(0)
+        channel.close()
+        request: Request = json.loads(line)
+        _become_child(request, files, pages)
+        return request
+
+
+def _become_child(request: Request, files: list[int], pages: list[tuple[int, int]]) -> None:
+    """Makes this fork what a fresh process would be, once its parent lets it go on."""
+    *streams, answer = files
+    with socket.socket(fileno=answer) as parent:
+        error = ""
+        try:
+            # Only when the go-between has ended is this process a child of the one that asked.
+            deadline = time.monotonic() + ANSWER_S
+            while os.getppid() != request["parent"]:
+                if time.monotonic() > deadline:
+                    raise ChildProcessError("the kernel did not hand this process over")
+                time.sleep(0.0002)
+            die_with(request["parent"])()
+            os.setsid()
+            os.chdir(request["cwd"])
+            # A fork does not copy the pages of libraries. They are in the page cache, and without
+            # this would count as memory where a step first touches them.
+            madvise = ctypes.CDLL(None).madvise
+            for address, size in pages:
+                madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_READ)
+            _set_interpreter(request, streams)
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        parent.sendall(json.dumps({"pid": os.getpid(), "error": error}).encode() + b"\n")
+        if error or not parent.recv(1):
+            os._exit(1)
+
+
+def _resident_file_pages() -> list[tuple[int, int]]:
+    """Returns address and bytes of every run of pages that this process has mapped of files."""
+    import numpy as np  # what starts ranks does without it
+
+    page, runs = resource.getpagesize(), list[tuple[int, int]]()
+    with Path("/proc/self/pagemap").open("rb") as pagemap:
+        for mapping in Path("/proc/self/maps").read_text().splitlines():
+            addresses, _, _, _, inode, *_ = mapping.split()
+            first, end = (int(address, 16) // page for address in addresses.split("-"))
+            if inode == "0":
+                continue
+            pagemap.seek(8 * first)
+            present = np.frombuffer(pagemap.read(8 * (end - first)), np.int64) < 0  # bit 63
+            edges = np.flatnonzero(np.diff(present, prepend=False, append=False)).tolist()
+            for begin, stop in zip(edges[::2], edges[1::2], strict=True):
+                runs.append(((first + begin) * page, (stop - begin) * page))
+    return runs
+
+
+def _set_interpreter(request: Request, streams: list[int]) -> None:
+    """Sets all that the interpreter derives from command, environment, folder and streams."""
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    sys.orig_argv = request["command"]
+    module, *words = words_of(request["command"])
+    sys.argv = ["-m", *words]
+    sys.modules.pop(module, None)  # it runs as __main__
+    tempfile.tempdir = None
+    with contextlib.suppress(KeyError):
+        sys.modules["numpy"].random.seed()  # the generator was copied
+    for number, stream in enumerate(streams):  # which were not used yet
+        os.dup2(stream, number)
+        os.close(stream)
+    unbuffered = "PYTHONUNBUFFERED" in os.environ
+    sys.stdout.reconfigure(  # type: ignore[union-attr]
+        line_buffering=unbuffered or os.isatty(1), write_through=unbuffered
+    )
+    faulthandler.disable()
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()

@@ -45,8 +45,8 @@ from hires.core.store.file_names import attempt_dir, attempt_numbers, rank_logs
 from hires.launcher.interface import note_job
 from hires.launcher.launch_attempt import end_without_ranks, launch, say
 from hires.launcher.ranks.places import Preemption
-from hires.launcher.slurm import allocation, scheduler
-from hires.launcher.slurm.allocation import Allocation
+from hires.launcher.slurm import scheduler
+from hires.launcher.slurm.scheduler import Allocation
 from hires.launcher.slurm.submission import CHECKUP
 from hires.launcher.status import running_elsewhere
 from hires.launcher.supervision.supervisor import Interrupts
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     streams.setup_log()
     trust.keep_folders_private()
     try:
-        path, job = rundir.frozen_folder(args.run), allocation.current()
+        path, job = rundir.frozen_folder(args.run), scheduler.current_job()
         return _work(JobRun(path, job, args.attempt, args.attempts, args.checkup))
     except HiresError as error:
         say(str(error))
@@ -182,7 +182,6 @@ class JobRun:
             reason = "edited" if isinstance(error, EditedError) else "launch"
             end_without_ranks(self.path, number, End(State.FAILED, str(error), reason))
             raise
-        my_attempts = self.attempts  # no attempt of this job is added while this one runs
 
         def preemption() -> Preemption:
             return self._decide_requeue(self.job.after_sigusr2(config.launcher.signal_s), config)
@@ -192,12 +191,7 @@ class JobRun:
             why = self.job.after_sigterm(logs)
             return why and self._decide_requeue(why, config)
 
-        places = dataclasses.replace(
-            places,
-            preemption=preemption,
-            termination=termination,
-            is_cancelled=lambda: any(attempt.is_cancelled for attempt in my_attempts),
-        )
+        places = dataclasses.replace(places, preemption=preemption, termination=termination)
         ranks: dict[str, Any] = {}
         if self.checkup:
             ranks = {"module": _CHECKUP_RANK, "args": (CHECKUP,)}

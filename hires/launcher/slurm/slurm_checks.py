@@ -31,10 +31,9 @@ from hires.core.store.provenance import collect
 from hires.core.store.reading import yaml_text
 from hires.core.store.rundir import RunDir
 from hires.core.units import seconds
-from hires.launcher.interface import FAILED, OK, WARNING, Check, launcher_named
-from hires.launcher.job_wait import JobWait
-from hires.launcher.ranks.rank_group import last_lines
+from hires.launcher.interface import FAILED, OK, WARNING, Check
 from hires.launcher.slurm import scheduler, submission
+from hires.launcher.status.run_progress import last_lines
 from hires.launcher.supervision.supervisor import Interrupts
 from hires.plan.hardware import CUDA
 
@@ -115,7 +114,7 @@ def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) ->
             shutil.rmtree(folder, ignore_errors=True)
             return [Check("job", FAILED, str(error), "fix the cause that Slurm names", "job")]
         sys.stderr.write(f"job {job} checks {launcher.nodes} nodes\n")
-        wait, outcome = JobWait(launcher_named("slurm"), RunDir(folder, 0), job), None
+        wait, outcome = submission.JobWait(RunDir(folder, 0), job), None
         until_s = time.monotonic() + patience_s
         try:
             while outcome is None and not interrupts.count and time.monotonic() < until_s:

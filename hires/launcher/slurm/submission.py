@@ -1,4 +1,4 @@
-"""Submits frozen runs: one as a job, many as few job arrays.
+"""Submits frozen runs, one as a job, many as few job arrays, and waits for a job.
 
 Runs that want the same of Slurm become the tasks of one array, whose folder ``arrays/0`` has
 ``job.sbatch``. sbatch may die, or stop waiting, after the controller has taken the job: a second
@@ -12,6 +12,7 @@ import dataclasses
 import json
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,20 +21,38 @@ from hires.core import programs
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import file_names
-from hires.core.store.attempts import next_attempt
-from hires.core.store.ends import End, State
+from hires.core.store.attempts import Attempt, next_attempt
+from hires.core.store.ends import ENDS, End, State
 from hires.core.store.file_names import StrPath, attempt_dir
 from hires.core.store.files import make_folder
+from hires.core.store.rundir import RunDir
 from hires.core.units import listed
-from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, note_job
+from hires.launcher.interface import (
+    ENDED,
+    GONE,
+    UNKNOWN,
+    FrozenRun,
+    JobStatus,
+    OnLine,
+    SubmitOptions,
+    Submitted,
+    note_job,
+)
 from hires.launcher.launch_attempt import end_without_ranks
 from hires.launcher.slurm import scheduler
-from hires.launcher.status.state import RunState, select, states
+from hires.launcher.status.run_progress import LinesTail
+from hires.launcher.status.state import RunState, judge, select, states
 
 CHECKUP = "--checkup"
 """Option of a job for the ranks of ``hires doctor``."""
 ARRAYS = "arrays"
 """Folder of all arrays, below that of their campaign."""
+FILES_S = 0.5
+"""How often the run folder of a job that is waited for is read."""
+QUERY_S = 5.0
+"""How often the scheduler is queried."""
+_EQUAL_ANSWERS = 2
+"""So many answers in a row that the job has ended are believed."""
 _MAX_TASKS = (1001, 10_000)
 """Tasks of an array: Slurm's default, and the most whose script it surely takes (4 MiB)."""
 _TIMEOUT_S = 120
@@ -116,6 +135,78 @@ def _submit_array(runs: Sequence[FrozenRun], options: SubmitOptions) -> list[Sub
         note_job("slurm", attempt_dir(path, attempt), job, index)
         submitted.append(Submitted(path, f"{job}_{index}", None))
     return submitted
+
+
+class JobWait:
+    """Waits for one submitted run, through all attempts that its job makes.
+
+    ``exit.json``, which the supervisor writes, counts first. The scheduler answers what the run
+    folder cannot: whether a preempted job starts again, and whether a job that left no
+    ``exit.json`` was cancelled or is lost. A failed query, or a single empty answer, never marks a
+    run as lost.
+    """
+
+    def __init__(self, run: RunDir, job: str, on_line: OnLine | None = None) -> None:
+        self.run, self.job, self.on_line = run, job, on_line
+        self.status = JobStatus(UNKNOWN)
+        """What the scheduler answered last."""
+        self.attempt = run.attempt
+        number, _, index = job.partition("_")
+        named = {"job": number, "index": int(index) if index.isdecimal() else None}
+        self._submitted = Attempt(run, run.attempt).job or named  # its file may be damaged
+        self._tail = LinesTail(run.attempt_dir, file_names.METRICS)
+        self._queried_s = 0.0
+        self._ends: list[JobStatus] = []  # its last answers, if all say that the job ended
+
+    def wait(self) -> End:
+        """Returns how the run ended, in the last attempt that the job made."""
+        while (end := self.poll()) is None:
+            time.sleep(FILES_S)
+        return end
+
+    def poll(self) -> End | None:
+        """Returns how the run ended; None while it goes on."""
+        self._follow()
+        if time.monotonic() - self._queried_s >= QUERY_S:
+            self._queried_s = time.monotonic()
+            [self.status] = scheduler.job_states([self._submitted]).values()
+            if self.status.state in (ENDED, GONE):
+                self._ends.append(self.status)
+            elif self.status.state != UNKNOWN:
+                self._ends.clear()
+        over = len(self._ends) >= _EQUAL_ANSWERS
+        attempt = Attempt(self.run, self.attempt)
+        end = attempt.exit
+        if end is None:
+            return self._without_exit(attempt, self._ends[-1]) if over else None
+        if over and self._ends[-1].reason == "CANCELLED" and end.restarts:
+            end = end.cancelled(f"job {self.job} was cancelled while it waited to go on")
+            end.write(self.run.path, self.attempt)
+        if not over and end.restarts:
+            return None
+        self._follow()
+        return end
+
+    def _follow(self) -> None:
+        """Passes new metrics on, and turns to the job's next attempt if there is one."""
+        for line in self._tail.read():
+            if self.on_line is not None:
+                self.on_line(line)
+        for number in file_names.attempt_numbers(self.run.path):
+            attempt = Attempt(self.run, number)
+            if number > self.attempt and attempt.job_name == self.job:
+                self.attempt, self._ends = number, []
+                self._tail = LinesTail(attempt.folder, file_names.METRICS)
+
+    def _without_exit(self, attempt: Attempt, answer: JobStatus) -> End | None:
+        """Returns the end of a job that left no ``exit.json``; a certain one is written."""
+        state = judge(attempt, answer)
+        if state.state not in ENDS:
+            return None
+        end = End(state.state, state.cause, state.reason)
+        if state.state != State.LOST:
+            end_without_ranks(self.run.path, self.attempt, end)
+        return end
 
 
 def start_estimate(config: RunConfig) -> str:

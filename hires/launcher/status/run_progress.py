@@ -89,6 +89,18 @@ class LinesTail:
         return lines
 
 
+def last_lines(log: Path, count: int = 20) -> list[str]:
+    """Returns the last lines of a log, without reading all of it."""
+    try:
+        with open_regular(log) as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 200 * count))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return text.rstrip().splitlines()[-count:]
+
+
 @dataclass(frozen=True)
 class FinishedStep:
     """A step that every rank has finished."""

@@ -16,7 +16,8 @@ from typing import Any
 
 from hires.core.errors import PREEMPTED
 from hires.core.store.ends import END_REASONS, End, State
-from hires.launcher.ranks.rank_group import Rank, last_lines
+from hires.launcher.ranks.rank_group import Rank
+from hires.launcher.status.run_progress import last_lines
 
 STOPPED = (None, 0, -signal.SIGTERM, -signal.SIGKILL)
 """Exit codes of ranks, if they have ended, that were stopped from outside."""

@@ -26,7 +26,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 from hires.core.errors import PREEMPTED
@@ -71,22 +70,19 @@ class Interrupts:
         """The first signal, as it is shown."""
         self.number = signal.SIGINT
         """The last signal."""
-        self._former: dict[signal.Signals, object] = {}
+        self._former: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._former[number] = signal.signal(number, self._handle)
+                    self._former[number] = signal.signal(number, lambda n, _: self.take(n))
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})  # held since the start
         return self
 
     def __exit__(self, *failure: object) -> None:
         for number, handler in self._former.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.take(number)
+            signal.signal(number, handler)
 
     def take(self, number: int) -> None:
         """Counts a signal."""
@@ -157,8 +153,10 @@ class Supervisor:
                 return self._preempt()
             if time.monotonic() - looked_s >= watchdog.LOOK_S:
                 looked_s = time.monotonic()
-                if (asked := self._stopped_by_a_file()) is not None:
-                    return asked
+                if self._see_request():
+                    return self._cancel()
+                if (end := self._ended_elsewhere()) is not None:
+                    return end
                 if self._watchdog.look({rank.rank for rank in self.ranks if rank.code is not None}):
                     return self._hang()
             time.sleep(POLL_S)
@@ -167,9 +165,8 @@ class Supervisor:
         """Stops all ranks because of a signal; the second one makes it hurry."""
         self.job.note("stopping", why=self.interrupts.name)
         self._group.stop(GRACE_S, lambda: self.interrupts.count > 1)
-        # A SIGTERM is from a user's scancel, or from the scheduler.
-        is_asked = self.interrupts.number == signal.SIGTERM
-        if is_asked and (preemption := self._termination()) is not None:
+        is_asked = self.interrupts.number == signal.SIGTERM  # by scancel, or the scheduler itself
+        if is_asked and (preemption := self.job.places.termination()) is not None:
             return self._preempted(preemption)
         return End(State.CANCELLED, f"stopped by {self.interrupts.name}")
 
@@ -191,19 +188,11 @@ class Supervisor:
     def _any_failed(self) -> bool:
         return any(rank.code not in (None, 0, PREEMPTED) for rank in self.ranks)
 
-    def _termination(self) -> Preemption | None:
-        asks = self.job.places.termination
-        return None if asks is None else asks()
-
     def _preempted(self, preemption: Preemption) -> End:
         saved = [line for line in self._events.read() if line.get("event") == "preempted"]
         done = f" after {saved[-1]['step']} of {self.job.config.steps} steps" if saved else ""
         cause = f"{preemption.cause}{done}; {preemption.then}"
         return End(State.FAILED, cause, reason=preemption.reason)
-
-    def _stopped_by_a_file(self) -> End | None:
-        """Stops all ranks if another process wrote the attempt's end or a request to cancel it."""
-        return self._cancel() if self._see_request() else self._ended_elsewhere()
 
     def _ended_elsewhere(self) -> End | None:
         """Stops all ranks if another process wrote the attempt's end, and returns that.
@@ -221,7 +210,7 @@ class Supervisor:
         """Counts a request of ``hires cancel`` as SIGTERM, once; returns whether there is one."""
         self._asked_s = time.monotonic()
         attempt = Attempt(self.job.run_dir, self.job.attempt)
-        if not (attempt.is_cancelled or self.job.places.is_cancelled()):
+        if not attempt.is_cancelled:
             return False
         if not self.interrupts.count:
             self.interrupts.count_signal(signal.SIGTERM, "hires cancel")
@@ -245,12 +234,12 @@ class Supervisor:
         self._wait(SETTLE_S)
         if (end := self._ended_elsewhere()) is not None:
             return end
-        if (preemption := self._termination()) is not None:
+        if (preemption := self.job.places.termination()) is not None:
             # The scheduler has ended the ranks, but not this process.
             self._stop(preemption.cause)
             return self._preempted(preemption)
         signalled = any(rank.code == -signal.SIGTERM for rank in self.ranks)
-        if self.job.places.termination and (self._group.broken or signalled):
+        if self.job.places.nodes and (self._group.broken or signalled):
             # A job is ended by SIGTERM to the ranks and to this process, in any order.
             self._wait(SIGTERM_S, ended=False)
         events = self._events.read()

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from hires.core.store import provenance
-from hires.launcher import cancel
-from hires.launcher.status import state
+from hires.launcher.status import running_elsewhere, state
 from tests.helpers.commands import SMALL, fake_hires
 from tests.helpers.patience import PATIENCE_S, until
 from tests.helpers.run_folders import begin, done, make_run, submitted
@@ -30,7 +29,7 @@ def ended(run: Path) -> str:
 
 
 def test_what_has_not_ended_is_an_error_with_its_remedy(hires, tmp_path, monkeypatch):
-    monkeypatch.setattr(cancel, "WAIT_S", 0.2)
+    monkeypatch.setattr(running_elsewhere, "WAIT_S", 0.2)
     begin(make_run(tmp_path / "results"))  # by this process, which reads no request
     answer = hires("cancel", "0123abcd")
     assert (answer.code, f"kill -9 {os.getpid()}" in answer.err) == (1, True)
@@ -38,7 +37,7 @@ def test_what_has_not_ended_is_an_error_with_its_remedy(hires, tmp_path, monkeyp
 
 
 def test_run_of_a_sweep_is_a_thread_that_may_end_before_its_process(hires, tmp_path, monkeypatch):
-    monkeypatch.setattr(cancel, "WAIT_S", 0.2)
+    monkeypatch.setattr(running_elsewhere, "WAIT_S", 0.2)
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
