@@ -348,7 +348,7 @@ def plan_key(config: RunConfig) -> dict[str, Any]:
     # A run of fewer steps than microbatches are read ahead holds fewer of them.
     values["ahead"] = min(config.steps, config.data.prefetch + 1)
     if config.data.path is not None:
-        from hires.data.decoding_memory import decoding_bytes  # which imports the decoders
+        from hires.data.start_check import decoding_bytes  # which imports the decoders
 
         values["decoding"] = decoding_bytes(config)
     if config.model.name != "custom":  # a user's function may draw what it builds
@@ -362,7 +362,8 @@ def _data_findings(config: RunConfig, has_maps: bool) -> list[Finding]:
     if config.data.path is not None:
         from hires.data.start_check import data_findings  # which imports the decoders
 
-        findings += [Finding(*one) for one in data_findings(config, has_maps)]
+        found = data_findings(config, has_maps)
+        findings += [Finding(one.severity, one.key, str(one)) for one in found]
     return findings
 
 

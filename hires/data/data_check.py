@@ -15,7 +15,7 @@ import collections
 import hashlib
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -27,15 +27,15 @@ import numpy as np
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.data.image_fit import BAND_PIXELS
-from hires.data.image_format import ImageFacts, Size, open_image
+from hires.data.image_format import open_image
 from hires.data.source import ERROR, NOTE, WARNING, DataFinding
 from hires.data.sources.arrays import CIFAR10_CLASSES, records_in
 from hires.data.sources.folder import check_classes, listing, reason_of, to_channels
 from hires.data.sources.images import ImageSource
-from hires.data.sources.masks import MaskSource, keys_of, labels_of, mask_size
+from hires.data.sources.masks import MaskSource, labels_of, mask_size
 from hires.data.sources.slide import SlideSource, slide_files
 from hires.data.splits import cifar10_files, own_parts, part_of, require_same_classes
-from hires.data.start_check import FAR
+from hires.data.start_check import CheckedImage, stored_findings
 
 THREADS = 2
 """Files that are decoded at the same time: each may take as much memory as ``data.max_pixels``."""
@@ -43,19 +43,6 @@ _AT_ONCE = 512  # files that wait for a thread
 _ALL = 2**62
 """Bytes of an image that is decoded: any."""
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class CheckedImage:
-    """One file after it was decoded."""
-
-    path: str
-    size: Size = (0, 0)
-    facts: ImageFacts | None = None
-    digest: bytes = b""
-    """Of its pixels, as a run sees them."""
-    reason: str = ""
-    """Why it cannot be read."""
 
 
 @dataclass
@@ -125,7 +112,11 @@ def check_data(
         check[report.data](report, config, progress)
     else:
         _check_files(report, config, data is None, progress)
-    _add_image_findings(report, config, sized)
+    files = [f"{image.path}: {image.reason}" for image in report.images if image.reason]
+    text = "unreadable, which would end a run; replace them, or take them out of the folder"
+    report.add(ERROR, text, files)
+    found = stored_findings(report.images, config, sized)
+    report.findings += [one for one in found if sized or one.key != "data.fit"]
     _add_uncounted(report, config)
     order = (ERROR, WARNING, NOTE)
     report.findings.sort(key=lambda one: order.index(one.severity))
@@ -146,7 +137,7 @@ def _check_files(report: DataReport, config: RunConfig, guessed: bool, progress:
     label: dict[str, str] = {}
     for folder in parts.values() or [Path(report.path).expanduser()]:
         classes, others = listing(str(folder), report.data)
-        _add_error(report, check_classes, folder, report.data, classes, others)
+        _add_error(report, check_classes, folder, report.data, classes)
         report.add(NOTE, "ignored, because they are no images", map(report.within, others))
         for name, files in classes.items():
             report.classes[f"{folder.name}/{name}" if parts else name] = len(files)
@@ -154,9 +145,7 @@ def _check_files(report: DataReport, config: RunConfig, guessed: bool, progress:
     _add_error(report, require_same_classes, *parts.values())
     if config.data.labels is not None:
         _add_error(report, _check_table, report, config, label)
-    for image in _decoded(label, config):
-        report.images.append(replace(image, path=report.within(image.path)))
-        progress(len(report.images), len(label))
+    _decode(report, config, label, progress)
     first: dict[bytes, str] = {}
     again: dict[bool, list[str]] = {True: [], False: []}
     for file, image in zip(label, report.images, strict=True):
@@ -172,22 +161,20 @@ def _check_table(report: DataReport, config: RunConfig, files: Iterable[str]) ->
     listed = {source.path(i) for i in range(len(source))}
     others = [report.within(file) for file in files if file not in listed]
     report.add(WARNING, f"not in data.labels={config.data.labels}, which no run uses", others)
+    names = source.class_names
     if source.rows is None:
-        counts = collections.Counter(
-            source.class_names[source.label(i)] for i in range(len(source))
-        )
-        report.classes = {name: counts[name] for name in source.class_names}
+        counts = collections.Counter(names[source.label(i)] for i in range(len(source)))
+        report.classes = {name: counts[name] for name in names}
     elif config.data.targets == "classes":
-        report.classes = dict(zip(source.class_names, map(int, source.rows.sum(0)), strict=True))
+        report.classes = dict(zip(names, map(int, source.rows.sum(0)), strict=True))
         none = [source.name(i) for i in np.flatnonzero(~source.rows.any(1)).tolist()]
         report.add(NOTE, "of none of the classes", none)
     else:
         text = "numbers: mean, deviation, least and largest"
         ends = (source.rows.mean(0), source.rows.std(0), source.rows.min(0), source.rows.max(0))
-        rows = zip(source.class_names, *ends, strict=True)
-        report.add(
-            NOTE, text, [f"{name}: {', '.join(f'{x:g}' for x in row)}" for name, *row in rows]
-        )
+        rows = zip(names, *ends, strict=True)
+        words = [f"{name}: {', '.join(f'{x:g}' for x in row)}" for name, *row in rows]
+        report.add(NOTE, text, words)
 
 
 def _add_error(report: DataReport, check: Callable[..., object], *args: Any) -> None:
@@ -197,18 +184,23 @@ def _add_error(report: DataReport, check: Callable[..., object], *args: Any) -> 
         report.findings.append(DataFinding(ERROR, str(error)))
 
 
-def _decoded(files: Iterable[str], config: RunConfig) -> Iterator[CheckedImage]:
-    """Yields every file as it is decoded, in order."""
+def _decode(
+    report: DataReport, config: RunConfig, files: Iterable[str], progress: Progress
+) -> None:
+    """Adds every file, in order, after it was decoded."""
+    files = [*files]
     left = iter(files)
     with warnings.catch_warnings(), ThreadPoolExecutor(THREADS) as pool:
         warnings.simplefilter("ignore")  # of decoders, about broken metadata
         while part := list(itertools.islice(left, _AT_ONCE)):
-            yield from pool.map(lambda file: decoded(file, config), part)
+            for image in pool.map(lambda file: decoded(file, config), part):
+                report.images.append(replace(image, path=report.within(image.path)))
+                progress(len(report.images), len(files))
 
 
 def decoded(file: str, config: RunConfig) -> CheckedImage:
     """Returns one file after all of it was decoded, in bands, as a run reads it."""
-    pixels_seen = hashlib.blake2b(digest_size=16)
+    pixels_seen, largest = hashlib.blake2b(digest_size=16), 0.0
     try:
         with closing(open_image(Path(file), config.data.max_pixels)) as image:
             (height, width), facts = image.size, image.facts
@@ -219,48 +211,17 @@ def decoded(file: str, config: RunConfig) -> CheckedImage:
                 channels, bands = config.model.channels, config.data.bands
                 pixels = to_channels(stored, image.colours, channels, bands)
                 pixels_seen.update(np.ascontiguousarray(pixels).data)
-            return CheckedImage(file, image.size, facts, pixels_seen.digest())
+                largest = max(largest, float(pixels.max()))
+            brightest = largest / image.peak
+            return CheckedImage(file, image.size, facts, pixels_seen.digest(), brightest)
     except Exception as error:  # decoders raise nearly anything
         return CheckedImage(file, reason=reason_of(error))
-
-
-def _add_image_findings(report: DataReport, config: RunConfig, sized: bool) -> None:
-    files = [f"{image.path}: {image.reason}" for image in report.images if image.reason]
-    text = "unreadable, which would end a run; replace them, or take them out of the folder"
-    report.add(ERROR, text, files)
-    known = [(image, image.facts) for image in report.images if image.facts is not None]
-    text = "shown rotated or mirrored elsewhere (EXIF); a run reads the rows as they are stored"
-    report.add(WARNING, text, [image.path for image, facts in known if facts.is_rotated])
-    text = "with more pages of one size, which no run reads; write each to a file of its own"
-    report.add(WARNING, text, [image.path for image, facts in known if facts.unread_pages])
-    text = "with 16 bits a colour, of which 8 are read; save them as TIFF to keep all"
-    lossy = [
-        image.path
-        for image, facts in known
-        if facts.format == "PNG" and facts.bits > 8 and facts.colours != "grey"
-    ]
-    report.add(WARNING, text, lossy)
-    height, width = config.fitted_size
-    others = [image for image, _ in known if image.size != (height, width)] if sized else []
-    fit = config.data.fit
-    how = "cropped or padded" if config.data.crops else "resized"
-    predicts = "; predicted maps have their own size" * (config.task.name == "predict")
-    severity, text = NOTE, f"{how} to {height} x {width} pixels (data.fit={fit}){predicts}"
-    if fit == "error":
-        severity, text = ERROR, f"not of {height} x {width} pixels, which data.fit=error refuses"
-    report.add(severity, text, [f"{one.path}: {one.size[0]} x {one.size[1]}" for one in others])
-    if fit == "resize":
-        text = f"shrunk more than twice to {height} x {width} pixels: small things vanish"
-        far = [one for one in others if max(one.size[0] / height, one.size[1] / width) > FAR]
-        report.add(WARNING, text, [one.path for one in far])
 
 
 def _check_masks(report: DataReport, config: RunConfig, progress: Progress) -> None:
     data, faults, unlabelled = config.data, list[str](), list[str]()
     if data.fit == "error":  # sizes are judged with those of other images
         data = replace(data, fit="resize")
-    if is_open := data.classes is None and data.values is None:
-        data = replace(data, classes=2**16)
     parts = own_parts(report.path) if data.split == "all" else {}  # of which a run reads one
     folders = [*map(str, parts.values())] or [part_of(data) or ""]
     size = config.height, config.width
@@ -268,25 +229,19 @@ def _check_masks(report: DataReport, config: RunConfig, progress: Progress) -> N
     pairs = [(source, i) for source in sources for i in range(len(source))]
     occurs: collections.Counter[int] = collections.Counter()
     ignored = {data.ignore, *config.objective.ignored}
-    files = [source.path(i) for source, i in pairs]
-    for (source, i), image in zip(pairs, _decoded(files, config), strict=True):
-        report.images.append(replace(image, path=report.within(image.path)))
-        progress(len(report.images), len(pairs))
+    _decode(report, config, [source.path(i) for source, i in pairs], progress)
+    for (source, i), image in zip(pairs, report.images, strict=True):
         mask = source.mask(i)
         try:
             if not image.reason:
-                source.check(i, _ALL)
+                source.check(i, 0)
             labels = labels_of(mask, mask_size(mask, data.max_pixels), data)
             held = {*np.unique(labels).tolist()}
             occurs.update(held)
             unlabelled += [report.within(mask)] if held <= ignored else []
         except Exception as error:  # decoders raise nearly anything
             faults.append(f"{report.within(mask)}: {_short(error)}")
-    known = sorted(occurs.keys() - {data.ignore}) if is_open else range(data.num_classes)
-    report.classes = {str(label): occurs[label] for label in known}
-    if is_open and occurs:
-        text = f"data=masks needs data.classes=NUMBER: {keys_of(occurs, config.data)}"
-        report.findings.append(DataFinding(ERROR, text))
+    report.classes = {str(label): occurs[label] for label in range(data.num_classes)}
     text = "label maps that would end a run; correct them, data.classes or data.ignore"
     report.add(ERROR, text, faults)
     text = "label maps without a label that counts (data.ignore, loss.ignore_index and weights): a "
@@ -300,8 +255,9 @@ def _short(error: Exception) -> str:
 
 
 def _check_slides(report: DataReport, config: RunConfig, progress: Progress) -> None:
-    size, faults, empty = (config.height, config.width), list[str](), list[str]()
+    faults, empty = list[str](), list[str]()
     slide_files(config.data, report.path)
+    size = config.height, config.width
     try:
         source = SlideSource(config.data, report.path, size, config.model.channels)
     except ConfigError as error:  # of its labels
@@ -309,29 +265,26 @@ def _check_slides(report: DataReport, config: RunConfig, progress: Progress) -> 
         return
     counted: collections.Counter[str] = collections.Counter()
     for number in range(source.num_slides):
-        name, reason = source.slide_name(number), ""
+        name = source.slide_name(number)
         source.keep([number])
         try:
-            if not source.patches_of(number):
-                empty.append(name)
-            else:
+            if source.patches_of(number):
                 for i in range(len(source)):
                     source.check(i, _ALL)
                 counted += source.classes()
+            else:
+                empty.append(name)
         except (ConfigError, RunError) as error:
-            reason = _short(error)
-        report.images.append(CheckedImage(name))
-        faults += [f"{name}: {reason}"] if reason else []
+            faults.append(f"{name}: {_short(error)}")
+        report.images.append(CheckedImage(name, config.fitted_size))
         progress(len(report.images), source.num_slides)
     report.classes = {name: counted[name] for name in source.class_names}
     text = "slides that would end a run; replace them, take them out, or change the keys"
     report.add(ERROR, text, faults)
-    text, severity = "without a patch to learn from (data.tissue, data.outside)", NOTE
-    if len(empty) == source.num_slides:
-        severity = ERROR
-    elif 2 * len(empty) > source.num_slides:
-        text = f"{text}: most of the slides; a smaller image= than {size[0]} cuts more"
+    severity = ERROR if len(empty) == source.num_slides else NOTE
+    if source.num_slides > len(empty) > source.num_slides / 2:
         severity = WARNING
+    text = "without a patch to learn from (data.tissue, data.outside, or a smaller image=)"
     report.add(severity, text, empty)
     report.findings += source.findings()
 
@@ -344,7 +297,7 @@ def _check_cifar10(report: DataReport, config: RunConfig, progress: Progress) ->
             counted += np.bincount(records_in(file)[:, 0], minlength=len(counted))
         except ConfigError as error:
             faults.append(str(error))
-        report.images.append(CheckedImage(file.name))
+        report.images.append(CheckedImage(file.name, config.fitted_size))
         progress(number, len(files))
     report.classes = dict(zip(CIFAR10_CLASSES, counted.tolist(), strict=True))
     report.add(ERROR, "files that would end a run", faults)

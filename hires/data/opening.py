@@ -1,23 +1,102 @@
-"""Opens the images that a config names, alone or as pairs."""
+"""Opens the images that a config names: as they are, changed at random, or as pairs.
+
+What happens to a training image follows from the seed, the epoch and its number alone, alike in
+every layout and window by window. Numbers of images count on through the epochs: image i of epoch e
+of n images is e * n + i.
+"""
 
 from __future__ import annotations
 
+import functools
+import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hires.core.config.data_config import DataConfig
+from hires.core.augmentations import Augmentation, ColourChange, PlaceChange, in_order
+from hires.core.config.data_config import AugmentConfig, DataConfig
+from hires.core.config.fields import changed_keys
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
-from hires.data.augmented import AugmentedSource
-from hires.data.georeference import Georeference
-from hires.data.image_fit import Place, resize
+from hires.data.image_fit import Place, ReadWindow, resize
 from hires.data.image_format import Pixels, Size, Span, Window, check_window
-from hires.data.source import SOURCES, PartSource, Source
+from hires.data.source import SOURCES, PartSource, Source, WrappedSource
 from hires.data.splits import chosen
 
+_STREAM = 0x617567
+"""Sets these numbers apart from those that are drawn of the same seed elsewhere."""
 
-class PairSource(Source):
+
+class AugmentedSource(WrappedSource):
+    """The images of a source as a training sees them, epoch after epoch."""
+
+    def __init__(self, whole: Source, size: Size, augment: AugmentConfig, seed: int) -> None:
+        super().__init__(whole)
+        self._size, self._seed = size, seed
+        amounts = dict(changed_keys(augment))
+        self._amounts = {
+            name: (kind, amounts[name]) for name, kind in in_order().items() if name in amounts
+        }
+
+    def index(self, i: int) -> int:
+        """Returns the number of image ``i`` in its epoch."""
+        return i % len(self)
+
+    def changes(self, i: int) -> list[Augmentation]:
+        """Returns what happens to an image, in this order."""
+        return [
+            kind(amount, self._size, self._random(i, name))
+            for name, (kind, amount) in self._amounts.items()
+        ]
+
+    def _place(self, i: int) -> Place:
+        """Returns where an image is cropped, if larger ones are cropped at random."""
+        down, right = self._random(i, "random_crop").random(2).tolist()
+        return down, right
+
+    def _random(self, i: int, name: str) -> np.random.Generator:
+        epoch, image = divmod(i, len(self))
+        words = [self._seed, _STREAM, epoch, image, zlib.crc32(name.encode())]
+        return np.random.Generator(np.random.PCG64(words))
+
+    def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
+        """Returns a window of a changed image, (C, h, w), from -2 (black) to 2 (white)."""
+        read = functools.partial(self.whole.window, self.index(i), place=self._place(i))
+        changes = self.changes(i)
+        pixels = self._moved(changes, read, rows, cols, None)
+        for change in changes:
+            if isinstance(change, ColourChange) and (len(pixels) == 3 or not change.of_three):
+                pixels = change.colours(pixels).clip(-2, 2)
+        return np.ascontiguousarray(pixels, np.float32)
+
+    def target(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Any:
+        """Returns what an image has, or a window of its label map, which is changed alike."""
+        if not self.has_maps:
+            return self.whole.target(self.index(i), rows, cols)
+        read = functools.partial(self.whole.target, self.index(i), place=self._place(i))
+        fill = -1 if self.ignore is None else self.ignore
+        labels = self._moved(self.changes(i), read, rows, cols, float(fill))
+        return np.ascontiguousarray(labels, np.int64)
+
+    def _moved(
+        self,
+        changes: list[Augmentation],
+        read: ReadWindow,
+        rows: Span,
+        cols: Span,
+        label_fill: float | None,
+    ) -> NDArray[Any]:
+        """Returns a window of an image after all changes of place, (..., h, w)."""
+        check_window(rows, cols, self._size)
+        for change in changes:  # each reads the one before it
+            if isinstance(change, PlaceChange):
+                read = functools.partial(change.window, read, label_fill=label_fill)
+        return read(rows, cols)
+
+
+class PairSource(WrappedSource):
     """Pairs of images for super-resolution: inputs of ``size`` (height, width), larger targets.
 
     The target is an image of ``large``, ``scale`` times as large. The input is the target shrunk by
@@ -26,26 +105,16 @@ class PairSource(Source):
     """
 
     def __init__(self, large: Source, size: Size, scale: int, channels: int) -> None:
-        self.num_classes = channels
-        self._large, self._size, self._scale = large, size, scale
-
-    def __len__(self) -> int:
-        return len(self._large)
-
-    def name(self, i: int) -> str:
-        """Returns the name of the target of pair ``i``."""
-        return self._large.name(i)
-
-    def check(self, i: int, most_bytes: int) -> int:
-        """Checks the target of pair ``i``."""
-        return self._large.check(i, most_bytes)
+        super().__init__(large)
+        self.num_classes, self.class_names = channels, ()
+        self._size, self._scale = size, scale
 
     def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of the input of pair ``i``, (C, h, w), from -2 (black) to 2 (white)."""
         check_window(rows, cols, self._size)
 
         def read(rows: Span, cols: Span) -> Pixels:
-            pixels: Pixels = self._large.window(i, rows, cols).transpose(1, 2, 0)
+            pixels: Pixels = self.whole.window(i, rows, cols).transpose(1, 2, 0)
             return pixels
 
         large = (self._scale * self._size[0], self._scale * self._size[1])
@@ -53,13 +122,9 @@ class PairSource(Source):
         window: Window = np.ascontiguousarray(small.clip(-2, 2).transpose(2, 0, 1), np.float32)
         return window
 
-    def stored(self, i: int) -> tuple[Size, Georeference] | None:
-        """Returns what is known of the target of pair ``i``."""
-        return self._large.stored(i)
-
     def target(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of the target of pair ``i``, (C, h, w), in pixels of the target."""
-        return self._large.window(i, rows, cols)
+        return self.whole.window(i, rows, cols)
 
 
 def open_data(config: RunConfig) -> Source:
@@ -89,9 +154,9 @@ def open_source(data: DataConfig, image: Sequence[int], channels: int, seed: int
         )
     whole = SOURCES[data.name].open(data, (image[0], image[1]), channels, seed)
     _name_classes(whole, data)
+    # Images are divided by the data's own numbers, so that every run divides them alike.
     numbers = chosen(data, whole.units)
     source = whole if numbers is None else whole.keep(numbers)
-    # Images are divided by the data's own numbers, so that every run divides them alike.
     return source if data.order is None or not data.has_labels else _ordered(source, data)
 
 

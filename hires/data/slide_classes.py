@@ -1,7 +1,8 @@
 """Matches slides with what is known of them: a class for each slide, or outlines of a class.
 
-A patch has the class of its slide, or the one whose outlines cover at least half of its area. What
-stands out on the way (files of no slide, outlines off their slide) is a finding.
+A patch has the class of its slide, or the one whose outlines cover at least half of its area. Where
+outlines overlap the smallest one counts: a nest of tumour in a whole section is tumour. What stands
+out on the way (files of no slide, outlines off their slide) is a finding.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
 from hires.data import slide_labels
-from hires.data.class_shares import class_shares
 from hires.data.image_format import Size
 from hires.data.source import ERROR, NOTE, WARNING, DataFinding
 from hires.data.splits import read_table
 
 _HALF = 0.5 - 1e-9
 """Share of a patch that outlines of one class have to cover, less what rounding may take."""
+_KEY = "data.labels"
+_PARTS = 4
+"""Boxes are divided into so many parts; with fewer each corner is clipped more often."""
+_FEW_BOXES, _FEW_CORNERS = 4096, 256
+"""So many boxes are compared with shapes of so few corners at once."""
 
 
 class SlideClasses:
@@ -52,18 +58,10 @@ class SlideClasses:
     def _keys(self, values: Mapping[str, Any], where: str) -> dict[str, str]:
         """Returns the key of each slide; a finding names keys of no slide, in any part."""
         keys = slide_labels.match_slides(values, self._everything, where)
-        unused = sorted({*values} - {*keys.values()})
-        small = {key.casefold(): key for key in unused}
-        close = [
-            f"{small[one.casefold()]}: the slide is {name}"
-            for name in self._everything if name not in keys
-            for one in (name, Path(name).name, Path(name).stem) if one.casefold() in small
-        ]  # fmt: skip
-        if close or (unused and not keys):
-            text = f"{where}: of no slide; rename them as slides are"
-            self._findings.append(DataFinding(ERROR, text, close or unused))
-        elif unused:
-            self._findings.append(DataFinding(WARNING, f"{where}: of no slide", unused))
+        if unused := sorted({*values} - {*keys.values()}):
+            severity = WARNING if keys else ERROR
+            text = f"{where}: of no slide; name them as slides are"
+            self._findings.append(DataFinding(severity, text, unused, _KEY))
         return keys
 
     def _read_table(self, path: Path) -> None:
@@ -110,10 +108,10 @@ class SlideClasses:
             )
         if left_out:
             text = "outlines that are left out (data.detections=true takes those of detections)"
-            self._findings.append(DataFinding(severity, text, left_out))
+            self._findings.append(DataFinding(severity, text, left_out, _KEY))
         if unknown := sorted({*groups} - seen):
             text = f"data.groups: in no outline; there are {', '.join(sorted(seen))}"
-            self._findings.append(DataFinding(WARNING, text, unknown))
+            self._findings.append(DataFinding(WARNING, text, unknown, _KEY))
         for name in self._slides:
             if name not in keys and not outside:
                 raise ConfigError(
@@ -127,12 +125,8 @@ class SlideClasses:
     ) -> list[int]:
         """Returns the class of each patch of a slide; -1: it has none.
 
-        Args:
-            number: the slide.
-            finest: height and width of its level 0, whose pixels are the unit of outlines.
-            slide: those of the level that is read.
-            places: row and column of each patch on it.
-            size: height and width of a patch.
+        ``places`` and ``size`` of patches are in pixels of the level that is read, which has the
+        size ``slide``; outlines are in those of level 0, which has the size ``finest``.
         """
         if not self.outlines:
             return [self.of_slide[number]] * len(places)
@@ -172,7 +166,7 @@ class SlideClasses:
         ``slides`` are those whose patches were asked for.
         """
         findings = [*self._findings]
-        findings += [DataFinding(*key, names) for key, names in self._noted.items()]
+        findings += [DataFinding(*key, names, _KEY) for key, names in self._noted.items()]
         classes = {self.names[label] for label in cut}
         missing = [name for name in self.names if name not in classes]
         if missing and cut and self._data.labels is not None:
@@ -182,5 +176,69 @@ class SlideClasses:
             severity = ERROR if labels and not labels & classes else WARNING
             text = "classes without a patch; outlines must cover half of one: use a smaller image"
             text = text if self.outlines else "classes without a patch"
-            findings.append(DataFinding(severity, text, missing))
+            findings.append(DataFinding(severity, text, missing, _KEY))
         return findings
+
+
+def class_shares(
+    shapes: Sequence[Any], labels: Sequence[int], num_classes: int, boxes: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Returns the exact share of each class in the area of each box, (n, ``num_classes``).
+
+    Boxes are divided until one outline covers them all, none touches them, or those near them have
+    few corners; outlines are clipped on the way, so that each box meets only the corners near it.
+
+    Args:
+        shapes: valid polygons of shapely; of those that overlap the smallest counts, of equal ones
+            the later.
+        labels: the class of each; the area of those below 0 has no class.
+        num_classes: labels are below it.
+        boxes: (n, 4): left, top, right and bottom, in the unit of the shapes.
+    """
+    import shapely
+
+    order = np.lexsort((-np.arange(len(shapes)), shapely.area(shapes)))
+    numbers = np.maximum(np.array(labels, int), -1)[order]
+    shares = np.zeros((len(boxes), num_classes + 1))  # the last column is of the label -1
+    stack = [(np.arange(len(boxes)), np.arange(len(shapes)), np.array(shapes, object)[order])]
+    while stack:
+        which, index, parts = stack.pop()
+        (left, top), (right, bottom) = boxes[which, :2].min(0), boxes[which, 2:].max(0)
+        bounds = shapely.bounds(parts)
+        crossing = (bounds[:, :2] < (left, top)).any(1) | (bounds[:, 2:] > (right, bottom)).any(1)
+        clip = shapely.box(left, top, right, bottom)
+        parts = parts.copy()
+        parts[crossing] = shapely.intersection(parts[crossing], clip)
+        areas, whole = shapely.area(parts), (right - left) * (bottom - top)
+        index, parts, areas = index[areas > 0], parts[areas > 0], areas[areas > 0]
+        if not len(parts):
+            continue
+        is_small = shapely.get_num_coordinates(parts).max() <= _FEW_CORNERS
+        if areas[0] >= whole * (1 - 1e-12):
+            shares[which, numbers[index[0]]] = 1
+        elif len(which) == 1 or (len(which) <= _FEW_BOXES and is_small):
+            cells = shapely.box(*boxes[which].T)
+            part, cell = shapely.STRtree(cells).query(parts)  # whose bounds overlap
+            pieces = _disjoint(shapely.intersection(parts[part], cells[cell]), cell)
+            areas = shapely.area(pieces) / shapely.area(cells)[cell]
+            np.add.at(shares, (which[cell], numbers[index[part]]), areas)
+        else:
+            axis = int(bottom - top > right - left)
+            ordered = which[boxes[which, axis].argsort(kind="stable")]
+            groups = np.array_split(ordered, min(len(ordered), _PARTS))
+            stack += [(group, index, parts) for group in groups]
+    return shares[:, :num_classes]
+
+
+def _disjoint(pieces: NDArray[Any], cells: NDArray[np.int_]) -> NDArray[Any]:
+    """Returns what of each piece no earlier one of its cell covers."""
+    import shapely
+
+    later, earlier = shapely.STRtree(pieces).query(pieces)
+    overlaps = (earlier < later) & (cells[earlier] == cells[later])
+    later, earlier = later[overlaps], earlier[overlaps]
+    left: NDArray[Any] = pieces.copy()
+    starts = np.flatnonzero(np.diff(later, prepend=-1))
+    for one, others in zip(later[starts], np.split(earlier, starts[1:]), strict=False):
+        left[one] = shapely.difference(pieces[one], shapely.union_all(pieces[others]))
+    return left

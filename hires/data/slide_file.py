@@ -50,9 +50,8 @@ def levels_of(path: Path, max_pixels: int) -> list[Size]:
     """Returns height and width of each level, the finest first; errors are of the decoders."""
     with closing(_opened(path, 0, max_pixels)) as image:
         levels: list[Size] = image.levels
-    for size in levels[:1]:
-        if max(size) > MAX_SIDE:
-            raise ImageError(f"it has {size[0]} x {size[1]} pixels, and a side may have {MAX_SIDE}")
+    if max(levels[0]) > MAX_SIDE:
+        raise ImageError(f"its sides are {levels[0]} pixels, and one may have {MAX_SIDE}")
     return levels
 
 
@@ -75,14 +74,12 @@ def _opened(path: Path, level: int, max_pixels: int) -> Any:
     if suffix_of(path.name) not in TIFF:
         return OpenSlideLevel(path, level)
     # Imported here: a machine that checks its GPU with torch alone has no tifffile.
-    try:
-        from hires.data.formats.tiff import CodecError, TiffImage
-    except ModuleNotFoundError as error:
-        raise ImageError(f"TIFF slides are read by tifffile ({error}): pip install it") from error
+    from hires.data.formats.tiff import TiffImage
+
     try:
         return TiffImage(path, max_pixels, level)
-    except CodecError:
-        with suppress(ImageError):  # without openslide the error is that of the codec
+    except ImageError:  # it may have the codec that tifffile lacks
+        with suppress(ImageError):
             return OpenSlideLevel(path, level)
         raise
 
@@ -140,10 +137,8 @@ class OpenSlideLevel:
             raise ImageError(f"openslide cannot read it: {error}") from error
         # Its colours are not multiplied by alpha.
         alpha = read[:, :, 3:].astype(np.uint16)
-        made: Pixels = ((read[:, :, :3] * alpha + 255 * (255 - alpha) + 127) // 255).astype(
-            np.uint8
-        )
-        return made
+        seen = (read[:, :, :3] * alpha + 255 * (255 - alpha) + 127) // 255
+        return np.asarray(seen, np.uint8)
 
 
 def _library() -> Any:

@@ -42,14 +42,6 @@ class Outline(NamedTuple):
     """Polygons of shapely, (column, row), valid."""
 
 
-class Annotations(NamedTuple):
-    """What a file says of a slide."""
-
-    outlines: list[Outline]
-    left_out: Counter[str]
-    """How many shapes are no region, by the reason."""
-
-
 def match_slides(keys: Iterable[str], names: Sequence[str], where: str) -> dict[str, str]:
     """Returns the key of each slide: its path, its file's name, or one of these without suffix.
 
@@ -92,31 +84,28 @@ def annotation_files(root: Path, pattern: str) -> dict[str, Path]:
     return found
 
 
-def read_annotations(path: Path, detections: bool = False) -> Annotations:
+def read_annotations(path: Path, detections: bool = False) -> tuple[list[Outline], Counter[str]]:
     """Returns the regions of a GeoJSON or ASAP file, of QuPath's ``detections``, too.
 
-    ConfigError: it is none, or an outline has a corner that is no place on a slide.
+    Behind them stands how many shapes are no region, by the reason. ConfigError: it is no such
+    file, or an outline has a corner that is no place on a slide.
     """
-    made = Annotations([], Counter())
+    outlines, left_out = list[Outline](), Counter[str]()
     try:
         text = read_named(path, MOST_BYTES).lstrip("\ufeff")
         shapes = _asap(text) if path.suffix.lower() == ".xml" else _geojson(text, detections)
         for number, (label, polygons, reason) in enumerate(shapes):
             shape = None if reason else _shape(polygons, number)
             if shape is not None and shape.area > 0 and label:
-                made.outlines.append(Outline(label, shape))
+                outlines.append(Outline(label, shape))
             else:
                 no_area = shape is not None and not shape.area > 0
-                made.left_out[reason or ("without area" if no_area else "without a class")] += 1
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError,
+                left_out[reason or ("without area" if no_area else "without a class")] += 1
+    except (OSError, ValueError, LookupError, TypeError, AttributeError,
             RecursionError, ElementTree.ParseError) as error:  # fmt: skip
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        if isinstance(error, RecursionError):
-            reason = "it is nested too deeply"
-        elif not isinstance(error, (OSError, ValueError)):
-            reason = f"{type(error).__name__}: {reason}"
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise ConfigError(f"the annotations {path} cannot be read: {reason}") from None
-    return made
+    return outlines, left_out
 
 
 _Shapes = Iterator[tuple[str | None, list[Any], str]]

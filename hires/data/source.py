@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from hires.core.config.data_config import DataConfig
 from hires.core.registry import Registry
+from hires.core.units import listed
 from hires.data.georeference import Georeference
 from hires.data.image_fit import Place
 from hires.data.image_format import Size, Span, Window
@@ -36,6 +37,11 @@ class DataFinding:
     text: str
     files: list[str] = field(default_factory=list)
     """The files, relative to the folder, with a reason behind a colon where each has its own."""
+    key: str = "data.path"
+    """Of the config, that decides it."""
+
+    def __str__(self) -> str:
+        return f"{self.text}: {listed(self.files)}" if self.files else self.text
 
 
 SOURCES: Registry[type[Source]] = Registry("data")
@@ -136,7 +142,51 @@ def looked_at(source: Source) -> range:
     return range(0, len(source), max(1, -(-len(source) // LOOKED_AT)))
 
 
-class PartSource(Source):
+class WrappedSource(Source):
+    """Images of another source, by other numbers."""
+
+    def __init__(self, whole: Source) -> None:
+        self.whole = whole
+        self.num_classes, self.class_names = whole.num_classes, whole.class_names
+        self.has_maps, self.ignore = whole.has_maps, whole.ignore
+
+    def index(self, i: int) -> int:
+        """Returns the number of image ``i`` in the whole source."""
+        return i
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def label(self, i: int) -> int:
+        """Returns the class of an image."""
+        return self.whole.label(self.index(i))
+
+    def name(self, i: int) -> str:
+        """Returns what names an image, the same as in the whole source."""
+        return self.whole.name(self.index(i))
+
+    def path(self, i: int) -> str:
+        """Returns the file of an image."""
+        return self.whole.path(self.index(i))
+
+    def check(self, i: int, most_bytes: int) -> int:
+        """Checks an image, as the whole source does."""
+        return self.whole.check(self.index(i), most_bytes)
+
+    def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
+        """Returns a window of an image, (C, h, w)."""
+        return self.whole.window(self.index(i), rows, cols, place)
+
+    def stored(self, i: int) -> tuple[Size, Georeference] | None:
+        """Returns what the whole source does."""
+        return self.whole.stored(self.index(i))
+
+    def target(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Any:
+        """Returns the class of an image or of its pixels, or its labels or numbers."""
+        return self.whole.target(self.index(i), rows, cols, place)
+
+
+class PartSource(WrappedSource):
     """Some images of a source, in its order, perhaps with other numbers for its classes."""
 
     def __init__(
@@ -147,50 +197,35 @@ class PartSource(Source):
         names: Sequence[str] = (),
     ) -> None:
         """``labels`` are the new numbers of the classes, whose ``names`` are in their order."""
-        self.whole = whole
-        self.has_maps, self.ignore = whole.has_maps, whole.ignore
-        self.class_names = whole.class_names if labels is None else tuple(names)
-        self.num_classes = whole.num_classes if labels is None else len(names)
+        super().__init__(whole)
+        if labels is not None:
+            self.num_classes, self.class_names = len(names), tuple(names)
         self._numbers = range(len(whole)) if numbers is None else numbers
         self._labels = None if labels is None else np.array(labels)
 
     def __len__(self) -> int:
         return len(self._numbers)
 
+    def index(self, i: int) -> int:
+        """Returns the number of image ``i`` in the whole source."""
+        return self._numbers[i]
+
     def label(self, i: int) -> int:
         """Returns the class of an image."""
-        label = self.whole.label(self._numbers[i])
+        label = super().label(i)
         return label if self._labels is None else int(self._labels[label])
-
-    def name(self, i: int) -> str:
-        """Returns what names an image, the same as in the whole source."""
-        return self.whole.name(self._numbers[i])
-
-    def path(self, i: int) -> str:
-        """Returns the file of an image."""
-        return self.whole.path(self._numbers[i])
-
-    def check(self, i: int, most_bytes: int) -> int:
-        """Checks an image, as the whole source does."""
-        return self.whole.check(self._numbers[i], most_bytes)
-
-    def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
-        """Returns a window of an image, (C, h, w)."""
-        return self.whole.window(self._numbers[i], rows, cols, place)
-
-    def stored(self, i: int) -> tuple[Size, Georeference] | None:
-        """Returns what the whole source does."""
-        return self.whole.stored(self._numbers[i])
 
     def target(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Any:
         """Returns the class of an image or of its pixels, or its labels or numbers."""
         classes = self.whole.target(self._numbers[i], rows, cols, place)
-        if not self.has_maps and isinstance(classes, int):
-            return self.label(i)
-        if not self.has_maps and self._labels is not None:
-            held, classes = classes, np.zeros(self.num_classes)
-            classes[self._labels] = held
-        elif self._labels is not None:
+        if self._labels is None:
+            return classes
+        if self.has_maps:
             counts = classes != self.ignore
             classes[counts] = self._labels[classes[counts]]
+            return classes
+        if isinstance(classes, int):
+            return int(self._labels[classes])
+        held, classes = classes, np.zeros(self.num_classes)
+        classes[self._labels] = held
         return classes

@@ -176,20 +176,13 @@ def read_rows(
     first = columns[0]
     try:
         text = read_named(path, MOST_BYTES)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        rows = csv.DictReader(text.lstrip("\ufeff").splitlines())
+        names, lines = rows.fieldnames or [], [(rows.line_num, row) for row in rows]
+    except (OSError, ValueError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
             f"{key}={path} cannot be read: {reason}; give a CSV file whose first line "
             f"names {','.join(columns)}"
-        ) from None
-    rows = csv.DictReader(text.lstrip("\ufeff").splitlines())
-    try:
-        names, lines = rows.fieldnames or [], [(rows.line_num, row) for row in rows]
-    except csv.Error as error:
-        most = csv.field_size_limit()
-        raise ConfigError(
-            f"{key}={path}, line {rows.line_num + 1}: {error}; a cell has at most {most} "
-            f"characters, and a quote that is not closed makes one of all that follows"
         ) from None
     if not {*columns} <= {*names}:
         raise ConfigError(

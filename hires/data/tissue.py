@@ -57,10 +57,8 @@ def small_copy(path: Path, levels: Sequence[Size], size: Size, max_pixels: int) 
     def read(rows: Span, cols: Span) -> Pixels:
         return image.read(rows, cols)[:, :, :3]
 
-    made: Pixels = resize(read, image.size, size, (0, size[0]), (0, size[1])) / np.float32(
-        image.peak
-    )
-    return made
+    small = resize(read, image.size, size, (0, size[0]), (0, size[1]))
+    return np.asarray(small / np.float32(image.peak))
 
 
 def tissue_of(small: Pixels) -> NDArray[np.bool_]:
@@ -90,27 +88,24 @@ def otsu(levels: NDArray[np.uint8]) -> int:
     return int(between.argmax())
 
 
-class CellSums:
-    """Sums of a map over rectangles, each in constant time.
+def tissue_shares(
+    cells: Cells, slide: Size, places: Sequence[tuple[int, int]], patch: Size
+) -> NDArray[np.float64]:
+    """Returns the share of tissue below each patch of a slide, from a map of its cells.
 
     Source:
         F. Crow, "Summed-area tables for texture mapping", SIGGRAPH 1984.
     """
-
-    def __init__(self, cells: Cells, slide: Size) -> None:
-        self._sums = np.zeros((cells.shape[0] + 1, cells.shape[1] + 1))
-        self._sums[1:, 1:] = cells.astype(np.float64).cumsum(0).cumsum(1)
-        self._scale = [count / length for count, length in zip(cells.shape, slide, strict=True)]
-
-    def share(self, row: int, col: int, size: Size) -> float:
-        """Returns the mean of the cells below a rectangle of pixels of the slide."""
-        spans = []
-        for start, length, scale, end in zip(
-            (row, col), size, self._scale, self._sums.shape, strict=True
-        ):
-            first = min(int(start * scale + 0.5), end - 2)
-            spans.append((first, min(max(first + 1, int((start + length) * scale + 0.5)), end - 1)))
-        (r0, r1), (c0, c1) = spans
-        s = self._sums
-        total = s[r1, c1] - s[r0, c1] - s[r1, c0] + s[r0, c0]
-        return float(total / ((r1 - r0) * (c1 - c0)))
+    s = np.zeros((cells.shape[0] + 1, cells.shape[1] + 1))
+    s[1:, 1:] = cells.astype(np.float64).cumsum(0).cumsum(1)
+    ends = []
+    for starts, side, num_cells, length in zip(
+        np.reshape(places, (-1, 2)).T, patch, cells.shape, slide, strict=True
+    ):
+        first = (starts * (num_cells / length) + 0.5).astype(int).clip(max=num_cells - 1)
+        last = ((starts + side) * (num_cells / length) + 0.5).astype(int)
+        ends += [first, last.clip(first + 1, num_cells)]
+    r0, r1, c0, c1 = ends
+    total = s[r1, c1] - s[r0, c1] - s[r1, c0] + s[r0, c0]
+    shares: NDArray[np.float64] = total / ((r1 - r0) * (c1 - c0))
+    return shares

@@ -229,7 +229,7 @@ def replica_samples(config: RunConfig, source: Source, step: int, replica: int) 
     """Returns the indices of a replica's images in a step, microbatch after microbatch.
 
     Of images that are changed at random they count on through the epochs
-    (:mod:`hires.data.augmented`).
+    (:mod:`hires.data.opening`).
     """
     share, length = config.batch // config.parallel.replicas, len(source)
     indices = step_images(config, source, step)

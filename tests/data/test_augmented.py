@@ -13,9 +13,8 @@ from PIL import Image
 from hires.core.augmentations import AUGMENTATIONS, ColourChange, in_order
 from hires.core.config.data_config import AugmentConfig
 from hires.core.errors import ConfigError
-from hires.data.augmented import AugmentedSource
 from hires.data.image_fit import nearest_window
-from hires.data.opening import open_data
+from hires.data.opening import AugmentedSource, open_data
 from hires.data.source import Source
 from tests.helpers import reference
 from tests.helpers.layouts import config_of

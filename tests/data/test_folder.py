@@ -47,7 +47,6 @@ REFUSED = [
     ("x" * 300, r"data\.path=.*xxx cannot be listed"),
     ("file", r"data\.path=.* is a file"),
     ([], r"data\.path=.* holds no sub-folders; put the images"),
-    (["1.png"], "holds images but no sub-folders"),
     (["a/x.txt", "b/y.txt"], r"no images below its 2 sub-folders; .*\*\.png"),
     (["a/1.png", "b/y.txt", "c/y.txt"], r"class 'b' and 1 more has no images"),
 ]

@@ -8,7 +8,6 @@ import tifffile
 from PIL import Image
 
 from hires.core.config.data_config import DataConfig
-from hires.data.formats import tiff
 from hires.data.georeference import DOUBLES, KEYS, MATRIX, SCALE, TEXT, TIEPOINT, Georeference
 from hires.data.image_format import open_image
 from hires.data.opening import open_source
@@ -68,18 +67,6 @@ def test_tags_of_geotiff_are_read_and_damaged_ones_left_out(tmp_path, how):
     others = {SCALE: (10.0, np.nan, 0.0), TIEPOINT: (np.inf,) * 6, MATRIX: (1.0,) * 32}
     for damaged in (short, others):
         assert reference(written(tmp_path / "b.tif", damaged, **how)).tags == {}
-
-
-def test_tags_stay_where_only_pillow_can_decode(tmp_path, monkeypatch):
-    # LZW, the usual compression of GeoTIFF, needs imagecodecs.
-    path = written(tmp_path / "a.tif", {**NORTH, KEYS: AREA}, compression="zlib")
-    lacking = {key: value for key, value in tiff.TIFF.DECOMPRESSORS.items() if key != 8}
-
-    class Codecs:
-        DECOMPRESSORS, UNPREDICTORS = lacking, tiff.TIFF.UNPREDICTORS
-
-    monkeypatch.setattr(tiff, "TIFF", Codecs)
-    assert reference(path).tags == {**NORTH, KEYS: AREA}
 
 
 def ome(unit):

@@ -176,9 +176,7 @@ def test_folders_or_a_file_divide_the_images(tmp_path):
     write("cat/1.tif", "cat/2.tif", "dog/3.tif", "dog/4.tif", "dog/5.tif")
     listed = tmp_path / "parts.csv"
     listed.write_text(f'name,split\n"{"a" * 200_000}",train\n')
-    with pytest.raises(ConfigError, match=r"parts\.csv, line 2: field larger than field limit"):
-        part("train", split_file="parts.csv")
-    with pytest.raises(ConfigError, match="a cell has at most 131072 characters, and a quote"):
+    with pytest.raises(ConfigError, match=r"parts\.csv cannot be read: field larger than field"):
         part("train", split_file="parts.csv")
     listed.write_text("name,split\ncat/2.tif,train\ndog/5.tif,train\ndog/3.tif,validation\n")
     assert part("train", split_file="parts.csv") == ["cat/2.tif", "dog/5.tif"]

@@ -9,9 +9,8 @@ from PIL import Image
 from hires.cli.data_keys import resolve_data
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
-from hires.data.augmented import AugmentedSource
 from hires.data.data_check import check_data
-from hires.data.opening import open_data, open_source
+from hires.data.opening import AugmentedSource, open_data, open_source
 from hires.data.start_check import data_findings
 from tests.helpers.layouts import config_of, plan_of
 
@@ -148,7 +147,7 @@ def test_check_counts_classes_and_says_how_far_numbers_spread(folder):
     texts = {one.text: one.files for one in check_data(str(folder), numbers, "images").findings}
     [text] = [text for text in texts if text.startswith("numbers: mean, deviation")]
     assert texts[text][0] == "age: 35.875, 11.1489, 20.5, 50"
-    found = [text for _, _, text in data_findings(numbers) if "deviation" in text]
+    found = [one.text for one in data_findings(numbers) if "deviation" in one.text]
     assert [text.split(" has a deviation")[0] for text in found] == ["age", "weight"]
 
 

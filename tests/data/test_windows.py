@@ -19,13 +19,13 @@ from PIL.PngImagePlugin import PngImageFile
 from hires.core.augmentations import in_order
 from hires.core.config.run_config import from_dict
 from hires.data import image_fit
-from hires.data.augmented import AugmentedSource
 from hires.data.formats import pillow
 from hires.data.formats.tiff import TiffImage
 from hires.data.image_fit import fitted, resize, taps
 from hires.data.make_data import make_data
-from hires.data.opening import PairSource, open_data
+from hires.data.opening import AugmentedSource, PairSource, open_data
 from hires.data.source import SOURCES as REGISTERED
+from hires.data.source import Source
 from tests.helpers.image_files import cifar10_folder
 
 H, W = 70, 53
@@ -216,8 +216,8 @@ def test_window_reads_only_the_pixels_that_it_depends_on():
     random_crop = (100, 90), (30, 30), "random_crop", (0, 10), (5, 9)
     fitted(reader(random_image(100, 90), seen), *random_crop, **place)
 
-    class Large:
-        def window(self, i, rows, cols):
+    class Large(Source):
+        def window(self, i, rows, cols, place=None):
             seen.append((rows, cols))
             edge = np.where(np.arange(*cols) < 41, -2, 2).astype(np.float32)
             return np.broadcast_to(edge, (3, rows[1] - rows[0], len(edge))).copy()

@@ -1,6 +1,4 @@
-"""Decodes whole files with Pillow: PNG, JPEG, BMP, WebP, JPEG 2000, and some TIFF.
-
-Of TIFF those whose compression tifffile lacks.
+"""Decodes whole files with Pillow: PNG, JPEG, BMP, WebP and JPEG 2000.
 
 The images that were used last stay in memory, so a small folder is decoded once. Of 16-bit colours
 Pillow keeps the upper 8 bits; 16-bit grey stays as it is.
@@ -8,10 +6,7 @@ Pillow keeps the upper 8 bits; 16-bit grey stays as it is.
 
 from __future__ import annotations
 
-import os
-import struct
 import threading
-import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,27 +31,22 @@ from hires.data.image_format import (
 CACHE_BYTES = 64 * 2**20
 """Bytes of all decoded images that a process keeps."""
 
-PILLOW_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "JPEG2000", "TIFF")
+PILLOW_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "JPEG2000")
 """Formats that Pillow may read."""
-_LOSSLESS = (
-    "raw", "packbits", "lzma", "zstd", "group3", "group4", "tiff_ccitt", "tiff_lzw", "tiff_deflate",
-    "tiff_adobe_deflate", "tiff_raw_16",
-)  # fmt: skip
-"""Compressions of a TIFF that keep every pixel, as Pillow names them."""
-CONVERTED = {"1": "L", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB"}
+CONVERTED = {"1": "L", "PA": "RGBA", "CMYK": "RGB"}
 """Modes of Pillow that are converted first, and to which."""
-_SAMPLE_BITS = {"I": 32, "F": 32, "I;16": 16, "I;16B": 16, "I;16L": 16, "I;16N": 16}
+_SAMPLE_BITS = {"I": 32, "I;16": 16}
 """Of modes whose samples have more than 8 bits."""
 _NAMES = {
     "1": "grey", "L": "grey", "I": "grey", "LA": "grey+alpha", "P": "palette",
-    "PA": "palette+alpha", "RGBA": "RGB+alpha", "RGBX": "RGB+1", "YCbCr": "RGB",
+    "PA": "palette+alpha", "RGBA": "RGB+alpha",
 }  # fmt: skip
 """Mode of Pillow -> its colours in words, where they are called otherwise."""
 _ENDS = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}
 """Last bytes of a complete file; zeros and line ends may follow."""
 _NO_DPI = (72, 72)
 """What Pillow, and many a camera, says of an image whose pixels have no size."""
-COLOURS = {"L": 1, "LA": 1, "RGB": 3, "RGBA": 3, "RGBX": 3}
+COLOURS = {"L": 1, "LA": 1, "RGB": 3, "RGBA": 3}
 
 
 @dataclass
@@ -116,11 +106,10 @@ def _facts_of(image: Image.Image, path: Path) -> ImageFacts:
     if image.format == "PNG":
         with path.open("rb") as file:
             bits = file.read(25)[24]  # after signature, length, IHDR, width and height
-    tagged = "exif" in image.info or image.format == "TIFF"  # else Pillow decodes a PNG for it
+    tagged = "exif" in image.info  # else Pillow decodes a PNG for it
     rotated = tagged and image.getexif().get(ORIENTATION, 1) not in (0, 1)
     colours = _NAMES.get(image.mode.partition(";")[0], image.mode)
-    coded = str(image.info.get("compression") if image.format == "TIFF" else image.format)
-    lossy = "" if coded in ("PNG", "BMP", *_LOSSLESS) else coded
+    lossy = "" if image.format in ("PNG", "BMP") else str(image.format)
     others = getattr(image, "n_frames", 1) - 1 if image.format in ("PNG", "WEBP") else 0
     # Pillow has several samples as 4 bytes a pixel; they are written into pieces, then into one.
     mode, pixels = _mode_of(image), image.width * image.height
@@ -146,10 +135,6 @@ def pixels_of(path: Path, as_stored: bool = False) -> Pixels:
     if pixels is None:
         with opened(path) as image:
             image.load()
-            if image.format == "PNG":
-                _check_rows(image, path)
-            if not as_stored:
-                _check_palette(image)
             mode = image.mode if as_stored else _mode_of(image)
             pixels = np.asarray(image if mode == image.mode else image.convert(mode))
         pixels = pixels.astype(np.uint16) if not as_stored and mode.startswith("I") else pixels
@@ -160,46 +145,6 @@ def pixels_of(path: Path, as_stored: bool = False) -> Pixels:
         while sum(kept.nbytes for kept in _kept.values()) > CACHE_BYTES:
             _kept.popitem(last=False)
     return pixels
-
-
-def _check_rows(image: Image.Image, path: Path) -> None:
-    """Raises a ValueError where a PNG lacks rows, which Pillow leaves black."""
-    # So only a last row of zeros is worth a second reading; an interlaced file has others first.
-    is_sure = not image.info.get("interlace") and np.asarray(image)[-1].any()
-    if not is_sure and (missing := _missing_bytes(path)):
-        raise ValueError(f"its pixels are cut off, {missing} bytes short")
-
-
-def _check_palette(image: Image.Image) -> None:
-    """Raises a ValueError where pixels have colours that the palette lacks."""
-    entries = 0 if image.palette is None else len(image.palette.palette) // 3
-    if image.mode == "P" and (most := int(np.asarray(image).max())) >= entries:
-        raise ValueError(f"its pixels have colour {most} of a palette of {entries}")
-
-
-def _missing_bytes(path: Path) -> int:
-    """Returns how many bytes of its pixels a PNG lacks."""
-    with path.open("rb") as file:
-        file.seek(16)  # behind the signature, and length and name of the first chunk
-        width, height, bits, colours, _, _, passes = struct.unpack(">IIBBBBB", file.read(13))
-        file.seek(4, os.SEEK_CUR)  # its check sum
-        bits *= {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colours]  # of a pixel
-        # A row is a byte that names its filter, and its pixels.
-        parts = _ADAM7 if passes else ((0, 0, 1, 1),)
-        sizes = [(-(-(height - y) // dy), -(-(width - x) // dx)) for x, y, dx, dy in parts]
-        missing: int = sum(h * (1 + -(-w * bits // 8)) for h, w in sizes if h > 0 and w > 0)
-        inflate = zlib.decompressobj()
-        while missing and (head := file.read(8)):
-            length, name = struct.unpack(">I4s", head)
-            body = file.read(length + 4)[:length]
-            if name == b"IDAT":
-                missing -= len(inflate.decompress(body, missing))
-    return missing
-
-
-_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2),
-          (0, 1, 1, 2))  # fmt: skip
-"""First column and row, and the steps, of the passes of an interlaced PNG (its section 8.2)."""
 
 
 def _mode_of(image: Image.Image) -> str:

@@ -15,47 +15,33 @@ lines of ``_decoded``.
 from __future__ import annotations
 
 import itertools
-import logging
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from tifffile import PHOTOMETRIC, TIFF, TiffFile, TiffPage
 
-from hires.data.formats.pillow import WholeImage, open_whole
 from hires.data.georeference import tiff_georeference
 from hires.data.image_format import (
     FORMATS,
     ORIENTATION,
     ImageError,
     ImageFacts,
-    ImageFile,
     Pixels,
     Size,
     Span,
     check_claim,
 )
 
-log = logging.getLogger(__name__)
-
-COLOURS: dict[int, int] = {
-    PHOTOMETRIC.MINISWHITE: 1,
-    PHOTOMETRIC.MINISBLACK: 1,
-    PHOTOMETRIC.RGB: 3,
-    PHOTOMETRIC.PALETTE: 3,
-    PHOTOMETRIC.SEPARATED: 3,
-    PHOTOMETRIC.YCBCR: 3,  # only inside JPEG, whose decoder returns RGB
+_COLOURS: dict[int, tuple[str, int, int]] = {
+    PHOTOMETRIC.MINISWHITE: ("grey", 1, 1),
+    PHOTOMETRIC.MINISBLACK: ("grey", 1, 1),
+    PHOTOMETRIC.RGB: ("RGB", 3, 3),
+    PHOTOMETRIC.PALETTE: ("palette", 1, 3),
+    PHOTOMETRIC.SEPARATED: ("CMYK", 4, 3),
+    PHOTOMETRIC.YCBCR: ("RGB", 3, 3),  # only inside JPEG, whose decoder returns RGB
 }
-_STORED: dict[int, tuple[str, int]] = {
-    PHOTOMETRIC.MINISWHITE: ("grey", 1),
-    PHOTOMETRIC.MINISBLACK: ("grey", 1),
-    PHOTOMETRIC.RGB: ("RGB", 3),
-    PHOTOMETRIC.PALETTE: ("palette", 1),
-    PHOTOMETRIC.SEPARATED: ("CMYK", 4),
-    PHOTOMETRIC.YCBCR: ("RGB", 3),
-}
-"""Colours in words, and the samples that they take in the file."""
+"""Colours in words, the samples that they take in the file, and colours that are read."""
 JPEG = (6, 7)
 _LOSSLESS = (1, 2, 3, 4, 5, 8, 32773, 32946, 34925, 34926, 50000)
 """Compressions that keep every pixel: fax, LZW, deflate, PackBits, LZMA, Zstandard."""
@@ -68,37 +54,9 @@ _ALIKE = ("is_tiled", "samplesperpixel", "dtype", "photometric")
 _MIN_TILE = 256
 """Pixels; the format asks for sides of 16, and a file of single pixels would take hours."""
 
-_warned: set[str] = set()
-
-
-class CodecError(ImageError):
-    """tifffile cannot decode the file by itself; Pillow may decode it as a whole."""
-
 
 @FORMATS.register(".tiff")
 @FORMATS.register(".tif")
-def open_tiff(path: Path, max_pixels: int) -> ImageFile:
-    """Opens a TIFF file; one that only Pillow can decode is read as a whole, with a warning."""
-    try:
-        return TiffImage(path, max_pixels)
-    except CodecError as error:
-        reason = error
-    try:
-        image = open_whole(path, max_pixels)
-        assert isinstance(image, WholeImage)
-        with TiffFile(path) as file:
-            reference = tiff_georeference(file, file.pages.first)
-        image.facts = replace(image.facts, reference=reference)
-    except ImageError:
-        raise
-    except Exception as error:
-        raise reason from error
-    if str(reason) not in _warned:
-        log.warning("%s is decoded as a whole, not only its window: %s", path, reason)
-        _warned.add(str(reason))
-    return image
-
-
 class TiffImage:
     """The image of an open TIFF file, or a coarser level of it."""
 
@@ -114,7 +72,7 @@ class TiffImage:
             self._page = page
             if any(getattr(one, name) != getattr(page, name) for one in levels for name in _ALIKE):
                 raise ImageError("its channels are pages that differ; save them as samples of one")
-            _check_readable(page, is_alone=len(levels) == 1 and page.index == 0)
+            _check_readable(page)
             kept = page.compression in _LOSSLESS
             self._lossy = "" if kept else str(getattr(page.compression, "name", page.compression))
             # What lies uncompressed in one piece is mapped.
@@ -126,9 +84,11 @@ class TiffImage:
             self._file.close()
             raise
         self.size: Size = (page.imagelength, page.imagewidth)
-        self.colours = COLOURS[page.photometric]
+        self.colours = _COLOURS[page.photometric][2]
         if page.photometric in (PHOTOMETRIC.MINISWHITE, PHOTOMETRIC.MINISBLACK, PHOTOMETRIC.RGB):
-            self.colours = _num_colours(page, len(self._pages))
+            # Other samples than alpha are colours, bands as of a satellite, or channels.
+            alpha = sum(kind in (1, 2) for kind in page.extrasamples)
+            self.colours = len(self._pages) * page.samplesperpixel - alpha
         self._stored_peak = 1.0 if page.sampleformat == 3 else float(2**page.bitspersample - 1)
         self.peak = self._stored_peak
         if page.photometric == PHOTOMETRIC.PALETTE:  # some writers leave the upper 8 bits out
@@ -149,11 +109,10 @@ class TiffImage:
     def facts(self) -> ImageFacts:
         """What the header says."""
         page = self._page
-        colours, samples = _STORED[page.photometric]
+        colours, samples, _ = _COLOURS[page.photometric]
         if more := page.samplesperpixel - samples:
-            colours += (
-                "+alpha" if more == 1 and page.extrasamples[-1:] in ((1,), (2,)) else f"+{more}"
-            )
+            is_alpha = more == 1 and page.extrasamples[-1:] in ((1,), (2,))
+            colours += "+alpha" if is_alpha else f"+{more}"
         if len(self._pages) > 1:
             colours = f"{self.colours} channels"
         tag, band = page.tags.get(ORIENTATION), self._segment_size[0]
@@ -337,14 +296,9 @@ def _levels(file: TiffFile, finest: TiffPage) -> list[TiffPage]:
     return found
 
 
-def _num_colours(page: TiffPage, num_pages: int = 1) -> int:
-    # Other samples than alpha are colours, bands as of a satellite, or channels.
-    return num_pages * page.samplesperpixel - sum(kind in (1, 2) for kind in page.extrasamples)
-
-
-def _check_readable(page: TiffPage, is_alone: bool) -> None:
+def _check_readable(page: TiffPage) -> None:
     ycbcr = page.photometric == PHOTOMETRIC.YCBCR and page.compression not in JPEG
-    if page.photometric not in COLOURS or ycbcr:
+    if page.photometric not in _COLOURS or ycbcr:
         name = getattr(page.photometric, "name", page.photometric)
         raise ImageError(f"its colours are stored as {name}; convert it to RGB or grey")
     if page.dtype is None or page.sampleformat not in (1, 3) or 0 in page.shaped:
@@ -363,9 +317,7 @@ def _check_readable(page: TiffPage, is_alone: bool) -> None:
         TIFF.UNPREDICTORS[page.predictor]
     except KeyError as error:
         name = getattr(page.compression, "name", page.compression)
-        # Pillow would drop bits or bands, or read the first page alone.
-        drops = page.bitspersample > 8 or _num_colours(page) > _STORED[page.photometric][1]
-        raise (CodecError if is_alone and not drops else ImageError)(
+        raise ImageError(
             f"its compression is {name}, which needs `pip install imagecodecs`; or save it with "
             f"deflate (zlib) compression"
         ) from error

@@ -19,6 +19,7 @@ import numpy as np
 
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError, RunError
+from hires.core.units import listed
 from hires.data.georeference import Georeference
 from hires.data.image_fit import Place, fitted
 from hires.data.image_format import (
@@ -67,7 +68,7 @@ def scan(path: str | None, data: str = "folder") -> FolderIndex:
         ConfigError: the folder is missing, or has no classes or no images.
     """
     images, ignored = listing(path, data)
-    check_classes(Path(path or "").expanduser(), data, images, ignored)
+    check_classes(Path(path or "").expanduser(), data, images)
     paths = tuple(itertools.chain(*images.values()))
     if ignored:
         log.info("%s: %d files that are no images are ignored", path, len(ignored))
@@ -81,36 +82,37 @@ def listing(path: str | None, data: str = "folder") -> tuple[dict[str, list[str]
     Raises:
         ConfigError: the folder is missing or cannot be listed.
     """
-    contents = CONTENTS[data]
-    if not path:
-        raise ConfigError(f"data={data} needs data.path=FOLDER, a folder with {contents}")
-    root = Path(path).expanduser()
-    try:
-        _check_there(root, path, contents)
+    with listed_folder(path, data, CONTENTS[data]) as root:
         folders = {"images": root}
         if data == "folder":
             entries = sorted(filter(lambda entry: _visible(entry.name), root.iterdir()))
             folders = {entry.name: entry for entry in entries if entry.is_dir()}
         files = {name: visible_files(folder) for name, folder in folders.items()}
-    except OSError as error:
-        raise ConfigError(
-            f"data.path={path}: {error.filename or path} cannot be listed ({error.strerror}); "
-            f"make it readable"
-        ) from error
     images = {name: [*filter(_is_image, paths)] for name, paths in files.items()}
     others = [file for paths in files.values() for file in paths if not _is_image(file)]
     return images, others
 
 
-def _check_there(root: Path, path: str, contents: str) -> None:
-    fault = ""
-    if not root.exists():
-        make = f"`hires data make {path}`"
-        fault = f"does not exist; give a folder with {contents}, or write one with {make}"
-    elif not root.is_dir():
-        fault = f"is a file; give the folder that holds {contents}"
-    if fault:
-        raise ConfigError(f"data.path={path} {fault}")
+@contextmanager
+def listed_folder(path: str | None, data: str, contents: str) -> Iterator[Path]:
+    """Yields the folder ``data.path``; ConfigError: it is none, or cannot be listed."""
+    if not path:
+        raise ConfigError(f"data={data} needs data.path=FOLDER, a folder with {contents}")
+    root = Path(path).expanduser()
+    try:
+        if not root.exists():
+            raise ConfigError(
+                f"data.path={path} does not exist; give a folder with {contents}, or write one "
+                f"with `hires data make {path}`"
+            )
+        if not root.is_dir():
+            raise ConfigError(f"data.path={path} is a file; give the folder that holds {contents}")
+        yield root
+    except OSError as error:
+        raise ConfigError(
+            f"data.path={path}: {error.filename or path} cannot be listed ({error.strerror}); "
+            f"make it readable"
+        ) from error
 
 
 def visible_files(folder: Path) -> list[str]:
@@ -126,30 +128,24 @@ def visible_files(folder: Path) -> list[str]:
     return found
 
 
-def check_classes(
-    root: Path, data: str, images: dict[str, list[str]], others: Sequence[str] = ()
-) -> None:
-    """Raises a ConfigError if there are no classes, or a class has no images but ``others``."""
+def check_classes(root: Path, data: str, images: dict[str, list[str]]) -> None:
+    """Raises a ConfigError if there are no classes, or a class has no images."""
     patterns = ", ".join(f"*{suffix}" for suffix in FORMATS)
     if not images:
-        loose = any(_is_image(entry.name) for entry in root.iterdir())
         raise ConfigError(
-            f"data.path={root} holds {'images but ' if loose else ''}no sub-folders; put the "
-            f"images of each class into a sub-folder named after the class"
+            f"data.path={root} holds no sub-folders; put the images of each class into a "
+            f"sub-folder named after the class"
         )
     empty = [name for name, paths in images.items() if not paths]
     if len(empty) == len(images):
         below = "" if data == "pairs" else f" below its {len(images)} sub-folders"
-        kinds = sorted({suffix_of(Path(file).name) for file in others} - {""})
-        unread = f"it has files named *{', *'.join(kinds)}, but " if kinds else ""
         raise ConfigError(
-            f"data.path={root} holds no images{below}; {unread}images are files named {patterns}"
+            f"data.path={root} holds no images{below}; images are files named {patterns}"
         )
     if empty:
-        more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
         raise ConfigError(
-            f"data.path={root}: the class {empty[0]!r}{more} has no images; add some "
-            f"({patterns}) or remove the sub-folder"
+            f"data.path={root}: the class {listed(list(map(repr, empty)), 1)} has no images; add "
+            f"some ({patterns}) or remove the sub-folder"
         )
 
 

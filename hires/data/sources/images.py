@@ -85,10 +85,8 @@ def _named(
             f"paths, names or names without suffix, and take out those that are not there"
         )
     paths = tuple(image for name, image in names.items() if name in keys)
-    return (
-        replace(index, paths=paths, labels=(0,) * len(paths)),
-        [keys[name] for name in names if name in keys],
-    )
+    index = replace(index, paths=paths, labels=(0,) * len(paths))
+    return index, [keys[name] for name in names if name in keys]
 
 
 def _rows(

@@ -10,7 +10,7 @@ a pixel, in a compression that keeps it. ``data.values`` are the values of the c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError
+from hires.core.units import listed
 from hires.data.image_fit import Place, ReadWindow, crop, nearest_window
 from hires.data.image_format import (
     FORMATS,
@@ -32,7 +33,13 @@ from hires.data.image_format import (
 )
 from hires.data.slide_file import TIFF
 from hires.data.source import SOURCES, Source
-from hires.data.sources.folder import FolderIndex, FolderSource, naming, visible_files
+from hires.data.sources.folder import (
+    FolderIndex,
+    FolderSource,
+    listed_folder,
+    naming,
+    visible_files,
+)
 from hires.data.splits import own_parts, part_of
 
 Labels = NDArray[np.int64]
@@ -43,19 +50,9 @@ _MODES = ("1", "L", "P", "I", "I;16", "I;16B")
 
 def mask_pairs(data: DataConfig, path: str | None) -> tuple[FolderIndex, tuple[str, ...]]:
     """Returns the images of a folder, and the label map of each; ConfigError: one is missing."""
-    if not path:
-        raise ConfigError(
-            f"data=masks needs data.path=FOLDER, with images in {data.images} and their label maps "
-            f"in {data.masks}"
-        )
-    root = Path(path).expanduser()
-    try:
+    contents = f"images in {data.images} and their label maps in {data.masks}"
+    with listed_folder(path, "masks", contents) as root:
         files = [str(Path(file).relative_to(root)) for file in visible_files(root)]
-    except OSError as error:
-        raise ConfigError(
-            f"data.path={path}: {error.filename or path} cannot be listed ({error.strerror}); give "
-            f"a readable folder"
-        ) from error
     files = [file for file in files if suffix_of(Path(file).name) in FORMATS]
     images, masks = _by_name(data.images, files), _by_name(data.masks, files)
     if not images and data.split_file is None and (parts := own_parts(path)):
@@ -70,13 +67,12 @@ def mask_pairs(data: DataConfig, path: str | None) -> tuple[FolderIndex, tuple[s
         )
     alone = [name for name in images if name not in masks]
     if alone:
-        more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
         raise ConfigError(
-            f"data.path={path}: the image {images[alone[0]]}{more} has no label map "
-            f"{data.masks.replace('*', alone[0])}; add it, or set data.masks"
+            f"data.path={path}: the image {listed([images[name] for name in alone], 1)} has no "
+            f"label map {data.masks.replace('*', alone[0])}; add it, or set data.masks"
         )
     paths = tuple(str(root / images[name]) for name in images)
-    index = FolderIndex(("images",), paths, (0,) * len(paths), path)
+    index = FolderIndex(("images",), paths, (0,) * len(paths), str(root))
     return index, tuple(str(root / masks[name]) for name in images)
 
 
@@ -105,7 +101,13 @@ class MaskSource(FolderSource):
         index, self._masks = mask_pairs(data, path)
         super().__init__(index, data, size, channels)
         if data.classes is None and data.values is None:
-            raise ConfigError(_classes_missing(self._masks[0], data))
+            with naming(Path(self._masks[0]), data):
+                size = mask_size(self._masks[0], data.max_pixels)
+                stored = _stored(self._masks[0], data.max_pixels, (0, size[0]), (0, size[1]))
+            raise ConfigError(
+                f"data=masks needs data.classes=NUMBER, or data.values=[...] with the value of "
+                f"each class; {self._masks[0]} alone has the values {_values_in(stored)}"
+            )
         self.num_classes = data.num_classes
         self.class_names = tuple(map(str, range(data.num_classes)))
         self.ignore = data.ignore
@@ -198,9 +200,7 @@ def mask_size(path: str, max_pixels: int) -> Size:
         )
     if suffix_of(Path(path).name) in TIFF:
         return size
-    from hires.data.formats.pillow import (
-        opened,  # Pillow, which ranks without label maps do not need
-    )
+    from hires.data.formats.pillow import opened  # ranks without label maps need no Pillow
 
     with opened(Path(path)) as stored:
         if stored.mode not in _MODES:
@@ -229,45 +229,18 @@ def labels_of(
     if data.ignore is not None:
         wrong &= labels != data.ignore
     if wrong.any():
-        raise ImageError(_wrong_values(stored, int(stored[wrong].max()), data))
+        value = int(stored[wrong].max())
+        known = f"data.values={data.values}" if data.values else f"data.classes={data.classes}"
+        raise ImageError(
+            f"it holds the value {value}, which is none of {known}; it has the values "
+            f"{_values_in(stored)}: name those of the classes in data.values, and with data.ignore="
+            f"{value} that of pixels without a label"
+        )
     return labels
 
 
-def _wrong_values(stored: NDArray[Any], value: int, data: DataConfig) -> str:
-    if data.values is not None:
-        return (
-            f"it holds the value {value}, which is not in data.values={data.values}; add it there, "
-            f"or use data.ignore={value} if it means no label"
-        )
-    return (
-        f"it holds the class {value}, and data.classes={data.classes}; use "
-        f"{keys_of(np.unique(stored).tolist(), data, value)}"
-    )
-
-
-def keys_of(values: Iterable[int], data: DataConfig, wrong: int | None = None) -> str:
-    """Returns the keys that fit the values of label maps, of which one may be ``wrong``."""
-    held = sorted({*values} - {data.ignore}) or [0]
-    num, top = len(held), held[-1]
-    keys = [f"data.classes={top + 1}"]
-    ignore = [] if wrong is None else [f"data.ignore={wrong} if it means no label"]
-    each = f"'data.values=[{','.join(map(str, held))}]' if each of these is a class"
-    if top + 1 > 2 * num > 2:  # as 0 and 255
-        keys = [each]
-        if num > 2 and held[:-1] == [*range(num - 1)] and data.ignore is None:
-            keys = [f"data.classes={num - 1} data.ignore={top} if {top} means no label", each]
-            ignore = []
-    elif num > 1 and held == [*range(1, num + 1)] and data.classes in (None, num):
-        keys = [each, f"{keys[0]} if there is a class 0, too"]
-    return ", or ".join([*keys, *ignore])
-
-
-def _classes_missing(mask: str, data: DataConfig) -> str:
-    with naming(Path(mask), data):
-        size = mask_size(mask, data.max_pixels)
-        stored = _stored(mask, data.max_pixels, (0, size[0]), (0, size[1]))
-        keys = keys_of(np.unique(stored).tolist(), data)
-    return f"data=masks needs data.classes=NUMBER; by the values of {mask} alone, {keys}"
+def _values_in(stored: NDArray[Any]) -> str:
+    return listed([str(value) for value in np.unique(stored).tolist()], 16)
 
 
 def _stored(path: str, max_pixels: int, rows: Span, cols: Span) -> NDArray[Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ import numpy as np
 from hires.core.config.data_config import DataConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store.cache import cached, keep, key_of
+from hires.core.store.file_names import is_file
 from hires.data import slide_labels, tissue
 from hires.data.georeference import Georeference
 from hires.data.image_fit import Place, fitted
@@ -41,7 +42,7 @@ from hires.data.image_format import (
 from hires.data.slide_classes import SlideClasses
 from hires.data.slide_file import SUFFIXES, levels_of, slide_level
 from hires.data.source import ERROR, NOTE, SOURCES, DataFinding, Source
-from hires.data.sources.folder import naming, to_channels, visible_files
+from hires.data.sources.folder import listed_folder, naming, to_channels, visible_files
 from hires.data.splits import part_of
 
 log = logging.getLogger(__name__)
@@ -59,15 +60,11 @@ class Patch(NamedTuple):
 
 def slide_files(data: DataConfig, path: str | None) -> list[str]:
     """Returns the slides of a folder, or a single one; ConfigError: there are none."""
-    if not path:
-        raise ConfigError("data=slide needs data.path, a slide or a folder of slides")
-    root = Path(path).expanduser()
-    if not root.exists():
-        raise ConfigError(f"data.path={path} does not exist; give a slide or a folder of slides")
-    try:
-        files = visible_files(root) if root.is_dir() else [str(root)]
-    except OSError as error:
-        raise ConfigError(f"data.path={path} cannot be listed: {error.strerror}") from None
+    if path and is_file(Path(path).expanduser()):
+        files = [str(Path(path).expanduser())]
+    else:
+        with listed_folder(path, "slide", "slides") as root:
+            files = visible_files(root)
     files = [file for file in files if suffix_of(Path(file).name) in SUFFIXES]
     if not files:
         raise ConfigError(
@@ -170,9 +167,8 @@ class SlideSource(Source):
             if wrong := [one for one in self.findings() if one.severity == ERROR]:
                 raise ConfigError(f"data=slide: {wrong[0].text}: {', '.join(wrong[0].files)}")
             raise ConfigError(
-                f"data=slide: no patch of {self._size[0]} x {self._size[1]} pixels in "
-                f"{len(self._kept)} slides is one to learn from; lower data.tissue="
-                f"{self._data.tissue:g}, or use another data.level"
+                f"data=slide: no patch of {self._size[0]} x {self._size[1]} pixels is one to learn "
+                f"from; lower data.tissue={self._data.tissue:g}, or use another data.level"
             )
         return made
 
@@ -269,12 +265,10 @@ class SlideSource(Source):
         packed = np.frombuffer(bytes.fromhex(held), np.uint8)
         bits = np.unpackbits(packed, count=cells[0] * cells[1])
         if bits.all() or not bits.any():
-            what = (
-                "all of it is tissue: no glass was found" if bits.all() else "no tissue was found"
-            )
-            self._classes.note(number, NOTE, f"{what} (data.tissue=0 takes all patches)")
-        sums = tissue.CellSums(bits.reshape(cells), slide)
-        return [(r, c) for r, c in places if sums.share(r, c, self._size) >= data.tissue]
+            what = "all of it is tissue: no glass" if bits.all() else "no tissue"
+            self._classes.note(number, NOTE, f"{what} was found (data.tissue=0 takes all patches)")
+        shares = tissue.tissue_shares(bits.reshape(cells), slide, places, self._size)
+        return [one for one, share in zip(places, shares, strict=True) if share >= data.tissue]
 
     def findings(self) -> list[DataFinding]:
         """Returns what stands out in the labels and in the slides whose patches were asked for."""
@@ -313,16 +307,10 @@ class SlideSource(Source):
     def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
         """Returns a window of an image, (C, h, w); only regions are changed by ``data.fit``."""
         check_window(rows, cols, self._size)
-        patch = self.patches[i]
-
-        def read(rows: Span, cols: Span) -> Pixels:
-            return self._read(i, rows, cols)
-
-        image = self._image(i)
-        grey = image.peak / 2
-        sizes = patch.size, self._size
-        pixels = fitted(read, *sizes, self._data.fit, rows, cols, fill=grey, place=place)
-        return normalised(pixels, image.peak, self._channels)
+        read, sizes = partial(self._read, i), (self.patches[i].size, self._size)
+        peak = self._image(i).peak
+        pixels = fitted(read, *sizes, self._data.fit, rows, cols, fill=peak / 2, place=place)
+        return normalised(pixels, peak, self._channels)
 
     def _image(self, i: int) -> ImageFile:
         path = Path(self._files[self.patches[i].slide])
@@ -332,11 +320,11 @@ class SlideSource(Source):
     def _read(self, i: int, rows: Span, cols: Span) -> Pixels:
         patch, image = self.patches[i], self._image(i)
         with naming(Path(self._files[patch.slide]), self._data):
-            spans = [
-                (start + span[0], start + span[1])
-                for start, span in zip((patch.row, patch.col), (rows, cols), strict=True)
-            ]
-            return to_channels(image.read(*spans), image.colours, self._channels, self._data.bands)
+            down, right = patch.row, patch.col
+            pixels = image.read(
+                (down + rows[0], down + rows[1]), (right + cols[0], right + cols[1])
+            )
+            return to_channels(pixels, image.colours, self._channels, self._data.bands)
 
     def classes(self) -> Counter[str]:
         """Returns how many images there are of each class."""

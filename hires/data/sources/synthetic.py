@@ -1,4 +1,4 @@
-"""Draws the images of ``data=synthetic``, ``data=textures`` and ``hires data make``.
+"""Draws the images of ``data=synthetic``, ``textures`` and ``hard``, and ``hires data make``.
 
 A class has a colour, and stripes or a weave of its own direction and width, which can be seen in
 any window of any size; an image of the class varies their phase, direction, width and brightness
@@ -69,6 +69,40 @@ class SyntheticSource(Source):
         label, channels = self.label(i), self._channels
         drawn = draw(label, channels, self._size, rows, cols, seed=self._seed, index=i)
         return normalised(drawn.transpose(1, 2, 0), 1.0, channels)
+
+
+@SOURCES.register("hard")
+class OverlappingSource(SyntheticSource):
+    """Images that no network classifies without errors.
+
+    A class is a direction of stripes; an image of it turns them by up to ``OVERLAP`` of half the
+    distance to the next class. Colour, width, brightness and strong noise say nothing of the class.
+
+        class 0   |--------|
+        class 1         |--------|        directions; in the overlap half of the answers are wrong
+        class 2               |--------|
+
+    The best answers are right for 1 / OVERLAP of the images: differences between precisions then
+    show in the share of right answers, as they do not where every answer is right.
+    """
+
+    OVERLAP = 1.2
+    STRIPES, BRIGHTNESS, NOISE = 0.16, 0.06, 0.24
+    """How far each moves a value away from 0.5; together less than 0.5."""
+    PERIODS = 5.0, 11.0
+
+    def window(self, i: int, rows: Span, cols: Span, place: Place | None = None) -> Window:
+        """Returns a window of an image, (C, h, w); no other pixel is computed."""
+        check_window(rows, cols, self._size)
+        random = np.random.Generator(np.random.PCG64([self._seed, 1, i]))
+        turn = 0.5 * self.OVERLAP * random.uniform(-1, 1)
+        angle = np.pi * (self.label(i) + turn) / self.num_classes
+        wave = random.uniform(*self.PERIODS), random.uniform(0, 2 * np.pi), self._size, rows, cols
+        plane = np.float32(self.STRIPES) * waves(angle, *wave)
+        plane += noise(random, self._size, rows, cols, self.NOISE)
+        tints = self.BRIGHTNESS * random.uniform(-1, 1, self._channels)
+        drawn = plane[..., None] + np.asarray(0.5 + tints, np.float32)
+        return normalised(drawn, 1.0, self._channels)
 
 
 def class_name(label: int, num_classes: int) -> str:
