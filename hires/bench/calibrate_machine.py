@@ -20,7 +20,6 @@ import logging
 import re
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import resources
@@ -31,8 +30,8 @@ import yaml
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hires.bench.bench_main import Result, result_of
 from hires.bench.bench_rows import BenchRow, planned
-from hires.bench.bench_tables import BenchTable, Result
 from hires.bench.calibration_times import typical
 from hires.bench.start_ranks import run_ranks
 from hires.core.config.fields import build
@@ -47,7 +46,6 @@ from hires.plan.simulation.machine_calibration import (
     Links,
     Overheads,
     Sample,
-    calibration_from,
     keep_calibration,
     load_calibration,
     this_machine,
@@ -77,7 +75,6 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "border": lambda x: F.pad(x, (1, 1, 1, 1)),
 }
 SECONDS = 50.0  # for the steps that are timed, at the most
-PHASES = ("inference", "forward", "backward")
 MOST_RANKS = 32  # of all cores busy: so many fill the memory's bandwidth
 JOBS = "hires.bench.calibration_times"
 log = logging.getLogger(__name__)
@@ -118,7 +115,9 @@ def measure(task: Mapping[str, Any]) -> Iterator[Result]:
     path = keep_calibration(calibration)
     where = "nowhere: HIRES_CACHE=off" if path is None else str(path)
     seconds = round(time.monotonic() - begin_s, 1)
-    yield {"calibration": calibration.to_dict(), "kept": where, "seconds": seconds}
+    facts = [*speed_facts(calibration), f"kept: {where}, after {seconds:.0f} s"]
+    found = {"calibration": calibration.to_dict(), "kept": where, "seconds": seconds}
+    yield {**result_of({}, facts), **found}
 
 
 def _measured(
@@ -185,29 +184,20 @@ def _amount(work: NodeWork) -> float:
     return amount * (BACK if work.back and work.input_grad else 1)
 
 
-def tables(result: Result) -> list[BenchTable]:
-    """Returns the speed of operators by class, and the links."""
-    calibration = calibration_from(result["calibration"])
-    phases = [f"{phase}{end}" for end in ("", ", busy") for phase in PHASES]
-    rates: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for work, ranks, seconds in calibration.samples:
-        phase = work.phase + ", busy" * (ranks > 1)
-        rates[work.family, work.dtype][phase].append(_amount(work) / seconds / 1e9)
-    rows = []
-    for (family, dtype), found in sorted(rates.items()):
-        unit = "GFLOP/s" if family in ARITHMETIC else "GB/s"
-        speeds = {n: f"{statistics.median(found[n]):.3g}" if n in found else "-" for n in phases}
-        rows.append({"operators": family, "type": dtype, "unit": unit, **speeds})
-    links, gigas = calibration.links, [calibration.bytes_per_s, calibration.busy_bytes_per_s]
-    gigas += [links.bytes_per_s, links.reduce_bytes_per_s]
-    alone, busy, link, sums = (f"{rate / 1e9:.2f} GB/s" for rate in gigas)
-    note = (
-        f"Medians over sizes, one core; busy: all cores compute. Memory: {alone} of a core alone, "
-        f"{busy} of each of all cores.\nLinks between two ranks: {links.latency_s * 1e6:.0f} us, "
-        f"{link}; a small gather {links.gather_s * 1e6:.0f} us; sums of gradients {sums}.\n"
-        f"Kept: {result['kept']}, after {result['seconds']:.0f} s."
+def speed_facts(calibration: Calibration) -> list[str]:
+    """Returns the speeds of a core, of memory and of links, in lines to show."""
+    links, memory = calibration.links, (calibration.bytes_per_s, calibration.busy_bytes_per_s)
+    rates = calibration.flops_per_s.items()
+    speeds = [f"{dtype} {rate / 1e9:.3g} GFLOP/s" for dtype, rate in rates]
+    alone, busy, link, sums = (
+        f"{rate / 1e9:.2f} GB/s" for rate in (*memory, links.bytes_per_s, links.reduce_bytes_per_s)
     )
-    return [BenchTable("Operators on this machine", rows, note)]
+    return [
+        f"a core at its best: {', '.join(speeds)}; {len(calibration.samples)} operators timed",
+        f"memory: {alone} of a core alone, {busy} of each of all cores",
+        f"links between two ranks: {links.latency_s * 1e6:.0f} us, {link}; a small gather "
+        f"{links.gather_s * 1e6:.0f} us; sums of gradients {sums}",
+    ]
 
 
 class Chain(nn.Module):

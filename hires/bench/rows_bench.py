@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import statistics
+import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,18 +19,30 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
-from hires.bench.bench_main import result_of
-from hires.bench.bench_rows import PEERS, BenchRow, PeerSteps, planned, row_of, with_small
-from hires.bench.bench_tables import Result, Row
+from hires.bench.bench_main import Result, Row, result_of
+from hires.bench.bench_rows import (
+    PEERS,
+    BenchRow,
+    PeerSteps,
+    in_float32,
+    planned,
+    row_of,
+    with_small,
+)
 from hires.bench.check import FirstStepCheck, onednn_kernels, ran_as
-from hires.bench.precision_inputs import hires_output, with_inputs
+from hires.bench.peers.peer_torch import calibration_images, plain_module
 from hires.bench.race import Samples, race, ratios, spread
 from hires.bench.start_ranks import join_world, stream_ranks
 from hires.comm import gather_texts, make_groups
 from hires.comm.backends import rendezvous
-from hires.core.errors import ConfigError, HiresError
+from hires.core.errors import ConfigError, HiresError, LateError, RunError
+from hires.core.precisions import INT8
+from hires.core.programs import module_command
 from hires.core.ranks.world import World
+from hires.core.store import file_names
 from hires.engine.device import RankDevice, open_device, prepare_arithmetic
 from hires.plan.hardware import require_gpus
 from hires.plan.route_choice import backends_of
@@ -40,6 +53,10 @@ FEWEST_RANKS = 2
 """Of a world whose rows have one rank: most rows beside them have two."""
 MOST_CORES = 1.2
 """Cores that a thread keeps busy, at most: threads of a library beside it do little."""
+STATISTICS_PIXELS = 2**22
+"""Of images whose statistics are computed at once, unless a batch has more: 4 of 1024x1024."""
+REPLACED = ("weights", "results", "quant.images", "quant.calibration")
+"""Keys of a calibration that :func:`with_inputs` sets."""
 NEAR = 0.05  # a choice within so much of the best measured layout counts as right
 log = logging.getLogger(__name__)
 
@@ -104,6 +121,68 @@ def _with_plan(row: BenchRow, first: str) -> BenchRow:
         return row
     except HiresError as error:
         raise type(error)(f"row {row.name!r}: {error}") from None
+
+
+def with_inputs(
+    rows: list[BenchRow], words: Sequence[str], folder: Path, timeout_s: float
+) -> list[BenchRow]:
+    """Returns rows with the weights and scales that are made for them; RunError: that failed.
+
+    ``words`` are the overrides of the first row. A network without weights of its own gets first
+    ones whose norms have the statistics of ``settings.statistics`` images, the most of any row, so
+    that no value explodes. Rows without such images stay as they are.
+    """
+    count = max(row.settings.get("statistics", 0) for row in rows)
+    if not count:
+        return rows
+    first = in_float32(rows[0].config)
+    weights = first.weights
+    if not weights:
+        module, images = plain_module(first), calibration_images(first, count)
+        at_once = max(first.batch, STATISTICS_PIXELS // (first.height * first.width))
+        set_statistics(module, *torch.split(images, at_once))
+        weights = str(folder / "weights.safetensors")
+        save_file({name: t.contiguous() for name, t in module.state_dict().items()}, weights)
+    scales = None
+    if any(row.peer == "hires" and row.config.precision.name == INT8 for row in rows):
+        scales = str(folder / file_names.SCALES)
+        images_used = first.batch * -(-count // first.batch)
+        usual = [word for word in words if word.partition("=")[0] not in REPLACED]
+        usual += [f"weights={weights}", f"results={folder}", f"quant.images={images_used}"]
+        usual += [] if first.data.path else ["quant.calibration=noise"]
+        hires_output(["quantize", *usual, "--out", scales], timeout_s)
+    filled = []
+    for row in rows:
+        config = replace(row.config, weights=weights)
+        if config.precision.name == INT8:
+            config = replace(config, quant=replace(config.quant, scales=scales))
+        filled.append(replace(row, config=config, settings={**row.settings, "statistics": count}))
+    return filled
+
+
+@torch.no_grad()
+def set_statistics(module: nn.Module, *pieces: Tensor) -> None:
+    """Gives every batch norm the mean and variance of all pieces (n, C, H, W), one by one."""
+    norms = [norm for norm in module.modules() if isinstance(norm, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None  # the mean over all pieces
+    module.train()
+    for images in pieces:
+        module(images)
+    module.eval()
+
+
+def hires_output(words: Sequence[str], timeout_s: float) -> str:
+    """Returns what a command of hires prints; RunError: it failed; LateError: it took too long."""
+    what, command = f"`hires {' '.join(words)}`", module_command("hires", *words)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise LateError(f"{what} was not done after {timeout_s:g} s; use --timeout") from None
+    if done.returncode:
+        last = " | ".join(done.stderr.strip().splitlines()[-3:])
+        raise RunError(f"{what} failed with code {done.returncode}: {last}")
+    return done.stdout
 
 
 def worlds_of(rows: Sequence[BenchRow]) -> dict[int, list[BenchRow]]:

@@ -20,8 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hires.bench.bench_main import FORCE, result_of
-from hires.bench.bench_tables import BenchTable, Result, Row
+from hires.bench.bench_main import FORCE, BenchTable, Result, Row, result_of
 from hires.bench.comm_bench import (
     BASELINES,
     TABLE,
@@ -35,18 +34,12 @@ from hires.bench.messages import BARRIER, BENCHED, MESSAGES
 from hires.core.errors import ConfigError
 from hires.plan.route_choice import TUNED_FILE
 from hires.plan.routes import MESSAGE, OWN, dtype_class, parse_route
-from hires.plan.tuning_table import DISTURBED, ONE_ROUTE, Case, Point, TuningRule, TuningTable
+from hires.plan.tuning_table import FORCED, ONE_ROUTE, Case, Point, TuningRule, TuningTable
 
 LEAST_MARGIN = 0.02  # gain below which no route is changed, however quiet the machine is
 MARGIN_OF_NOISE = 2.0  # margin over the noise of the medians
-MOST_OF_A_TENTH = 0.5
-"""Noise that nine tenths of all medians stay below on a quiet machine: 0.23 on one of two cores."""
 Groups = Mapping[str, Sequence[Row]]
 Medians = Sequence[Mapping[Any, float]]  # of each size, ascending: route -> seconds
-
-
-Series = dict[Case, dict[int, dict[str, float]]]
-"""Of each case, without a size: the medians by size and route."""
 
 
 def measure(task: Mapping[str, Any]) -> Iterator[Result]:
@@ -69,7 +62,7 @@ def measure(task: Mapping[str, Any]) -> Iterator[Result]:
 def judged_table(groups: Groups, alone: str, limit: float, force: bool) -> Result:
     """Returns the result of a whole sweep; ``alone`` is the backend of what no rule has."""
     result, noise = result_of(groups), noise_share(groups)
-    margin, tenth = margin_of(noise), noise_share(groups, 0.9)
+    margin = max(LEAST_MARGIN, MARGIN_OF_NOISE * noise)
     refused = f"wrong results: {'; '.join(result['wrong'][:3])}" if result["wrong"] else ""
     if noise > limit and not refused and not force:
         refused = (
@@ -77,7 +70,6 @@ def judged_table(groups: Groups, alone: str, limit: float, force: bool) -> Resul
             f"other programs disturb the measurement; end them, leave a core for each rank, or use "
             f"more --rounds. The same command with {FORCE} at its end takes what was measured"
         )
-    text = f"a tenth of all medians of rounds differ by {100 * tenth:.0f} % or more"
     facts = [
         *noise_facts(groups),
         f"limit of the noise: {100 * limit:g} %",
@@ -85,8 +77,9 @@ def judged_table(groups: Groups, alone: str, limit: float, force: bool) -> Resul
         *([f"REFUSED: {refused}"] if refused else []),
     ]
     state = {"ok": not refused, "refused": refused, "noise": noise, "limit": limit, "facts": facts}
-    state |= {"disturbed": text if tenth > MOST_OF_A_TENTH else ""}
-    return {**result, **state, "table": table_of(groups, alone).to_dict()}
+    points = points_of(groups)
+    table = TuningTable(rules_of(points, margin), alone, points)
+    return {**result, **state, "table": table.to_dict()}
 
 
 def finish(folder: Path, result: Result) -> str:
@@ -96,17 +89,12 @@ def finish(folder: Path, result: Result) -> str:
     machine = f"{result['hardware']['cpu']}, {result['hardware']['cores']} cores"
     origin = {"machine": machine, "date": result["time"], "commit": result["git"] or "unknown"}
     origin |= {"command": result["command"], "noise": round(result["noise"], 4)}
-    origin |= {"forced": True} if result["noise"] > result["limit"] else {}
-    origin |= {DISTURBED: result["disturbed"]} if result["disturbed"] else {}
+    origin |= {FORCED: True} if result["noise"] > result["limit"] else {}
     path = folder / TUNED_FILE
     table = TuningTable.from_dict({**result["table"], "made": origin})
     table.write(path)
     backends = ",".join(table.backends)
-    lines = [f"{path}: use it with\n  hires run comm=mix comm.table={path}\n(backends {backends})"]
-    if result["disturbed"]:
-        remedy = "end other programs and measure again"
-        lines.append(f"warning: {result['disturbed']}; the table is marked: {remedy}")
-    return "\n".join(lines)
+    return f"{path}: use it with\n  hires run comm=mix comm.table={path}\n(backends {backends})"
 
 
 def tables(result: Result) -> list[BenchTable]:
@@ -146,15 +134,6 @@ def points_of(groups: Groups) -> list[Point]:
     ]
 
 
-def series_of(points: Sequence[Point]) -> Series:
-    """Returns the medians of each case by size, in the order in which they were measured."""
-    series: Series = defaultdict(lambda: defaultdict(dict))
-    for case, route, seconds in points:
-        # Messages of larger worlds are of two ranks, too: those of the first one count.
-        series[case._replace(num_bytes=0)][case.num_bytes].setdefault(route, seconds)
-    return series
-
-
 def choose(medians: Medians, margin: float) -> list[Any]:
     """Returns the route of each size: it changes for a gain of more than the margin."""
     path: list[Any] = []
@@ -179,7 +158,11 @@ def rules_of(points: Sequence[Point], margin: float) -> list[TuningRule]:
     A rule holds up to the next number of ranks that was measured, the first one below, too, and up
     to the middle between two sizes. The first class of types is that of all others.
     """
-    series = series_of(points)
+    # Of each case, without a size: the medians by size and route, as they were measured.
+    series: dict[Case, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for case, route, seconds in points:
+        # Messages of larger worlds are of two ranks, too: those of the first one count.
+        series[case._replace(num_bytes=0)][case.num_bytes].setdefault(route, seconds)
     first: dict[Case, Case] = {}
     for case in series:
         first.setdefault(case._replace(dtype_class=""), case)
@@ -210,17 +193,6 @@ def rules_of(points: Sequence[Point], margin: float) -> list[TuningRule]:
             )
             rules.append(rule)
     return rules
-
-
-def margin_of(noise: float) -> float:
-    """Returns the gain below which no route is changed."""
-    return max(LEAST_MARGIN, MARGIN_OF_NOISE * noise)
-
-
-def table_of(groups: Groups, default: str) -> TuningTable:
-    """Returns the table of measured rows; its points keep all medians."""
-    points = points_of(groups)
-    return TuningTable(rules_of(points, margin_of(noise_share(groups))), default, points)
 
 
 def table_route(way: str, operation: str) -> str:

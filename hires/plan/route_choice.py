@@ -22,7 +22,7 @@ from hires.core.registry import offer
 from hires.plan.hardware import MPI, backend_of, device_of, mpi_lacks
 from hires.plan.plan import Finding
 from hires.plan.routes import BACKENDS, MEMORY, ONE_MACHINE, STREAMED
-from hires.plan.tuning_table import DEFAULT, DISTURBED, MADE, TuningRule, TuningTable, coarse
+from hires.plan.tuning_table import DEFAULT, FORCED, MADE, TuningRule, TuningTable, coarse
 
 TUNED = "tuned"
 TUNED_FOLDER, TUNED_FILE = "comm-tuning", "table.json"
@@ -93,7 +93,7 @@ def table_path(config: RunConfig) -> Path:
 
 
 def check_table(config: RunConfig) -> Iterator[Finding]:
-    """Yields which backends of its table a run lacks, and how it was disturbed when measured."""
+    """Yields which backends of its table a run lacks, and whether it was measured all the same."""
     comm = config.comm
     if comm.table == DEFAULT:
         return
@@ -113,8 +113,8 @@ def check_table(config: RunConfig) -> Iterator[Finding]:
         why = mpi_lacks(config) if MPI in left_out else None
         text += f"; for mpi: {why}" if why else ""
         yield Finding("note", "comm.table", text)
-    if why := table.made.get(DISTURBED):
-        text = f"the tuning table was measured on a busy machine: {why!s:.200}"
+    if table.made.get(FORCED):
+        text = f"the tuning table was measured on a busy machine: noise {table.made.get('noise')}"
         yield Finding("note", "comm.table", text)
 
 

@@ -58,8 +58,8 @@ ONE_ROUTE = ("all_to_all", "gather", "scatter")
 """Operations whose ranks may have a size each, which no rank has of all: one route for all."""
 MADE = ("machine", "date", "commit", "command", "noise")
 """Keys of ``made`` that a measured table has: where, when and how; the noise as a share of 1."""
-DISTURBED = "disturbed"
-"""Key of ``made``: why the medians cannot be trusted, in words."""
+FORCED = "forced"
+"""Key of ``made``: whether the table was written although the machine was busy."""
 _SHOWN = 5
 
 

@@ -249,10 +249,10 @@ def test_backends_of_evaluations_are_joined_at_the_start(table):
 
 
 def test_limits_of_a_table_are_findings(table):
-    busy = {"made": {"disturbed": "9 other programs"}}
+    busy = {"made": {"forced": True, "noise": 0.3}}
     plan = routed_plan({"table": table([{"route": "gloo"}], "gloo", **busy)})
     [text] = [one.text for one in plan.findings if one.key == "comm.table"]
-    assert text == "the tuning table was measured on a busy machine: 9 other programs"
+    assert text == "the tuning table was measured on a busy machine: noise 0.3"
     plan = routed_plan({"table": table([{"operations": ["send"], "route": "mpi"}])})
     assert backends_of_plan(plan) == ["gloo"]
     [text] = [one.text for one in plan.findings if one.key == "comm.table"]

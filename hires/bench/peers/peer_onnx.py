@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from hires.bench.bench_rows import PEERS, BenchRow, PeerSteps, in_float32
-from hires.bench.peers.peer_torch import plain_module, whole_batch
-from hires.bench.precision_inputs import calibration_images
+from hires.bench.peers.peer_torch import calibration_images, plain_module, whole_batch
 from hires.core.precisions import INT8
 from hires.core.shipped import adding
 from hires.engine.device import RankDevice

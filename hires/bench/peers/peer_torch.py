@@ -6,6 +6,8 @@ leaves that out).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -130,3 +132,10 @@ def whole_batch(config: RunConfig) -> Example:
     """Returns the microbatches of the first step of the only replica as one."""
     images, targets = zip(*whole_microbatches(config, 0), strict=True)
     return torch.cat(images).contiguous(memory_format=torch.channels_last), torch.cat(targets)
+
+
+def calibration_images(config: RunConfig, count: int) -> Tensor:
+    """Returns at least so many images (n, C, H, W), whole batches of them."""
+    batch = config.batch * -(-count // config.batch)
+    data = replace(config.data, length=max(config.data.length, batch))
+    return whole_batch(replace(config, batch=batch, data=data))[0]
