@@ -17,8 +17,8 @@ from hires import comm
 from hires.core import streams, trackers
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, CommError, HiresError, RunError
-from hires.core.ranks import heartbeat, meeting, rank_process
-from hires.core.ranks.binding import bind
+from hires.core.ranks import heartbeat, meeting, world
+from hires.core.ranks.machine import bind
 from hires.core.ranks.world import World, from_environment
 from hires.core.store import file_names, frozen, records, trust
 from hires.core.store.attempts import Attempt
@@ -194,4 +194,4 @@ def _note_compiled(run_dir: Path, world: World, compiled: Compilation | None) ->
 
 
 if __name__ == "__main__":
-    rank_process.run(main)
+    world.run(main)

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from hires.bench.race import Runner
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.precision_config import PrecisionConfig
+from hires.core.config.precision_config import INT8, PrecisionConfig
 from hires.core.config.run_config import RunConfig, from_dict, to_dict
 from hires.core.errors import HiresError
-from hires.core.precisions import INT8
 from hires.core.registry import Registry
 from hires.engine.device import RankDevice
 from hires.engine.verify_bounds import in_float64

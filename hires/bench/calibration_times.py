@@ -30,7 +30,7 @@ from hires.bench.race import Runner, race
 from hires.bench.start_ranks import join_world
 from hires.comm import all_gather_stacked, all_reduce_coalesced, irecv, isend, make_groups
 from hires.comm.backends import rendezvous
-from hires.core.ranks import memory_files, timeline
+from hires.core.ranks import meeting, timeline
 from hires.core.ranks.timeline import HostClock, MarkedSpan
 from hires.core.ranks.world import World
 from hires.engine.device import RankDevice
@@ -224,7 +224,7 @@ class LinkCalls(Runner):
 
 def time_links(world: World, timeout_s: float) -> Iterator[list[float]]:
     """Yields what :class:`Links` holds, as two ranks measure it together on the default route."""
-    backends = [GLOO, *MEMORY] if memory_files.is_supported() else [GLOO]
+    backends = [GLOO, *MEMORY] if meeting.keeps_write_order() else [GLOO]
     join_world(world, timeout_s, backends)
     group, gradients = make_groups([[0, 1]])[0], torch.zeros(GRADIENTS)
 

@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires.bench.bench_rows import PEERS, BenchRow, PeerSteps, in_float32
+from hires.core.config.precision_config import INT8
 from hires.core.config.run_config import RunConfig
-from hires.core.precisions import INT8
 from hires.engine.device import RankDevice, to_host
 from hires.engine.verify import quantised_step, reference_step
 from hires.engine.verify_bounds import EXACT, MOST, float_sums, largest_values, tensor_error

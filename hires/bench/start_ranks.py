@@ -37,7 +37,7 @@ from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, LateError, RunError
 from hires.core.programs import module_command
-from hires.core.ranks import meeting, mpi_library, mpi_starter, network
+from hires.core.ranks import meeting, mpi_library, mpi_starter
 from hires.core.ranks.world import MEETING, STARTER, World, from_environment
 from hires.engine.device import open_device
 from hires.engine.memory_meter import keep_memory
@@ -88,7 +88,7 @@ def stream_ranks(
     environ |= mpi_library.variables(start, program, environ)
     others: list[str] = []
     with contextlib.ExitStack() as stack:
-        port = stack.enter_context(network.reserve_port(0))
+        port = stack.enter_context(meeting.reserve_port(0))
         environ[MEETING] = f"{hosts[0] if hosts else '127.0.0.1'}:{port}"
         text = base64.b64encode(pickle.dumps((job, args))).decode()
         if len(text) > MOST_LETTERS:

@@ -24,11 +24,10 @@ from hires.core.config.comm_config import CommConfig
 from hires.core.config.data_config import DataConfig
 from hires.core.config.fields import build, keys_of, keys_with, names_of
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.precision_config import MIN_MAX, PrecisionConfig, QuantConfig
+from hires.core.config.precision_config import INT8, MIN_MAX, PrecisionConfig, QuantConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import CheckpointConfig, MeasureConfig, TaskConfig
 from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError, StoppedError
-from hires.core.precisions import INT8
 from hires.core.store import campaign, file_names, rundir
 from hires.core.store.rundir import run_path
 from hires.data.opening import open_data

@@ -25,10 +25,9 @@ from hires.core.config.fields import keys_of, keys_with
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.config.training_config import INFERENCE, ONE_PASS
 from hires.core.errors import ConfigError, HiresError
-from hires.core.evaluation_metrics import ROW_KINDS
-from hires.core.evaluation_summary import one_pass
+from hires.core.evaluation_summary import ROW_KINDS, one_pass
 from hires.core.losses import CLASSES
-from hires.core.store import file_names, naming, records, run_names
+from hires.core.store import file_names, naming, records, rundir
 from hires.core.store.cache import cached, keep, mark_of
 from hires.core.store.file_names import StrPath
 from hires.core.store.network_weights import BEST, EMA, PICKLES, SAFETENSORS, find_weights
@@ -315,14 +314,14 @@ def path_of_weights(source: str, results: StrPath) -> str:
     run, _, last = source.rstrip("/").rpartition("/")
     if run and last in (BEST, EMA):
         return f"{path_of_weights(run, results)}/{last}"
-    return str(run_names.locate(source, results))
+    return str(rundir.locate(source, results))
 
 
 def run_of_weights(weights: str) -> Path | None:
     """Returns the run folder that has written some weights; None: they are a file or a copy."""
     path = Path(weights)
     folders = [path, *list(path.parents)[:3]]  # of RUN/checkpoints/step000012/ema and the like
-    return next((one for one in folders if run_names.is_run(one)), None)
+    return next((one for one in folders if rundir.is_run(one)), None)
 
 
 def words_of_training(words: Sequence[str], calibrates: bool = False) -> list[str]:

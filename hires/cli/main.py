@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hires import __version__
-from hires.core import streams, terminal
+from hires.core import streams
 from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError, error_object
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # of the process, not of a test
         streams.secure()
     words = list(sys.argv[1:] if argv is None else argv)
-    with terminal.printable_output():
+    with streams.printable_output():
         return _run_verb(words)
 
 
@@ -96,7 +96,7 @@ def _dispatch(words: list[str]) -> int:
     verb, *rest = words or ["--help"]
     if verb in ("--help", "-h", "help"):
         text = _HELP.format(verbs="\n".join(f"  {v:<12}{summary_of(v)}" for v in VERBS))
-        print(terminal.folded(text, terminal.columns() or 100))
+        print(streams.folded(text, streams.columns() or 100))
         return 0
     if verb in ("--version", "-V"):
         print(f"hires {__version__}")

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from hires.cli.compose.choices import EXPERIMENTS, config_keys, experiments, groups
 from hires.cli.main import summary_of
-from hires.core import terminal
+from hires.core import streams
 from hires.core.errors import ConfigError
 from hires.core.registry import nearest, offer
 from hires.core.store import trust
@@ -53,7 +53,7 @@ def number(name: str, help: str, default: int | None = None, least: int = 1) -> 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return terminal.folded(text, width)
+        return streams.folded(text, width)
 
     def _format_usage(self, *usage: Any) -> str:
         # argparse aligns options behind the name of the verb, whatever room is left there.

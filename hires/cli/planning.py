@@ -21,11 +21,10 @@ from hires.cli.screens.screen import print_activity
 from hires.cli.screens.show_plan import finding_lines
 from hires.cli.tracing import Shapes, TorchProcess, tensors_of, trace_key
 from hires.core.config.fields import keys_without
-from hires.core.config.precision_config import PrecisionConfig
+from hires.core.config.precision_config import INT8, PrecisionConfig
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError
-from hires.core.evaluation_metrics import IMAGES, PIXELS
-from hires.core.precisions import INT8
+from hires.core.evaluation_summary import IMAGES, PIXELS
 from hires.core.store import checkpoints
 from hires.core.store.cache import cached, keep, key_of
 from hires.core.store.frozen import (

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, TextIO, TypeVar
 
 from hires.cli.screens.screen import print_activity
-from hires.core import terminal
+from hires.core import streams
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, RunError
 from hires.core.store import campaign, file_names, records
@@ -25,7 +25,7 @@ from hires.core.store.ends import End
 from hires.core.store.reading import printable
 from hires.core.store.rundir import RunDir
 from hires.core.store.step_lines import line_text
-from hires.core.terminal import behind
+from hires.core.streams import behind
 from hires.core.units import seconds
 from hires.launcher.attempt_queue import Ended
 from hires.launcher.interface import FrozenRun, SubmitOptions, Submitted, launcher_of
@@ -157,7 +157,7 @@ class Bars(contextlib.AbstractContextManager[Any]):
             file=stream, markup=False, emoji=False, highlight=False, soft_wrap=True
         )
         # Elsewhere than on a terminal whose cursor moves come plain lines.
-        self.bars = progress.Progress(*columns, console=plain, disable=not terminal.moves(stream))
+        self.bars = progress.Progress(*columns, console=plain, disable=not streams.moves(stream))
 
     def __enter__(self) -> Any:
         self.bars.start()
@@ -207,7 +207,7 @@ def show_planning(points: Sequence[T], name: Callable[[T], str]) -> Iterator[T]:
         for number, point in enumerate(points, start=1):
             text = f"planning point {number} of {len(points)}: {name(point)}".removesuffix(": ")
             print_activity(f"{text} ...")
-            if not terminal.moves(sys.stderr) and time.monotonic() - printed_s > _PLANNING_EVERY_S:
+            if not streams.moves(sys.stderr) and time.monotonic() - printed_s > _PLANNING_EVERY_S:
                 print(text, file=sys.stderr, flush=True)
                 printed_s = time.monotonic()
             yield point

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from hires.core.codecs import CODECS, Codec
-from hires.core.precisions import PRECISIONS, SIGNIFICANT_BITS
+from hires.core.config.precision_config import PRECISIONS, SIGNIFICANT_BITS
 
 if TYPE_CHECKING:
     from torch import Tensor

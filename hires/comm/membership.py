@@ -56,7 +56,7 @@ def init(
     """Joins the default world with one or several backends; the first carries what names no other.
 
     Args:
-        backends: names of ``hires.core.message_backends.BACKEND_FACTS``.
+        backends: names of ``hires.core.codecs.BACKEND_FACTS``.
         world: this rank among all, or where they meet; by default as the environment says:
             torchrun's variables, or those of an MPI's launcher.
         timeout_s: longest wait for another rank, now and later.

@@ -22,7 +22,7 @@ from hires import comm
 from hires.comm.agreements import gather_texts
 from hires.core import streams
 from hires.core.errors import HiresError
-from hires.core.ranks import meeting, rank_process
+from hires.core.ranks import meeting, world
 from hires.core.ranks.world import World, from_environment
 from hires.core.store import file_names, provenance, records
 from hires.core.store.files import write_atomically
@@ -100,4 +100,4 @@ def _sum_s(size: int) -> float | None:
 
 
 if __name__ == "__main__":
-    rank_process.run(main)
+    world.run(main)

@@ -34,14 +34,18 @@ import torch
 from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.backends.works import pauses, wait
 from hires.core.errors import CommError
-from hires.core.ranks.call_differences import (
+from hires.core.ranks.call_records import (
     CIRCLE,
     SILENCE,
+    CallChannel,
+    CallFacts,
+    CallRing,
+    RankCalls,
     explanation,
     first_difference,
     first_unmatched,
+    read_calls,
 )
-from hires.core.ranks.call_records import CallChannel, CallFacts, CallRing, RankCalls, read_calls
 from hires.core.ranks.heartbeat import Activity
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import Any
 from hires.comm.backends.works import pauses, wait
 from hires.core.config.launcher_config import DIALECTS
 from hires.core.errors import ConfigError, PeerError
-from hires.core.ranks import meeting, mpi_library, network
+from hires.core.ranks import meeting, mpi_library
 from hires.core.ranks.world import World, from_environment, number_of, rank_numbers
 
 _POLL_S = 0.001
@@ -76,7 +76,7 @@ def _meeting_place(rank: int, limit_s: float) -> tuple[str, str]:
     mpi_library.start(mpi, limit_s)
     place = bytearray(256)
     if rank == 0:
-        with network.reserve_port(0) as free:
+        with meeting.reserve_port(0) as free:
             text = f"{socket.gethostname()} {free}".encode()
         place[: len(text)] = text
     sent = mpi.COMM_WORLD.Ibcast([place, mpi.BYTE], root=0)

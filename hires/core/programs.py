@@ -1,4 +1,4 @@
-"""Runs other programs without a shell and for a limited time, and names commands of Python.
+"""Runs other programs for a limited time, names commands of Python, and finds shipped files.
 
 Modules of Python start without the current folder on their path: ``python -m`` puts it first,
 where an ``html.py`` beside someone's data would run in the place of Python's own. A user's network
@@ -12,9 +12,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
-from hires.core.errors import RunError
+from hires.core.errors import ConfigError, RunError
 
 _FIRST = f"""\
 import sys
@@ -72,3 +73,24 @@ def words_of(command: Sequence[str]) -> list[str]:
     """Returns the module of a :func:`module_command` and the words behind it; none of another."""
     first = [*python(), "-m"]
     return list(command[len(first) :]) if list(command[: len(first)]) == first else []
+
+
+def shipped(name: str) -> Path:
+    """Returns a file of ``conf/`` or ``launch/``; raises ConfigError if it is missing.
+
+    They are inside the package where hires is installed, and beside it in a checkout.
+    """
+    package, _, rest = name.partition("/")
+    spec = find_spec(f"hires.{package}")
+    places = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
+    places.append(Path(__file__).resolve().parents[2] / package)
+    for place in places:
+        if (place / rest).is_file():
+            return (place / rest).resolve()
+    looked = ", ".join(map(str, places))
+    raise ConfigError(f"{name} is missing (looked in {looked}); install hires again")
+
+
+def adding(extra: str) -> str:
+    """Returns the command that adds an extra; the public index has another project named hires."""
+    return f"in the checkout of hires: pip install -e '.[{extra}]' -c constraints.txt"

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hires.core.programs import adding
 from hires.core.registry import Registry
-from hires.core.shipped import adding
 
 DONE, PREEMPTED, FAILED = "done", "preempted", "failed"
 """How an attempt ends, as far as its rank 0 can still say."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from hires.core.shipped import adding
+from hires.core.programs import adding
 from hires.data.georeference import Georeference, pixel_size
 from hires.data.image_format import (
     MAX_SIDE,

@@ -32,15 +32,16 @@ from torch import Tensor
 from hires import comm
 from hires.core import evaluation_summary
 from hires.core.config.run_config import RunConfig
-from hires.core.evaluation_metrics import (
+from hires.core.evaluation_summary import (
     CLASSES,
     IMAGES,
     PIXELS,
     ROW_KINDS,
     Evaluated,
+    Numbers,
+    finite,
     sample_metrics,
 )
-from hires.core.evaluation_summary import Numbers, finite
 from hires.core.losses import LABELS, NUMBERS
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt

@@ -36,7 +36,7 @@ from hires.core.config.fields import build
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.config.training_config import INFERENCE, EngineConfig
-from hires.core.evaluation_metrics import IMAGES, ROW_KINDS
+from hires.core.evaluation_summary import IMAGES, ROW_KINDS
 from hires.data.source import SOURCES
 from hires.data.start_check import decoding_bytes
 from hires.engine.build import (

@@ -28,10 +28,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from hires import comm
-from hires.core.config.precision_config import PrecisionConfig, noise_bound
+from hires.core.config.precision_config import INT8, PrecisionConfig, noise_bound
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
-from hires.core.precisions import INT8
 from hires.core.store import file_names
 from hires.data.source import Source
 from hires.engine.build import RankEngine, build_rank

@@ -31,7 +31,7 @@ from hires.core.config.precision_config import PrecisionConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.losses import CLASSES
-from hires.core.shipped import adding
+from hires.core.programs import adding
 from hires.core.store.files import cannot_write, hidden, remove_leftovers
 from hires.core.store.network_weights import PICKLES
 from hires.engine import tensorfile

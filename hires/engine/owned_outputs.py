@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from hires.core.config.run_config import RunConfig
-from hires.core.evaluation_metrics import CLASSES, ROW_KINDS
-from hires.core.evaluation_summary import Numbers, num_classes
+from hires.core.evaluation_summary import CLASSES, ROW_KINDS, Numbers, num_classes
 from hires.core.losses import LABELS
 from hires.data.source import Source
 from hires.parallel.context import Context

@@ -25,8 +25,7 @@ from hires import comm
 from hires.core.config.data_config import PARQUET, PROBABILITY
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.evaluation_metrics import IMAGES, PIXELS, ROW_KINDS
-from hires.core.evaluation_summary import by_sample
+from hires.core.evaluation_summary import IMAGES, PIXELS, ROW_KINDS, by_sample
 from hires.core.losses import LABELS
 from hires.core.store import file_names
 from hires.core.store.attempts import Attempt

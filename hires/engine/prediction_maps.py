@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from hires.core.config.data_config import OME_TIFF, ZARR
 from hires.core.errors import RunError
-from hires.core.shipped import adding
+from hires.core.programs import adding
 from hires.core.store.files import cannot_write, make_folder
 from hires.data.georeference import KEYS, TEXT, Georeference
 from hires.plan.graph import Rect

@@ -31,9 +31,9 @@ from hires.comm import CommWorld
 from hires.comm.backends import rendezvous
 from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.torch_world import meeting_at
+from hires.core.config.precision_config import HALF, PRECISIONS
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
-from hires.core.precisions import HALF, PRECISIONS
 from hires.engine.library_inputs import plain_tensor
 from hires.engine.tiled_pass import TiledPass
 from hires.nets.refusals import refuse_hooks

@@ -24,7 +24,7 @@ from typing import Any
 from hires import comm
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
-from hires.core.evaluation_metrics import LOSS, METRICS
+from hires.core.evaluation_summary import LOSS, METRICS
 from hires.core.store import naming, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.trackers import FAILED, TRACKERS, TrackedRun, Tracker

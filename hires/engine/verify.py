@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from hires.comm import max_all
+from hires.core.config.precision_config import INT8
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ParityError
-from hires.core.precisions import INT8
 from hires.core.store import file_names
 from hires.core.store.files import append_line, write_atomically
 from hires.core.store.reading import read_rank_lines

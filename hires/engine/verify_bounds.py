@@ -45,9 +45,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from hires.core.codecs import CODECS
-from hires.core.config.precision_config import PrecisionConfig
+from hires.core.config.precision_config import INT8, SIGNIFICANT_BITS, PrecisionConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.precisions import INT8, SIGNIFICANT_BITS
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.groups import coded_error
 from hires.plan.operators.operator_facts import facts_of

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hires.core import units
 from hires.core.errors import ConfigError, EditedError, RunError
-from hires.core.ranks import network
+from hires.core.ranks import meeting
 from hires.core.store import attempts, file_names, frozen, provenance, records, trust
 from hires.core.store.attempts import Attempt
 from hires.core.store.ends import ENDS, End, State
@@ -134,7 +134,7 @@ def _print_end(attempt: Attempt, end: End) -> End:
 
 def _run(job: Launch, interrupts: Interrupts) -> End:
     """Runs the ranks, which meet at a port of their own."""
-    with network.reserve_port(job.places.port) as port:
+    with meeting.reserve_port(job.places.port) as port:
         return Supervisor(job, port, interrupts).run()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hires.core.evaluation_metrics import CLASSES, METRICS, PIXELS, CountsMetric, Evaluated, fsum
+from hires.core.evaluation_summary import CLASSES, METRICS, PIXELS, CountsMetric, Evaluated, fsum
 
 
 @METRICS.register("top1")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hires.core.evaluation_metrics import IMAGES, METRICS, SampleMetric
+from hires.core.evaluation_summary import IMAGES, METRICS, SampleMetric
 
 if TYPE_CHECKING:
     from torch import Tensor

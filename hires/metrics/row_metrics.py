@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hires.core.evaluation_metrics import (
+from hires.core.evaluation_summary import (
     METRICS,
     CountsMetric,
     Evaluated,

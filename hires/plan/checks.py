@@ -11,12 +11,11 @@ from hires.core.augmentations import AUGMENTATIONS
 from hires.core.config.data_config import OME_TIFF
 from hires.core.config.fields import changed_keys
 from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.precision_config import CPU_FLAGS, INT8
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import ONE_PASS
-from hires.core.evaluation_metrics import ROW_KINDS
-from hires.core.evaluation_summary import num_classes
+from hires.core.evaluation_summary import ROW_KINDS, num_classes
 from hires.core.losses import CLASSES
-from hires.core.precisions import CPU_FLAGS, INT8
 from hires.core.schedules import SCHEDULES, usual_schedule
 from hires.core.store.provenance import cpu_flags
 from hires.core.units import listed

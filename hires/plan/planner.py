@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from hires.core.config.precision_config import PRECISIONS
 from hires.core.config.run_config import RunConfig
 from hires.core.losses import LOSSES
-from hires.core.precisions import PRECISIONS
 from hires.core.schedules import SCHEDULES, forward_only
 from hires.plan import checks, regions
 from hires.plan.channels import carriers

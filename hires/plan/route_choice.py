@@ -17,7 +17,7 @@ from typing import Any
 from hires.core.config.parallel_config import AUTO
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
-from hires.core.ranks import memory_files
+from hires.core.ranks import meeting
 from hires.core.registry import offer
 from hires.plan.hardware import MPI, backend_of, device_of, mpi_lacks
 from hires.plan.plan import Finding
@@ -139,5 +139,5 @@ def _read(path: Path, base: str, mtime_ns: int, size: int) -> TuningTable:
 
 
 def _has_memory(config: RunConfig) -> bool:
-    is_supported = not config.is_here or memory_files.is_supported()
+    is_supported = not config.is_here or meeting.keeps_write_order()
     return config.comm.shared_memory and is_supported

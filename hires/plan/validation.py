@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 
 from hires.core.config.data_config import AUTO, PredictConfig, ValidateConfig
 from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.precision_config import HALF
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import EngineConfig, MemoryConfig, TaskConfig
-from hires.core.evaluation_metrics import (
+from hires.core.evaluation_summary import (
     CLASSES,
     IMAGES,
     LOSS,
@@ -27,7 +28,6 @@ from hires.core.evaluation_metrics import (
     metrics_of,
 )
 from hires.core.losses import LABELS, NUMBERS
-from hires.core.precisions import HALF
 from hires.plan.graph import Graph
 from hires.plan.memory import RankMemory
 from hires.plan.plan import Finding, Plan

@@ -26,8 +26,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from hires.core.config.precision_config import INT7
-from hires.core.precisions import INT8
+from hires.core.config.precision_config import INT7, INT8
 
 BITS = 8
 LAST = 255

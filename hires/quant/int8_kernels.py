@@ -42,7 +42,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hires.core.precisions import INT8
+from hires.core.config.precision_config import INT8
 from hires.quant.affine import LARGEST, LAST
 from hires.quant.emptied_weights import is_emptied
 

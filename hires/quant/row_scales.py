@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hires.core.precisions import INT8
+from hires.core.config.precision_config import INT8
 from hires.quant.affine import LARGEST, LAST
 from hires.quant.int8_kernels import Rescale, multiply_int8, nearest_numbers
 

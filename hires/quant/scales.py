@@ -26,11 +26,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hires.core.config.precision_config import DYNAMIC, INT7, LINEAR, STATIC
+from hires.core.config.precision_config import DYNAMIC, INT7, INT8, LINEAR, STATIC
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import INFERENCE
 from hires.core.errors import ConfigError
-from hires.core.precisions import INT8
 from hires.core.store.file_names import MIB, StrPath
 from hires.core.store.files import write_atomically
 from hires.core.store.naming import identity, plain

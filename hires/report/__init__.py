@@ -33,10 +33,10 @@ def load(runs: StrPath | Iterable[StrPath] | None = None, results: StrPath = "re
         ConfigError: one of ``runs`` means no run and no campaign, or several runs.
         TypeError: one of ``runs`` is neither text nor a path.
     """
-    from hires.core.store import run_names
+    from hires.core.store import rundir
     from hires.report import frames  # pandas takes a second
 
-    return frames.load(*run_names.matching(runs, results))
+    return frames.load(*rundir.matching(runs, results))
 
 
 def run(*words: str, **keys: Any) -> Frames:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hires.core.precisions import INT8
+from hires.core.config.precision_config import INT8
 from hires.core.units import MIB
 from hires.report.columns import BATCH, KEYS, POINT, RANKS, Column, Row, counts, table, texts
 from hires.report.record import RecordedThroughput, columns_of

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from hires.core.evaluation_metrics import METRICS
+from hires.core.evaluation_summary import METRICS
 from hires.core.units import MIB
 from hires.report.columns import Column, Row, value_text
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
-from hires.core.config.precision_config import PrecisionConfig, QuantConfig
-from hires.core.evaluation_metrics import METRICS
-from hires.core.precisions import PRECISIONS
+from hires.core.config.precision_config import PRECISIONS, PrecisionConfig, QuantConfig
+from hires.core.evaluation_summary import METRICS
 from hires.core.store.campaign import Campaign
 from hires.core.store.reading import text
 from hires.report.columns import (

@@ -26,7 +26,7 @@ from hires.cli.screens.screen import list_lines, table_lines
 from hires.cli.start_run import StepProgress
 from hires.cli.verbs import verb_weights
 from hires.core.errors import CommError, ConfigError, HiresError, PlanError
-from hires.core.terminal import printable_output
+from hires.core.streams import printable_output
 from hires.data.make_data import make_data
 from tests.helpers.commands import HOSTILE, REPOSITORY, SMALL, UNSEEN, tables_of
 

@@ -23,7 +23,7 @@ from hires.comm.backends import rendezvous
 from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.backends.shm_backend import ShmBackend
 from hires.core.errors import CommError
-from hires.core.ranks import memory_files
+from hires.core.ranks import meeting
 from hires.core.ranks.world import World
 from hires.plan.routes import Route
 from tests.helpers.patience import PATIENCE_S, until
@@ -83,7 +83,7 @@ def test_group_that_was_destroyed_gives_its_memory_back_and_has_its_own_timeout(
 def test_ranks_of_several_machines_and_other_processors_are_refused(monkeypatch):
     with pytest.raises(CommError, match="this one has 1 of the 3 ranks; use gloo or mpi"):
         ShmBackend().join(WorldMeeting(world(0, 1)), LIMIT_S)
-    monkeypatch.setattr(memory_files, "is_supported", lambda: False)
+    monkeypatch.setattr(meeting, "keeps_write_order", lambda: False)
     with pytest.raises(CommError, match="backend shm needs a processor that keeps"):
         ShmBackend().join(WorldMeeting(world(0)), LIMIT_S)
 
@@ -100,7 +100,7 @@ def unseen(name: str) -> int:
     ],
 )
 def test_memory_that_ranks_do_not_share_is_refused_by_all(function, text, monkeypatch):
-    monkeypatch.setattr(memory_files, *function)
+    monkeypatch.setattr(meeting, *function)
 
     class Refused(ShmBackend):
         def join(self, meeting: WorldMeeting, timeout_s: float) -> None:
@@ -204,7 +204,7 @@ def many_gathers(world: World) -> tuple[int, str, str, set[str]]:
     if world.rank:
         numbers = torch.zeros(1 + world.rank, dtype=torch.float64)
         mismatch = error_of(lambda: comm.all_gather_stacked(numbers, groups[1]))
-    memory_files.free_bytes = lambda: 10**5
+    meeting.free_memory = lambda: 10**5
     full = error_of(lambda: comm.make_groups([[*range(world.size)]]))
     maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     files = {*re.findall(rf"{MEMORY}/hires-\S+", maps)}

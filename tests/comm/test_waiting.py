@@ -20,7 +20,7 @@ from hires.comm.dispatch import Dispatch
 from hires.comm.handles import Handle
 from hires.comm.staging import Staging
 from hires.core.errors import CommError, PeerError
-from hires.core.ranks import network
+from hires.core.ranks import meeting
 from tests.helpers.patience import PATIENCE_S, until
 
 LOST = PeerError("rank 1 is gone")
@@ -150,7 +150,7 @@ if child:
 
 @pytest.mark.dist
 def test_process_ends_well_while_threads_wait_in_the_library():
-    with network.reserve_port(0) as port:
+    with meeting.reserve_port(0) as port:
         subprocess.run([sys.executable, "-c", ENDS_EARLY, str(port)], check=True, timeout=60)
 
 

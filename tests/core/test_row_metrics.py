@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hires.core.evaluation_metrics import is_larger_better
-from hires.core.evaluation_summary import columns_of, summary
+from hires.core.evaluation_summary import columns_of, is_larger_better, summary
 from hires.core.losses import LABELS, NUMBERS
 from hires.engine.evaluation_intervals import number_intervals
 from hires.parallel.loss import plain_loss

@@ -10,8 +10,10 @@ import pytest
 from hires.core.config.run_config import from_dict
 from hires.core.config.training_config import CURVES, learning_rate
 from hires.core.errors import RunError
-from hires.core.evaluation_metrics import CLASSES, IMAGES, PIXELS
 from hires.core.evaluation_summary import (
+    CLASSES,
+    IMAGES,
+    PIXELS,
     by_class,
     by_sample,
     columns_of,

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from hires.core.config.precision_config import CPU_FLAGS
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError
-from hires.core.precisions import CPU_FLAGS
 from hires.engine.device import RankDevice, prepare_arithmetic
 from hires.plan import checks
 

@@ -17,8 +17,16 @@ from torch.nn import functional
 
 from hires.core.config.run_config import to_dict
 from hires.core.errors import PREEMPTED
-from hires.core.evaluation_metrics import CLASSES, IMAGES, METRICS, PIXELS, SampleMetric, metrics_of
-from hires.core.evaluation_summary import columns_of, summary
+from hires.core.evaluation_summary import (
+    CLASSES,
+    IMAGES,
+    METRICS,
+    PIXELS,
+    SampleMetric,
+    columns_of,
+    metrics_of,
+    summary,
+)
 from hires.core.ranks.world import World
 from hires.core.store import file_names, records
 from hires.data.opening import PairSource, open_data

@@ -14,7 +14,7 @@ from hires import comm
 from hires.cli.data_keys import resolve_data
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import PREEMPTED, ConfigError, PlanError
-from hires.core.evaluation_metrics import PIXELS
+from hires.core.evaluation_summary import PIXELS
 from hires.core.ranks.world import World
 from hires.core.store import checkpoints, records
 from hires.core.store.network_weights import find_weights

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from hires.cli.data_keys import resolve_data
 from hires.core.config.run_config import RunConfig
-from hires.core.evaluation_metrics import IMAGES, PIXELS
+from hires.core.evaluation_summary import IMAGES, PIXELS
 from hires.data.opening import open_data
 from hires.engine.build import whole_model
 from hires.engine.evaluation_intervals import mean_interval, overlap_intervals

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from hires.core.ranks import heartbeat, rank_process, world
+from hires.core.ranks import heartbeat, world
 from hires.core.store import file_names, records
 from hires.core.store.files import append_metric
 
@@ -206,4 +206,4 @@ _BEHAVIOURS = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    rank_process.run(main)
+    world.run(main)

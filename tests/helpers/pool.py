@@ -25,7 +25,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from hires.core.ranks import network
+from hires.core.ranks import meeting
 from hires.core.ranks.world import World
 from hires.launcher.ranks import spawn
 from tests.helpers.patience import PATIENCE_S
@@ -76,7 +76,7 @@ class Pool:
         Raises:
             AssertionError: a rank failed or the time ran out; all ranks of the world are killed.
         """
-        with self._lock, network.reserve_port(0) as port:
+        with self._lock, meeting.reserve_port(0) as port:
             members = [self._next() for _ in range(size)]
             try:
                 for rank, member in enumerate(members):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.ranks import network
+from hires.core.ranks import meeting
 from tests.helpers.patience import until
 from tests.helpers.slurm_accounts import (
     second_cluster_whose_accounts_alone_know_an_end_leaves_nothing,
@@ -279,7 +279,7 @@ def whatever_starts_the_ranks_they_lie_on_both_nodes_and_reach_the_same_losses(r
 
 def _has_address(interface: str) -> bool:
     try:
-        return bool(network.address_of(interface))
+        return bool(meeting.address_of(interface))
     except OSError:
         return False
 

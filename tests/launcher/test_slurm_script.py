@@ -16,7 +16,8 @@ from hires.core import programs
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import launch_file, rundir
+from hires.core.ranks import mpi_starter
+from hires.core.store import rundir
 from hires.launcher.interface import FrozenRun, SubmitOptions
 from hires.launcher.slurm import job_script
 from hires.launcher.slurm.submission import submit_all, submit_run
@@ -194,7 +195,7 @@ def test_launch_script_submits_the_job_script(tmp_path, path, monkeypatch):
     command(path, "sbatch", 'printf "%s|" "$PWD" "$@"')
     (tmp_path / "run").mkdir()
     script = tmp_path / "run" / "launch.sh"
-    script.write_text(launch_file.render(["hires", "run"], "slurm.sh"))
+    script.write_text(mpi_starter.render(["hires", "run"], "slurm.sh"))
     done = subprocess.run(
         ["sh", str(script), "--nodes=3"], cwd="/", capture_output=True, text=True, check=True
     )

@@ -13,7 +13,7 @@ import tifffile
 from hires.cli.data_keys import resolve_data
 from hires.core.config.data_config import TARGETS
 from hires.core.config.run_config import RunConfig
-from hires.core.evaluation_metrics import METRICS
+from hires.core.evaluation_summary import METRICS
 from hires.core.store import file_names, records, rundir
 from hires.data.make_data import make_data
 from tests.helpers.jobs import run_folders

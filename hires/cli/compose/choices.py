@@ -17,7 +17,7 @@ from typing import Any
 from hires.core.config.fields import Section, span, type_words
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
-from hires.core.shipped import shipped
+from hires.core.programs import shipped
 
 Groups = dict[str, dict[str, str]]
 """Group -> choice -> one line that says what it is."""

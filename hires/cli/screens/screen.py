@@ -15,11 +15,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from hires.core import terminal
+from hires.core import streams
 from hires.core.config.run_config import RunConfig
 from hires.core.store.naming import plain
 from hires.core.store.reading import Note, printable, yaml_text
-from hires.core.terminal import behind
+from hires.core.streams import behind
 from hires.report.columns import Column
 
 _MOST_NOTES = 5
@@ -38,7 +38,7 @@ def print_table(
     """Prints a table; a column that is only a heading holds text."""
     drawn = [Column(one, one) if isinstance(one, str) else one for one in columns]
     if title:
-        print("\n".join([*textwrap.wrap(title, terminal.columns() or len(title)), ""]))
+        print("\n".join([*textwrap.wrap(title, streams.columns() or len(title)), ""]))
     # The unit, or else further words of a heading, stand below: narrow columns.
     heads = [c.title + f"\n[{c.unit}]" if c.unit else c.title.replace(" ", "\n") for c in drawn]
     sides = "".join("r" if column.numeric else "l" for column in drawn)
@@ -89,8 +89,8 @@ def plural(count: int, noun: str) -> str:
 
 def print_activity(text: str) -> None:
     """Shows what is under way in the current line of a terminal; the next text overwrites it."""
-    if terminal.moves(sys.stderr):
-        width = (terminal.columns(sys.stderr) or 80) - 1  # a longer line could not be overwritten
+    if streams.moves(sys.stderr):
+        width = (streams.columns(sys.stderr) or 80) - 1  # a longer line could not be overwritten
         line = f"{printable(text[:width]):<{min(40, width)}}"
         print(line, end="\r", file=behind(sys.stderr), flush=True)
 
@@ -132,7 +132,7 @@ def table_lines(
     columns = [*zip(*table, strict=True)]
     sides = sides or "".join(map(_side, columns))
     least = [_least(*column) for column in zip(columns, sides, strict=True)]
-    width = terminal.columns()
+    width = streams.columns()
     room = None if width is None else width - indent
     shown, below = [*range(len(names))], list[str]()
     if heads and not _fits(least, room):
@@ -195,7 +195,7 @@ def _drawn(
         cells = zip(row, columns, strict=True)
         drawn.add_row(*[Text.assemble((cell, _style(cell, name))) for cell, (name, _, _) in cells])
     output = io.StringIO()
-    colours = terminal.paints()
+    colours = streams.paints()
     console = Console(
         file=output, width=room or 2**16, color_system="standard" if colours else None,
         force_terminal=colours, _environ={},
@@ -208,7 +208,7 @@ def list_lines(
     pairs: Sequence[tuple[str, str]], indent: str = "", room: int | None = None
 ) -> list[str]:
     """Returns names and what they are in two columns, the second one wrapped."""
-    width, size = room or terminal.columns(), max((len(name) for name, _ in pairs), default=0)
+    width, size = room or streams.columns(), max((len(name) for name, _ in pairs), default=0)
     lines = []
     for name, about in pairs:
         begin = f"{indent}{printable(name):<{size}}  "

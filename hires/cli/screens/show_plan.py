@@ -9,7 +9,7 @@ from itertools import chain, groupby, repeat, zip_longest
 from typing import Any
 
 from hires.cli.screens.screen import plural, table_lines
-from hires.core import terminal
+from hires.core import streams
 from hires.core.config.parallel_config import OBJECTIVES
 from hires.core.units import MIB, count, seconds, size
 from hires.plan.memory import RankMemory, Room
@@ -31,7 +31,7 @@ _ALWAYS = 5  # of these are shown though no rank has any
 
 def plan_lines(plan: Facts, timeline: list[str], limit: int | None = None) -> list[str]:
     """Returns the text of a plan; ``limit`` is the most bytes that a rank may need."""
-    width = terminal.columns()
+    width = streams.columns()
     findings = [
         part
         for line in finding_lines(Finding(**one) for one in plan["findings"])
@@ -73,7 +73,7 @@ def placement_lines(plan: Facts) -> list[str]:
                 lines.append(direction)
             blocks = [_block(own, stage) for stage in plan["stages"]]
             widest = max(len(line) for block in blocks for line in block)
-            beside = max(1, ((terminal.columns() or 10**6) - _INDENT) // (widest + 2))
+            beside = max(1, ((streams.columns() or 10**6) - _INDENT) // (widest + 2))
             for first in range(0, len(blocks), beside):
                 rows = [*zip_longest(*blocks[first : first + beside], fillvalue="")]
                 lines += table_lines(rows, "l" * len(rows[0]), heads=False, indent=_INDENT)

@@ -10,7 +10,7 @@ from hires.cli.options import JSON, Parser, chosen, named_runs, number, option
 from hires.cli.screens.screen import percent, print_json, print_notes, print_table, shown
 from hires.cli.verbs.list_runs import add_live_states
 from hires.core.errors import REGRESSION, ConfigError, RunError
-from hires.core.store.launch_file import reproduce_line
+from hires.core.ranks.mpi_starter import reproduce_line
 from hires.core.units import listed
 from hires.launcher.status.state import select
 from hires.report.columns import Column

@@ -31,12 +31,11 @@ from hires.cli.screens.screen import print_config, print_json, print_lines, tabl
 from hires.cli.verbs.verb_bench import exec_benchmark
 from hires.core import programs
 from hires.core.config.launcher_config import DIALECTS
+from hires.core.config.precision_config import CPU_FLAGS, INT8
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, RunError
-from hires.core.precisions import CPU_FLAGS, INT8
-from hires.core.programs import code_command
-from hires.core.ranks import heartbeat, machine, memory_files, mpi_library, network
-from hires.core.shipped import adding
+from hires.core.programs import adding, code_command
+from hires.core.ranks import heartbeat, machine, meeting, mpi_library
 from hires.core.store.files import write_rate
 from hires.core.store.provenance import collect, cpu_flags
 from hires.core.units import gib, size
@@ -343,8 +342,8 @@ def _results(results: Path, place: Path) -> Check:
 
 
 def _shared_memory() -> Check:
-    left, free = memory_files.left_behind(), memory_files.free_bytes()
-    text = f"{memory_files.folder()}, {size(free)} free"
+    left, free = meeting.left_memory_files(), meeting.free_memory()
+    text = f"{meeting.memory_folder()}, {size(free)} free"
     if left:
         text += f"; killed ranks left {len(left)} files there"
         return Check("shared memory", WARNING, text, "the next run on this machine removes them")
@@ -370,7 +369,7 @@ def _address(nodes: int) -> Check:
         if nodes == 1:
             return Check("address", OK, f"{text}; ranks on one machine meet at 127.0.0.1")
         return Check("address", FAILED, text, "add it to DNS or to /etc/hosts of all nodes")
-    reached = nodes == 1 or not network.is_loopback(address)
+    reached = nodes == 1 or not meeting.is_loopback(address)
     text = f"{name} is {address}" + ("" if reached else "; no other machine reaches that")
     remedy = "let the name lead to the network's address, or set launcher.interface=NAME"
     return _good("address", reached, text, remedy)

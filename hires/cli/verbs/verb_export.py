@@ -18,11 +18,10 @@ from hires.cli.options import (
 from hires.cli.screens.screen import print_json, print_notes
 from hires.cli.tracing import TorchProcess
 from hires.cli.verbs.list_runs import add_live_states
-from hires.core.config.precision_config import PrecisionConfig
+from hires.core.config.precision_config import INT8, PrecisionConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import TaskConfig
 from hires.core.errors import ConfigError
-from hires.core.precisions import INT8
 from hires.core.store import checkpoints, records, trust
 from hires.core.store.network_weights import BEST, find_weights
 from hires.core.units import size

@@ -19,7 +19,7 @@ from hires.core import streams
 from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.store.attempts import Attempt
 from hires.core.store.file_names import attempt_dir, is_dir, last_number, rank_logs
-from hires.core.store.run_names import locate
+from hires.core.store.rundir import locate
 from hires.launcher.status.run_progress import FileTail
 
 POLL_S = 0.2

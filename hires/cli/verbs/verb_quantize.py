@@ -19,11 +19,17 @@ from hires.cli.planning import Planner, require_feasible
 from hires.cli.prepare import prepare
 from hires.cli.screens.screen import plural, print_config, print_json, print_table
 from hires.cli.screens.show_plan import finding_lines
-from hires.core.config.precision_config import DYNAMIC, INT7, PrecisionConfig, QuantConfig
+from hires.core.config.precision_config import (
+    CPU_FLAGS,
+    DYNAMIC,
+    INT7,
+    INT8,
+    PrecisionConfig,
+    QuantConfig,
+)
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import CheckpointConfig, TaskConfig
 from hires.core.errors import ConfigError
-from hires.core.precisions import CPU_FLAGS, INT8
 from hires.core.store.files import cannot_write
 from hires.core.store.network_weights import SAFETENSORS, find_weights
 from hires.core.units import size

@@ -14,15 +14,14 @@ from hires.cli.calibration import scale_lines
 from hires.cli.options import JSON, RUN, Parser, flag, option
 from hires.cli.screens.screen import plural, print_json, print_notes, print_table
 from hires.cli.screens.show_plan import placement_lines
-from hires.core import terminal
+from hires.core import streams
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import checkpoints, file_names, frozen, provenance
 from hires.core.store.file_names import RECORD, SCALES, StrPath, attempt_dir
 from hires.core.store.network_weights import BEST
 from hires.core.store.reading import Note, Values, text
 from hires.core.store.records import read_config, read_plan, read_record
-from hires.core.store.run_names import locate
-from hires.core.store.rundir import RunDir, open_run
+from hires.core.store.rundir import RunDir, locate, open_run
 from hires.core.store.step_lines import ended_text
 from hires.core.units import size
 from hires.plan.plan import Plan
@@ -119,7 +118,7 @@ def _show(run: RunDir, as_json: bool) -> None:
     if plan is not None:
         lines = ["no time line was recorded"]
         if steps:
-            lines = timeline_lines(plan, steps, (terminal.columns() or _WIDTH) - 2)
+            lines = timeline_lines(plan, steps, (streams.columns() or _WIDTH) - 2)
             lines = ["time line of a step", *(f"  {line}".rstrip() for line in lines)]
         placement = [f"  {line}" for line in placement_lines(plan.to_dict())]
         print("\n".join(["placement (ranks)", *placement, "", *lines]))
@@ -160,7 +159,7 @@ def _show_timeline(run: RunDir, drawn: bool, trace: str | None, as_json: bool) -
             how = "open it in https://ui.perfetto.dev or chrome://tracing"
             print(f"{trace}: {num_spans} spans; {how}")
     if drawn:
-        print("\n".join(timeline_lines(plan, steps, (terminal.columns() or _WIDTH))))
+        print("\n".join(timeline_lines(plan, steps, (streams.columns() or _WIDTH))))
 
 
 def _reproduce(path: Path, as_json: bool) -> None:
@@ -303,4 +302,4 @@ def show_messages(run: Path, record: Values, as_json: bool) -> None:
     print("\n".join([f"{run}", *sums.headline(), ""]))
     for table in sums.tables():
         print_table(table.title, table.columns, table.text_rows())
-    print("\n".join(textwrap.wrap(CAPTION, terminal.columns() or _WIDTH)))
+    print("\n".join(textwrap.wrap(CAPTION, streams.columns() or _WIDTH)))

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 from hires.cli.options import JSON, Parser, flag, named_runs
 from hires.cli.screens.screen import plural, print_json, print_lines, table_lines
-from hires.core import streams, terminal, units
+from hires.core import streams, units
 from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.store.ends import State
 from hires.core.store.reading import printable
-from hires.core.terminal import behind
+from hires.core.streams import behind
 from hires.core.units import listed
 from hires.launcher.status.state import RunState, select, states
 
@@ -41,7 +41,7 @@ def main(args: Namespace) -> int:
     """Prints the states of runs; returns 0, or 130 if Ctrl-C ended ``--watch``."""
     if args.watch and args.json:
         raise ConfigError("--watch prints again and again, and --json one object; leave one out")
-    on_screen = args.watch and terminal.moves()
+    on_screen = args.watch and streams.moves()
     try:
         while True:
             selection = select(args.names, args.results)
@@ -81,7 +81,7 @@ def lines(states: Sequence[RunState]) -> list[str]:
 
     On a screen the notes of runs, which say why one waits or failed, stand below their table.
     """
-    width, rows = terminal.columns(), [_cells(state) for state in states]
+    width, rows = streams.columns(), [_cells(state) for state in states]
     total = [count(states)] if len(states) > 1 else []
     if width is None:
         return [*table_lines([TITLES, *rows], _SIDES), *total]

@@ -20,10 +20,9 @@ from hires.cli.prepare import prepare
 from hires.cli.screens.screen import print_config, print_json, print_table
 from hires.cli.start_run import ENDS, print_failure, wait_for
 from hires.core.codecs import NONE
-from hires.core.config.precision_config import PrecisionConfig
+from hires.core.config.precision_config import INT8, PrecisionConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.precisions import INT8
 from hires.core.store import file_names, reading
 from hires.core.store.rundir import create
 from hires.core.units import listed

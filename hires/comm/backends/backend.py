@@ -32,7 +32,7 @@ To write one:
   RuntimeError of a library. ``CommError``: this rank or its machine is at fault. ``ValueError``:
   an argument is.
 * Its facts, by which plans and calls are made, are a
-  :class:`~hires.core.message_backends.BackendFacts`.
+  :class:`~hires.core.codecs.BackendFacts`.
 
 Source:
     https://pytorch.org/docs/stable/distributed.html

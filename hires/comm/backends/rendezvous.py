@@ -27,7 +27,7 @@ from hires.comm.backends.stores import FolderStore, signed
 from hires.comm.backends.works import pauses, wait
 from hires.core.errors import PeerError
 from hires.core.ranks import meeting
-from hires.core.ranks.network import interface_towards
+from hires.core.ranks.meeting import interface_towards
 from hires.core.ranks.world import World
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from hires.comm.backends.rings import Rings
 from hires.comm.backends.rounds import Rounds
 from hires.comm.backends.works import Fifo, FifoWork
 from hires.core.errors import CommError, RunError
-from hires.core.ranks import memory_files
+from hires.core.ranks import meeting
 from hires.core.ranks.world import World
 
 _Reduction = type(SUM)
@@ -228,7 +228,7 @@ def _require_one_machine(world: World) -> None:
             f"backend shm exchanges in the memory of one machine, and this one has "
             f"{world.local_size} of the {world.size} ranks; use gloo or mpi"
         )
-    if not memory_files.is_supported():
+    if not meeting.keeps_write_order():
         raise CommError(
             f"backend shm needs a processor that keeps the order of writes (x86_64), and "
             f"this is {platform.machine()}; use gloo or mpi"
@@ -251,18 +251,18 @@ def _shared(
     with contextlib.ExitStack() as stack:
         if index == 0:
             try:
-                handle = stack.enter_context(memory_files.memory_file(name, num_bytes, what))
+                handle = stack.enter_context(meeting.memory_file(name, num_bytes, what))
                 memory = memoryview(mmap.mmap(handle, num_bytes))
             except (RunError, OSError) as error:
                 problem = str(error)
         if not (problem := exchange(problem)[0]) and index > 0:
             try:
-                handle = memory_files.open_file(name)
+                handle = meeting.open_memory_file(name)
                 stack.callback(os.close, handle)
                 memory = memoryview(mmap.mmap(handle, num_bytes))
             except (OSError, ValueError) as error:
                 problem = (
-                    f"{what}: its file in {memory_files.folder()} is not visible to all ranks "
+                    f"{what}: its file in {meeting.memory_folder()} is not visible to all ranks "
                     f"({error}); ranks in containers must share /dev/shm (--ipc), or use gloo or "
                     f"mpi"
                 )

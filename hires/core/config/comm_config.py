@@ -12,8 +12,8 @@ from hires.core.codecs import codecs_of
 from hires.core.config.fields import MOST_STEPS, Section, check_word, value
 from hires.core.errors import ConfigError
 from hires.core.message_backends import BACKEND_FACTS
+from hires.core.programs import shipped
 from hires.core.registry import offer
-from hires.core.shipped import shipped
 from hires.core.units import parse_size
 
 BACKENDS = {

@@ -9,7 +9,7 @@ from typing import Any
 from hires.core.augmentations import with_amounts
 from hires.core.config.fields import MOST_LABEL, MOST_SEED, MOST_STEPS, Section, changed_keys, value
 from hires.core.errors import ConfigError
-from hires.core.evaluation_metrics import LOSS, METRICS
+from hires.core.evaluation_summary import LOSS, METRICS
 from hires.core.losses import LABELS, NUMBERS
 
 DATA_SETS = {

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hires.core.config.fields import Section, value
+from hires.core.config.precision_config import PRECISIONS
 from hires.core.errors import ConfigError
-from hires.core.precisions import PRECISIONS
 from hires.core.units import parse_size
 
 

@@ -36,7 +36,7 @@ from hires.core.config.fields import (
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
-from hires.core.config.precision_config import PrecisionConfig, QuantConfig
+from hires.core.config.precision_config import HALF, INT8, PRECISIONS, PrecisionConfig, QuantConfig
 from hires.core.config.training_config import (
     INFERENCE,
     LOSS_NAMES,
@@ -51,7 +51,6 @@ from hires.core.config.training_config import (
     TaskConfig,
 )
 from hires.core.losses import CLASSES, IMAGES, LABELS, LOSSES, NUMBERS
-from hires.core.precisions import HALF, INT8, PRECISIONS
 from hires.core.ranks.machine import TENSORRT
 
 _OF_IMAGES = [name for name in LOSSES if LOSSES[name].targets == IMAGES]

@@ -1,4 +1,4 @@
-"""Keeps the last communication calls of a rank: what was called, how often, and from which line.
+"""Keeps the last calls of a rank, and explains from those of several why they wait.
 
 Ranks that share a communicator must call the same operations in the same order. Each one numbers
 its calls there and mixes what all must agree on into a rolling hash:
@@ -9,7 +9,12 @@ its calls there and mixes what all must agree on into a rolling hash:
 
 A message has one channel for each source, target, tag and backend; its two sides agree on the size
 and the type.
-:mod:`hires.core.ranks.call_differences` compares the records of several ranks.
+
+Why ranks wait for each other is explained in this order, since each explains those behind it:
+
+    1  two ranks that made different calls at one place of a communicator
+    2  ranks that wait for each other in a circle, as in opposite orders on two backends
+    3  a rank that others wait for: it has left, gives no answer, or does something else
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from __future__ import annotations
 import itertools
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
@@ -26,7 +31,7 @@ from typing import Any, NamedTuple
 from hires.core.config.fields import build
 from hires.core.errors import ConfigError
 from hires.core.message_backends import BACKEND_FACTS
-from hires.core.units import MIB
+from hires.core.units import MIB, seconds
 
 KEPT_CALLS = 256
 """Calls that a rank keeps; a power of two."""
@@ -36,6 +41,10 @@ MOST_CHANNELS = 32_768
 """Channels of messages that a rank counts in; its messages with further tags are not kept."""
 MOST_FRAMES = 40
 """Frames that are searched for the caller."""
+MOST_WAITS = 4
+"""Ranks whose waits are listed."""
+CIRCLE = "each waits for another: they make these calls in different orders"
+SILENCE = "it has ended, is stopped, or cannot be reached"
 _PRIME, _MASK = 1_000_003, 2**61 - 1
 
 
@@ -46,10 +55,6 @@ class CallFacts:
     of one made of messages, whose type none compares: another size or type may end the process of a
     rank, or be wrong numbers without an error.
     """
-
-    __slots__ = (
-        *("_last", "_last_code", "code", "dtype", "may_abort", "num_bytes", "operation", "route"),
-    )
 
     def __init__(self, operation: str, num_bytes: int, dtype: str, route: str) -> None:
         self.operation, self.num_bytes, self.dtype, self.route = operation, num_bytes, dtype, route
@@ -65,8 +70,9 @@ class CallFacts:
 
     def code_of(self, agreed: Any) -> int:
         """Returns what stands for the call and its reduction or root in the hash."""
-        if agreed is not self._last:  # a dictionary of reductions takes longer than all else
-            self._last_code, self._last = self.code ^ _code_of(agreed), agreed
+        if agreed is not self._last:
+            self._last_code = self.code ^ zlib.crc32(agreed_text(agreed).encode()) << 20
+            self._last = agreed
         return self._last_code
 
     def text(self, agreed: Any) -> str:
@@ -240,7 +246,8 @@ class CallRing:
             assert raw is not None
             place = len(calls) if number == waits_in else place
             calls.append([*_kept(raw)])
-        channels = {c.name: [c.count, [*c.members]] for c in self._used(calls)}
+        used = [self._channels[name] for name in dict.fromkeys(call[0] for call in calls)]
+        channels = {one.name: [one.count, [*one.members]] for one in used}
         return RankCalls(rank, calls, channels, place, since_s, has_left)
 
     def messages(self) -> dict[str, int] | None:
@@ -254,20 +261,6 @@ class CallRing:
                 counts[way] = counts.get(way, 0) + channel.count
         return counts
 
-    def _used(self, calls: list[list[Any]]) -> list[CallChannel]:
-        return [self._channels[name] for name in dict.fromkeys(call[0] for call in calls)]
-
-
-_codes: dict[tuple[type, Any], int] = {}  # a reduction of torch equals a number, so by type
-
-
-def _code_of(agreed: Any) -> int:
-    key = agreed.__class__, agreed
-    code = _codes.get(key)
-    if code is None:
-        code = _codes[key] = zlib.crc32(agreed_text(agreed).encode()) << 20
-    return code
-
 
 def _kept(raw: _Raw) -> KeptCall:
     channel, number, facts, agreed, code, last, mixed = raw
@@ -278,3 +271,127 @@ def _kept(raw: _Raw) -> KeptCall:
     shared = f"{facts.num_bytes} B {facts.dtype}" if is_message else facts.text(agreed)
     site = f"{name}:{line}"
     return KeptCall(channel.name, number, facts.text(agreed), mixed, site, shared)
+
+
+def explanation(
+    records: Mapping[int, RankCalls], ended: Collection[int] = (), silence: str = SILENCE
+) -> str:
+    """Returns why ranks wait, in one paragraph; empty: their records do not show it.
+
+    ``records`` are those of the ranks that answered. Of the others those in ``ended`` are known to
+    have ended, and ``silence`` is why the rest did not answer.
+    """
+    if difference := first_difference(records):
+        return difference
+    waits = {rank: record for rank, record in records.items() if record.waiting is not None}
+    texts: dict[int, str] = {}
+    absent: dict[int, list[int]] = {}
+    for rank in sorted(waits, key=lambda rank: -waits[rank].since_s):
+        call = waits[rank].waiting
+        assert call is not None
+        absent[rank] = _absent(call, rank, records)
+        texts[rank] = f"rank {rank} waits in {_words(call)}, {_reason(call, absent[rank])}"
+    # Those that lack another rank, then what they lack, as far as it waits itself.
+    lacking = [rank for rank in texts if absent[rank]] or [*texts]
+    wanted = [*dict.fromkeys(other for rank in lacking for other in absent[rank])]
+    listed = [*dict.fromkeys([*lacking[:MOST_WAITS], *(rank for rank in wanted if rank in texts)])]
+    lines = [texts[rank] for rank in listed[: 2 * MOST_WAITS]]
+    others = [
+        rank for rank in wanted if rank not in texts and (rank in records or rank not in ended)
+    ]
+    lines += [_elsewhere(rank, records, silence) for rank in others[:MOST_WAITS]]
+    if lacking and wanted and all(rank in texts and absent[rank] for rank in wanted):
+        lines.append(CIRCLE)
+    return "; ".join(lines)
+
+
+def first_difference(records: Mapping[int, RankCalls]) -> str:
+    """Returns the first place at which two ranks made different calls; empty: none is seen."""
+    by_channel: dict[str, dict[int, dict[int, KeptCall]]] = {}
+    for rank, record in records.items():
+        for call in record.kept:
+            by_channel.setdefault(call.channel, {}).setdefault(rank, {})[call.number] = call
+    waits = {record.waiting.channel for record in records.values() if record.waiting is not None}
+    found = [
+        (channel not in waits, *difference)  # a channel in which ranks wait comes first
+        for channel, calls in by_channel.items()
+        if (difference := _difference(calls)) is not None
+    ]
+    return min(found)[2] if found else ""
+
+
+def first_unmatched(records: Mapping[int, RankCalls]) -> str:
+    """Returns a call of a rank that left, and that another one left without; empty: none is seen.
+
+    It is a collective, or messages of which their two ranks began other numbers.
+    """
+    counts = {rank: one.messages for rank, one in records.items() if one.messages is not None}
+    for way in sorted({way for counted in counts.values() for way in counted}):
+        source, target = (int(word) for word in way.split()[1::2])
+        if source == target or source not in counts or target not in counts:
+            continue
+        sent, received = counts[source].get(way, 0), counts[target].get(way, 0)
+        if sent != received:
+            return f"messages from rank {source} to rank {target}: {sent} sent, {received} received"
+    calls = [(one, call) for one in counts for call in records[one].kept]
+    for rank, call in calls:
+        for other in [] if _is_message(call) else _absent(call, rank, records):
+            record = records[other] if other in counts else None
+            # One that is full may have left the channel out.
+            if record and (call.channel in record.channels or len(record.calls) < SHOWN_CALLS):
+                return f"rank {other} left without {_words(call)} of rank {rank}"
+    return ""
+
+
+def _difference(calls: Mapping[int, Mapping[int, KeptCall]]) -> tuple[int, str] | None:
+    # The first number at which two ranks of one channel differ, and how.
+    for number in sorted({number for kept in calls.values() for number in kept}):
+        (first, call), *rest = [(r, kept[number]) for r, kept in calls.items() if number in kept]
+        for rank, other in rest:
+            if other.agreed != call.agreed:
+                return number, (
+                    f"rank {first} calls {_words(call)} where rank {rank} calls {_words(other)}: "
+                    f"call {number} of {call.channel}"
+                )
+            if other.hash != call.hash:
+                return number, (
+                    f"ranks {first} and {rank} made different calls in {call.channel} before call "
+                    f"{number}, the oldest one of which both still have a record; comm.check=every "
+                    "stops at the first that differs"
+                )
+    return None
+
+
+def _absent(call: KeptCall, rank: int, records: Mapping[int, RankCalls]) -> list[int]:
+    # The ranks that have not come to a call of one rank.
+    members = records[rank].channels[call.channel][1]
+    counts = {other: one.channels.get(call.channel, [0])[0] for other, one in records.items()}
+    return [other for other in members if other != rank and counts.get(other, 0) < call.number]
+
+
+def _reason(call: KeptCall, absent: list[int]) -> str:
+    if not absent:
+        return "to which all its ranks have come"
+    listed = f"rank{'s' if len(absent) > 1 else ''} {' and '.join(map(str, absent))}"
+    if _is_message(call):
+        return f"of which {listed} has not called its side"
+    return f"to which {listed} {'has' if len(absent) == 1 else 'have'} not come"
+
+
+def _elsewhere(rank: int, records: Mapping[int, RankCalls], silence: str) -> str:
+    # What a rank does that waits in no call.
+    record = records.get(rank)
+    if record is None:
+        return f"rank {rank} gives no answer: {silence}"
+    last = f"its last call was {_words(record.kept[-1])}" if record.calls else "it has called none"
+    if record.has_left:
+        return f"rank {rank} has left the world, and {last}"
+    return f"rank {rank} waits in no call for {seconds(record.since_s)}, and {last}"
+
+
+def _is_message(call: KeptCall) -> bool:
+    return call.text.startswith(("send", "recv"))
+
+
+def _words(call: KeptCall) -> str:
+    return f"{call.text} at {call.site}"

@@ -1,4 +1,4 @@
-"""Finds what this machine offers to a rank: NVIDIA GPUs, the installed torch, compilers.
+"""Finds what this machine offers: GPUs, torch, compilers; binds a rank to its share of it.
 
 Nothing here imports torch, which takes seconds: the front end needs this before anything starts.
 """
@@ -11,11 +11,16 @@ import re
 import shutil
 import sysconfig
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from hires.core.shipped import adding
+from hires.core.programs import adding
+
+if TYPE_CHECKING:
+    from hires.core.config.run_config import RunConfig
+    from hires.core.ranks.world import World
 
 TENSORRT = "tensorrt"
 """``engine.compile`` that builds engines of TensorRT."""
@@ -101,3 +106,76 @@ def missing_compiler(device: str, mode: str = "stage") -> str | None:
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return "Python.h is missing; install the headers of this Python, as python3-dev"
     return None
+
+
+_SYSTEM = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The share of its machine that a rank is bound to."""
+
+    host: str
+    local_rank: int
+    threads: int
+    cores: list[int]
+    """Numbers of the cores that it may use."""
+    bound: bool
+    """Whether those are its own share; else all that the machine or the job has."""
+    devices: str | None
+    """CUDA_VISIBLE_DEVICES; None where it is not set."""
+
+
+def bind(world: World, config: RunConfig) -> Binding:
+    """Binds this process, and all threads that it starts from now on, to its share."""
+    threads = config.launcher.threads
+    cores = sorted(os.sched_getaffinity(0))
+    # Cores that share a processor, or are hardware threads of one core, stand side by side.
+    neighbours = sorted(
+        cores, key=lambda core: (_fact(core, "physical_package_id"), _fact(core, "core_id"), core)
+    )
+    least = threads + (1 if config.is_here else 0)
+    share = share_of(neighbours, world.local_rank, world.local_size)
+    bound = config.launcher.bind == "auto" and least <= len(share) < len(cores)
+    if bound:
+        try:
+            os.sched_setaffinity(0, share)
+        except OSError:
+            bound = False  # the system does not allow it
+    devices = os.environ.get(VISIBLE)
+    if config.comm.visible == "own":
+        devices = devices_of(world, config.cluster.gpus)
+    if devices is not None:
+        os.environ[VISIBLE] = devices
+    kept = sorted(share) if bound else cores
+    return Binding(os.uname().nodename, world.local_rank, threads, kept, bound, devices)
+
+
+def share_of(cores: list[int], local_rank: int, local_size: int) -> list[int]:
+    """Returns one rank's part of the cores, which are shared out evenly; none if they are too few.
+
+    >>> share_of([0, 4, 1, 5, 2], 0, 2), share_of([0, 4, 1, 5, 2], 1, 2)
+    ([0, 4, 1], [5, 2])
+    """
+    if local_size > len(cores):
+        return []
+    least, more = divmod(len(cores), local_size)
+    first = local_rank * least + min(local_rank, more)
+    return cores[first : first + least + (local_rank < more)]
+
+
+def devices_of(
+    world: World, count: int | None, environ: Mapping[str, str] = os.environ
+) -> str | None:
+    """Returns the device that a rank sees: of those that its machine shows, in turn.
+
+    Without CUDA_VISIBLE_DEVICES they are the first ``count``, or all.
+    """
+    there = visible_gpus(count, environ)
+    return there[world.local_rank % len(there)] if there else environ.get(VISIBLE)
+
+
+def _fact(core: int, name: str) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int((_SYSTEM / f"cpu{core}" / "topology" / name).read_text(encoding="ascii"))
+    return 0

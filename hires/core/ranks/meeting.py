@@ -8,28 +8,38 @@ The ranks of one machine find each other in a folder that this user alone can en
 
 NAME follows from what all ranks have: the secret of a run, or address and port of their world. What
 a killed rank 0 left behind is known by its lock being free. Between machines no folder is private,
-so texts carry a proof of the secret (:func:`proof`), and so do the names of files that ranks share.
+so texts carry a proof of the secret (:func:`proof`), and so do the names of the files in memory
+through which ranks of one machine exchange messages. Such a file has a name only until all ranks
+have opened it; its maker holds a lock on it until then. Between machines a transport takes, left
+alone, the address of the host's own name, which is often the loopback: the one that leads to the
+others is found here, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hmac
+import ipaddress
 import os
+import platform
 import secrets
 import shutil
+import socket
 import stat
+import struct
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from hires.core.errors import CommError, ConfigError
+from hires.core.errors import CommError, ConfigError, RunError
 from hires.core.ranks.world import World
 from hires.core.store import file_names, trust
 from hires.core.store.files import cannot_write
+from hires.core.units import size
 
 VARIABLE = "HIRES_SECRET"
 """Variable with the secret of programs that are no run, on several machines."""
@@ -189,3 +199,133 @@ def _remove_left_behind(folder: Path, name: str) -> bool:
         shutil.rmtree(folder / os.read(handle, 64).decode(), ignore_errors=True)
         path.unlink(missing_ok=True)
     return (folder / f"{_PREFIX}{name}").exists()
+
+
+FOLDER = Path("/dev/shm")  # a file system in memory
+_MAIL = "hires-mail-"
+_SPARE_BYTES = 2**24
+"""Left to other programs, or an eighth of a file system that is small."""
+_YOUNG_S = 60.0
+"""A file that is younger may not have been locked yet."""
+
+
+def keeps_write_order() -> bool:
+    """Whether other cores of this machine see writes in the order in which they were made."""
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+def memory_folder() -> Path:
+    """Returns where the files are made."""
+    return FOLDER if FOLDER.is_dir() else Path(tempfile.gettempdir())
+
+
+def free_memory() -> int:
+    """Returns how many bytes may be made; raises OSError where that is unknown."""
+    facts = os.statvfs(memory_folder())
+    spare = min(_SPARE_BYTES, facts.f_blocks * facts.f_frsize // 8)
+    return max(0, facts.f_bavail * facts.f_frsize - spare)
+
+
+@contextlib.contextmanager
+def memory_file(name: str, num_bytes: int, what: str) -> Iterator[int]:
+    """Makes a file of zeros that only this user may read, and removes its name at the end.
+
+    Yields its handle. Others open it with :func:`open_memory_file`, by a name that no stranger can
+    guess.
+
+    Raises:
+        RunError: there is no room; ``what`` needs it.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            for path in left_memory_files():
+                path.unlink(missing_ok=True)
+            if (free := free_memory()) < num_bytes:
+                raise _no_room(num_bytes, what, f"{size(free)} free")
+            handle = open_own(_MAIL + name, os.O_RDWR | os.O_CREAT | os.O_EXCL, memory_folder())
+            stack.callback(os.close, handle)
+            stack.callback((memory_folder() / (_MAIL + name)).unlink, missing_ok=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            # Allocated, not only sized: a full file system raises here, instead of SIGBUS later.
+            os.posix_fallocate(handle, 0, num_bytes)
+        except OSError as error:
+            raise _no_room(num_bytes, what, error.strerror or str(error)) from None
+        yield handle
+
+
+def open_memory_file(name: str) -> int:
+    """Opens the file of a name; OSError: there is none, or another user could have made it."""
+    return open_own(_MAIL + name, os.O_RDWR, memory_folder())
+
+
+def left_memory_files() -> list[Path]:
+    """Returns the files of this user whose maker was killed before it could remove them."""
+    files = left_behind(memory_folder(), _MAIL)
+    return [path for path, file in files if time.time() - os.fstat(file).st_mtime > _YOUNG_S]
+
+
+def _no_room(num_bytes: int, what: str, why: str) -> RunError:
+    return RunError(
+        f"{what} needs {size(num_bytes)} of shared memory in {memory_folder()}: {why}; free some "
+        f"there, make it larger (of a container: --shm-size), or do without it: "
+        f"comm.shared_memory=false, and a backend other than shm"
+    )
+
+
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_NO_MATTER = 9  # a port; no packet is sent
+
+
+def own_address_towards(host: str) -> str:
+    """Returns this machine's address towards ``host``; raises OSError if no network leads there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, _NO_MATTER))  # chooses a route and sends nothing
+        return str(probe.getsockname()[0])
+
+
+def interface_towards(host: str) -> str | None:
+    """Returns the interface of :func:`own_address_towards`, or None if it cannot be determined."""
+    with contextlib.suppress(OSError):
+        address = own_address_towards(host)
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no IPv4 address
+                if address_of(name) == address:
+                    return name
+    return None
+
+
+def address_of(interface: str) -> str:
+    """Returns the IPv4 address of an interface of this machine; raises OSError if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+    return socket.inet_ntoa(answer[20:24])
+
+
+def is_loopback(address: str) -> bool:
+    """Returns whether an address leads from every machine to that machine itself."""
+    return ipaddress.ip_address(address).is_loopback
+
+
+@contextlib.contextmanager
+def reserve_port(port: int) -> Iterator[int]:
+    """Yields the port to use, ``port`` itself or any free one for 0, and keeps it until the end.
+
+    Rank 0 listens there, seconds after the port was chosen. Until then it is bound here without
+    listening: the system gives it to no other process, but a socket that allows reuse, as that of
+    torch's store, may listen at it. Another launcher that wants this very port could bind it in the
+    same way; so each launcher also takes a name that only one process may have.
+    """
+    with socket.socket() as kept, socket.socket(socket.AF_UNIX) as name:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            kept.bind(("", port))
+            number = int(kept.getsockname()[1])
+            # A socket without a file, of all users and containers that share the network.
+            name.bind(f"\0hires-port-{number}")
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            why = "is taken" if taken else f"cannot be used ({error.strerror})"
+            remedy = "choose another one, or launcher.port=0 for any free port"
+            raise ConfigError(f"launcher.port={port} {why}; {remedy}") from None
+        yield number

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from hires.core import programs
 from hires.core.config.launcher_config import DIALECTS
 from hires.core.errors import CommError, PeerError, RunError
-from hires.core.shipped import adding
+from hires.core.programs import adding
 from hires.core.store.files import cache_dir
 
 LIBRARY = "MPI4PY_LIBMPI"

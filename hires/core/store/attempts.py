@@ -18,7 +18,8 @@ from typing import Any
 from hires.core.config.launcher_config import is_secret
 from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import file_names, launch_file, provenance, reading, trust
+from hires.core.ranks import mpi_starter
+from hires.core.store import file_names, provenance, reading, trust
 from hires.core.store.ends import End, State, end_of
 from hires.core.store.file_names import StrPath, attempt_dir, last_number
 from hires.core.store.files import (
@@ -162,7 +163,7 @@ def next_attempt(path: StrPath, argv: Sequence[str] | None = None) -> int:
     """
     path = Path(path)
     trust.refuse_untrusted(path)
-    reproduce = reproduce_line_of(path) if argv is None else launch_file.reproduce_line(argv)
+    reproduce = reproduce_line_of(path) if argv is None else mpi_starter.reproduce_line(argv)
     last = last_number(path)
     for number in itertools.count(0 if last is None else last + 1):
         folder = attempt_dir(path, number)

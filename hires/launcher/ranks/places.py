@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.ranks import mpi_starter, network
+from hires.core.ranks import mpi_starter
+from hires.core.ranks.meeting import address_of, is_loopback, own_address_towards
 from hires.core.ranks.mpi_starter import Starter
 
 LOOPBACK = "127.0.0.1"
@@ -113,7 +114,7 @@ def meeting(config: RunConfig, here: str, other: str, towards: str) -> tuple[str
     interface = config.interface
     if interface is not None:
         try:
-            return network.address_of(interface), interface
+            return address_of(interface), interface
         except OSError as error:
             key = "launcher" if config.launcher.interface else "cluster"
             raise RunError(
@@ -126,8 +127,8 @@ def meeting(config: RunConfig, here: str, other: str, towards: str) -> tuple[str
 
 def _reached(towards: str, here: str, other: str, remedy: str) -> str:
     try:
-        address = network.own_address_towards(towards)
-        if not network.is_loopback(address):
+        address = own_address_towards(towards)
+        if not is_loopback(address):
             return address
         why = f"its name leads to {address}"
     except OSError as error:

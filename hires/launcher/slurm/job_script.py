@@ -21,7 +21,8 @@ from submitit import SlurmExecutor
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.programs import python
-from hires.core.store import file_names, launch_file
+from hires.core.ranks import mpi_starter
+from hires.core.store import file_names
 from hires.core.store.files import write_atomically
 
 JOB = "hires.launcher.slurm.job"
@@ -76,7 +77,7 @@ def write_script(
             options["exclude"] = joined(options.get("exclude"), *array.exclude)
     lines = [shlex.join(["module", "load", name]) for name in config.cluster.modules]
     lines += config.cluster.setup
-    setup = launch_file.render(argv, "job.sh", TASKS=tasks, SETUP=lines)
+    setup = mpi_starter.render(argv, "job.sh", TASKS=tasks, SETUP=lines)
     if not lines:
         setup = re.sub(r"^# cluster\.modules.*?^done\n", "", setup, flags=re.DOTALL | re.MULTILINE)
     text = _Script(folder).text(

@@ -22,7 +22,7 @@ from typing import Any
 import hires
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, RunError
-from hires.core.ranks import network
+from hires.core.ranks import meeting
 from hires.core.store import file_names, reading
 from hires.core.store.ends import End, State
 from hires.core.store.files import make_folder, write_atomically
@@ -209,7 +209,7 @@ def _network(reports: Sequence[Report], config: RunConfig) -> tuple[str, str, st
     where = f"met at {first['address']}"
     where += f", talk over {first['interface']}" if first["interface"] else ""
     several = len({one["host"] for one in reports}) > 1
-    if several and network.is_loopback(first["address"]):
+    if several and meeting.is_loopback(first["address"]):
         remedy = "set launcher.interface=NAME, the network that joins the nodes"
         return FAILED, f"{where}: an address of the machine itself", remedy
     if None in times:

@@ -28,7 +28,7 @@ from hires.core.store.ends import JOB_ENDS, State
 from hires.core.store.file_names import StrPath
 from hires.core.store.naming import SCHEMA
 from hires.core.store.records import done_attempt, other_schema
-from hires.core.store.run_names import NamedRuns, campaigns, matching, of_campaign
+from hires.core.store.rundir import NamedRuns, campaigns, matching, of_campaign
 from hires.launcher import interface
 from hires.launcher.interface import ENDED, GONE, UNKNOWN, JobStatus
 from hires.launcher.status.run_progress import read_ends

@@ -21,8 +21,7 @@ from pathlib import Path
 
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks import heartbeat
-from hires.core.ranks.call_differences import explanation
-from hires.core.ranks.call_records import RankCalls, read_calls
+from hires.core.ranks.call_records import RankCalls, explanation, read_calls
 from hires.core.ranks.heartbeat import RankStatus
 from hires.core.store import file_names, provenance, reading, records
 from hires.core.store.files import write_atomically

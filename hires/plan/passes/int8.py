@@ -17,10 +17,9 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hires.core.config.precision_config import DYNAMIC, STATIC
+from hires.core.config.precision_config import DYNAMIC, INT8, STATIC
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
-from hires.core.precisions import INT8
 from hires.core.registry import offer
 from hires.core.store.frozen import digest
 from hires.plan.graph import INPUT, Graph, Node

@@ -16,9 +16,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from hires.core.config.precision_config import DYNAMIC, STATIC
+from hires.core.config.precision_config import DYNAMIC, INT8, STATIC
 from hires.core.errors import ConfigError
-from hires.core.precisions import INT8
 from hires.core.registry import imported
 from hires.plan.graph import INPUT, Graph, Node, Parameter, renamed
 from hires.plan.operators.operator_facts import facts_of

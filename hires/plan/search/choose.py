@@ -24,9 +24,9 @@ from functools import cached_property
 
 from hires.core.config.launcher_config import node_starts
 from hires.core.config.parallel_config import OBJECTIVES, ParallelConfig
+from hires.core.config.precision_config import PRECISIONS
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, PlanError
-from hires.core.precisions import PRECISIONS
 from hires.core.units import size
 from hires.plan.checks import check_numbers, check_tiles
 from hires.plan.gradient_sums import scatters_gradients

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hires.core.codecs import CODECS, GRADIENT, HALO, JOIN, PARAMETERS, STAGE
+from hires.core.config.precision_config import PRECISIONS
 from hires.core.config.run_config import RunConfig
-from hires.core.precisions import PRECISIONS
 from hires.core.schedules import SCHEDULES, Pipeline, Task, forward_only
 from hires.plan.event import sent_bytes
 from hires.plan.graph import Graph, Node

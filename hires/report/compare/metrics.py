@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hires.core.evaluation_metrics import METRICS as EVALUATION
+from hires.core.evaluation_summary import METRICS as EVALUATION
 from hires.core.store.reading import text
 from hires.core.units import MIB
 from hires.report.columns import value_text

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from hires.core.precisions import INT8
+from hires.core.config.precision_config import INT8
 from hires.core.ranks.timeline import StepSpans
 from hires.plan.plan import Plan
 from hires.report.frames import Frames, setting

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from hires.core.evaluation_metrics import LOSS, METRICS
-from hires.core.precisions import INT8
+from hires.core.config.precision_config import INT8
+from hires.core.evaluation_summary import LOSS, METRICS
 from hires.core.store.step_lines import VALIDATED_LINE
 from hires.report.frames import numeric
 from hires.report.plots import style

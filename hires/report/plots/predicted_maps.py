@@ -24,7 +24,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from hires.core.shipped import adding
+from hires.core.programs import adding
 from hires.core.store import file_names, reading
 from hires.core.store.reading import Notes, text
 from hires.report.evaluations import EvaluationFile, evaluated, evaluation_in

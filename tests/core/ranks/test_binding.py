@@ -8,7 +8,7 @@ import pytest
 
 from hires.core.config.launcher_config import ClusterConfig, LauncherConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.ranks import binding, machine
+from hires.core.ranks import machine
 from hires.core.ranks.world import World
 
 
@@ -27,7 +27,7 @@ def two_processors(tmp_path, monkeypatch):
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / name).touch()
     kept: list[list[int]] = []
-    monkeypatch.setattr(binding, "_SYSTEM", tmp_path)
+    monkeypatch.setattr(machine, "_SYSTEM", tmp_path)
     monkeypatch.setattr(machine, "_DEV", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: kept.append(sorted(cores)))
@@ -42,7 +42,7 @@ def config(name="local", threads=1, bind="auto", gpus=0) -> RunConfig:
 
 
 def test_ranks_get_whole_cores_and_neighbours_the_same_processor(two_processors):
-    shares = [binding.bind(rank_of(rank, 4), config()).cores for rank in range(4)]
+    shares = [machine.bind(rank_of(rank, 4), config()).cores for rank in range(4)]
     assert shares == two_processors == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
@@ -58,7 +58,7 @@ def test_ranks_get_whole_cores_and_neighbours_the_same_processor(two_processors)
     ],
 )
 def test_ranks_are_unbound_where_cores_are_too_few(two_processors, name, ranks, threads, bound):
-    found = binding.bind(rank_of(0, ranks), config(name, threads))
+    found = machine.bind(rank_of(0, ranks), config(name, threads))
     assert found.bound is bool(two_processors) is bound
     assert found.threads == threads
     if not bound:
@@ -69,10 +69,10 @@ def test_rank_is_free_where_binding_is_off_or_refused(two_processors, monkeypatc
     def refuse(pid, cores):
         raise PermissionError
 
-    assert not binding.bind(rank_of(0, 4), config(bind="none")).bound
+    assert not machine.bind(rank_of(0, 4), config(bind="none")).bound
     assert two_processors == []
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    found = binding.bind(rank_of(0, 2), config())
+    found = machine.bind(rank_of(0, 2), config())
     assert (found.bound, found.cores) == (False, list(range(8)))
 
 
@@ -85,13 +85,13 @@ def test_devices_are_shared_out_by_the_rank_on_its_node(two_processors, monkeypa
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert binding.bind(rank_of(3, 4), config(gpus=count)).devices == expected
+        assert machine.bind(rank_of(3, 4), config(gpus=count)).devices == expected
         assert os.environ.get("CUDA_VISIBLE_DEVICES") == expected
 
 
 def test_shares_cover_all_cores_once():
     for size in range(1, 8):
-        shares = [binding.share_of(list(range(7)), rank, size) for rank in range(size)]
+        shares = [machine.share_of(list(range(7)), rank, size) for rank in range(size)]
         assert sorted(core for share in shares for core in share) == list(range(7))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 

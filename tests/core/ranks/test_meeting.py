@@ -12,7 +12,7 @@ import time
 import pytest
 
 from hires.core.errors import CommError, ConfigError, RunError
-from hires.core.ranks import meeting, memory_files, network
+from hires.core.ranks import meeting
 from hires.core.ranks.world import World, from_environment
 from hires.core.store import file_names
 from tests.helpers.launches import ROOT
@@ -40,15 +40,15 @@ def test_world_is_read_from_the_environment_and_back():
 
 
 def chosen(port):
-    with network.reserve_port(port) as number:
+    with meeting.reserve_port(port) as number:
         return number
 
 
 def test_nobody_else_gets_the_port_by_chance():
     """Two runs that meet at one port talk to each other's ranks before either notices."""
-    with network.reserve_port(0) as port:
+    with meeting.reserve_port(0) as port:
         for _ in range(200):
-            with network.reserve_port(0) as other:
+            with meeting.reserve_port(0) as other:
                 assert other != port
         with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
             stranger.bind(("127.0.0.1", port))
@@ -58,8 +58,8 @@ def test_nobody_else_gets_the_port_by_chance():
 def test_two_launchers_never_have_one_port(choice):
     """Both may bind it as long as nobody listens; ranks of one run would then join the other."""
     own = chosen(0) if choice == "own" else 0
-    code = "from hires.core.ranks import network\n"
-    code += f"with network.reserve_port({own}) as port: print(port, flush=True); input()\n"
+    code = "from hires.core.ranks import meeting\n"
+    code += f"with meeting.reserve_port({own}) as port: print(port, flush=True); input()\n"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as other:
         try:
@@ -96,7 +96,7 @@ def test_secret_that_others_may_read_is_not_believed(tmp_path):
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory_files, "FOLDER", tmp_path)
+    monkeypatch.setattr(meeting, "FOLDER", tmp_path)
     return tmp_path
 
 
@@ -111,17 +111,17 @@ def test_file_is_of_zeros_for_this_user_and_none_is_left_however_it_ends(folder,
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    with memory_files.memory_file("one", 5000, "a test"):
+    with meeting.memory_file("one", 5000, "a test"):
         [path] = folder.iterdir()
         assert path.read_bytes() == bytes(5000)
         assert path.stat().st_mode & 0o777 == 0o600
-    need = memory_files.free_bytes() + 1
+    need = meeting.free_memory() + 1
     text = r"a test needs .* free; .*comm\.shared_memory=false"
-    with pytest.raises(RunError, match=text), memory_files.memory_file("one", need, "a test"):
+    with pytest.raises(RunError, match=text), meeting.memory_file("one", need, "a test"):
         pass
     monkeypatch.setattr(fcntl, "flock", full)
     no_space = pytest.raises(RunError, match="No space left on device")
-    with no_space, memory_files.memory_file("one", 10, "a test"):
+    with no_space, meeting.memory_file("one", 10, "a test"):
         pass
     assert not list(folder.iterdir())
 
@@ -135,12 +135,12 @@ def test_only_what_certainly_was_left_is_removed(folder):
     link.symlink_to(other)
     os.mkfifo(folder / "hires-mail-pipe")
     path = folder / "hires-mail-one"
-    with memory_files.memory_file("one", 10, "a test"):
+    with meeting.memory_file("one", 10, "a test"):
         os.utime(path, (0, 0))  # its maker lives, however old it is
         assert not dead.exists()
         dead = old(folder / "hires-mail-c")
-        assert memory_files.left_behind() == [dead]
-        with memory_files.memory_file("two", 10, "a test"):
+        assert meeting.left_memory_files() == [dead]
+        with meeting.memory_file("two", 10, "a test"):
             assert path.exists()
             assert not dead.exists()
     assert young.exists()

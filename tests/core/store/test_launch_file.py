@@ -8,12 +8,13 @@ import sys
 from hires.core import programs
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig
-from hires.core.store import launch_file, rundir
+from hires.core.ranks import mpi_starter
+from hires.core.store import rundir
 
 
 def test_reproduce_line_is_one_quoted_command():
     for argv in (["/usr/bin/hires", "run"], ["/x/hires/__main__.py", "run"], ["run"]):
-        line = launch_file.reproduce_line([*argv, "image=[75,61]", "data.path=my images"])
+        line = mpi_starter.reproduce_line([*argv, "image=[75,61]", "data.path=my images"])
         assert line == "hires run 'image=[75,61]' 'data.path=my images'"
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.errors import ConfigError, RunError
-from hires.core.store import attempts, campaign, files, naming, records, run_names, rundir
+from hires.core.store import attempts, campaign, files, naming, records, rundir
 from hires.core.store.attempts import Attempt
 from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
 from hires.core.store.ends import End
@@ -131,18 +131,18 @@ def test_find_by_path_name_campaign_and_hash(config):
     run = rundir.create(config, PLAN, ARGV)
     names = (str(run.path), run.name, f"default/{run.name}", run.name[-8:], run.name[-8:-3])
     for name in names:
-        assert rundir.open_run(run_names.locate(name, config.results)) == run
+        assert rundir.open_run(rundir.locate(name, config.results)) == run
     for name in ("nothing", ""):
         with pytest.raises(ConfigError, match=f"'{name}' is no campaign and no run"):
-            run_names.locate(name, config.results)
+            rundir.locate(name, config.results)
     (run.path / "config.yaml").unlink()
-    assert run_names.of_campaign(run.path.parent) == [run.path]
+    assert rundir.of_campaign(run.path.parent) == [run.path]
 
 
 CREATE = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from hires.core.store import run_names, rundir
+from hires.core.store import rundir
 from hires.core.config.run_config import RunConfig
 def create(seed):
     return rundir.create(RunConfig(results=sys.argv[1], seed=seed), {"world": 1}, [])

@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from hires.core.ranks.call_differences import explanation, first_difference
 from hires.core.ranks.call_records import (
-    KEPT_CALLS,
-    SHOWN_CALLS,
     CallFacts,
     CallRing,
     RankCalls,
+    explanation,
+    first_difference,
     read_calls,
 )
 
-SITE = "test_call_differences.py"
+SITE = "test_call_records.py"
 SUM = CallFacts("all_reduce", 4096, "float32", "gloo")
 ROOTED = CallFacts("broadcast", 8, "int64", "gloo")
 
@@ -43,25 +42,6 @@ def test_first_call_that_differs_is_named_with_both_lines():
     )
 
 
-def test_other_tag_of_a_message_is_named_on_both_sides():
-    sends = CallFacts("send", 8, "float32", "gloo")
-    receives = CallFacts("recv", 8, "float32", "gloo")
-    three, four, back = (
-        f"messages {way}, tag {tag}, in all ranks over gloo"
-        for way, tag in (("0 to 1", 3), ("0 to 1", 4), ("1 to 0", 3))
-    )
-    expected = "rank 0 sends tag 3, and rank 1 waits for tag 4"
-    both = stuck(ring_of((three, sends, None)), ring_of((four, receives, None)))
-    assert explanation(both).endswith(expected)
-    both[0].waits_in = -1  # a short message leaves at once
-    assert explanation(both).endswith(expected)
-    # What was received is no other tag, and neither is a message the other way.
-    ring = ring_of((three, receives, None), (four, receives, None))
-    assert "sends tag" not in explanation(stuck(ring_of((three, sends, None)), ring))
-    ring = ring_of((four, receives, None))
-    assert "sends tag" not in explanation(stuck(ring_of((back, receives, None)), ring))
-
-
 def test_roots_reductions_sizes_types_and_routes_must_agree():
     for one, other in (
         ((ROOTED, 0), (ROOTED, 1)),
@@ -87,30 +67,6 @@ def test_rank_that_has_not_come_is_named_with_what_it_does():
     assert explanation({0: waiting}, [], "lost").endswith("rank 1 gives no answer: lost")
     both = {0: waiting, 1: a.record(1, last, 2.0)}
     assert "to which all its ranks have come" in explanation(both)
-
-
-def test_message_without_its_other_side_is_named():
-    sends, receives = CallFacts("send", 64, "int8", "gloo"), CallFacts("recv", 64, "int8", "gloo")
-    a, b = CallRing(()), CallRing(())
-    a.note(a.channel("messages 0 to 1, tag 3", [0, 1]), sends)
-    text = explanation({0: a.record(0, a.total - 1, 1.0), 1: b.record(1)})
-    assert "rank 0 waits in send of 64 B int8" in text
-    assert "of which rank 1 has not called its side; rank 1 waits in no call" in text
-    b.note(b.channel("messages 0 to 1, tag 3", [0, 1]), receives)
-    assert not first_difference({0: a.record(0), 1: b.record(1)})
-    short = CallRing(())
-    short.note(
-        short.channel("messages 0 to 1, tag 3", [0, 1]), CallFacts("recv", 32, "int8", "gloo")
-    )
-    assert "recv of 32 B" in first_difference({0: a.record(0), 1: short.record(1)})
-
-
-def test_calls_that_are_no_longer_kept_leave_their_hash():
-    calls = [("gloo", SUM, None)] * (KEPT_CALLS + 9)
-    other = [("gloo", ROOTED, 0), *calls[1:]]
-    text = first_difference(stuck(ring_of(*calls), ring_of(*other)))
-    assert "made different calls in gloo before call" in text
-    assert len(ring_of(*calls).record(0).calls) == SHOWN_CALLS
 
 
 def test_record_survives_a_file_and_damaged_values_are_none():
