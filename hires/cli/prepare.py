@@ -50,10 +50,15 @@ class Prepared:
     """About earlier runs that it resembles."""
 
     def name(self, planner: Planner) -> None:
-        """Finds the inputs, the folder, and which attempts are complete; errors of ``inputs``."""
+        """Finds the inputs, the folder, and which attempts are complete; errors of ``inputs``.
+
+        RunError: a complete run of this name has another config.
+        """
         self.inputs = planner.inputs(self.config)
         self.path = rundir.run_path(self.config, self.inputs)
         self.done = rundir.done_attempts(self.path)
+        if self.done:  # 8 digits of a hash are a name, and no proof
+            rundir.require_same_config(self.path, self.config)
 
     def begin(self, earlier: EarlierRuns, go_on: bool) -> None:
         """Compares it with earlier runs; with ``go_on`` it begins where a shorter one was saved."""
@@ -94,9 +99,6 @@ def prepare(
         RunError: the calibration failed.
     """
     words = tuple(words)
-    for key, target in (("model.target", config.model.target), ("loss.target", config.loss.target)):
-        if target is not None:
-            frozen.require_target(key, target)
     config = resolve_data(config, planner.sizes)
     findings = [*idle_keys(config, words)]
     config, choice = LayoutSearch(planner, words).chosen(config)

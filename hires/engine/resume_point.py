@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hires import comm
+from hires.core.config.fields import build
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, RunError
 from hires.core.ranks.world import World
@@ -112,7 +113,7 @@ def _candidates(
     agreed, problem = json.loads(comm.broadcast_text(json.dumps(answer)))
     if problem is not None:
         raise failure or RunError(problem)
-    return [checkpoints.from_dict(values) for values in agreed], damaged
+    return [build(Checkpoint, values) for values in agreed], damaged
 
 
 def _warn(run_dir: Path, world: World, problem: str) -> None:

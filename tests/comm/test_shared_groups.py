@@ -95,8 +95,8 @@ def unseen(name: str) -> int:
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        (("free_bytes", lambda: 1000), "memory in .*: 1000 B free; free"),
-        (("open_file", unseen), "is not visible to all ranks"),  # as ranks in containers
+        (("free_memory", lambda: 1000), "memory in .*: 1000 B free; free"),
+        (("open_memory_file", unseen), "is not visible to all ranks"),  # as ranks in containers
     ],
 )
 def test_memory_that_ranks_do_not_share_is_refused_by_all(function, text, monkeypatch):

@@ -119,7 +119,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"steps": 30, "lr_schedule.warmup": 30}, "leaves no step of steps=30"),
     ({"optimizer.name": "LBFGS"}, "optimizer=lbfgs: it computes the loss several times in a step"),
     ({"optimizer.args": {"lr": 1.0}}, "write optimizer.lr"),
-    ({"epochs": 2, "steps": 30}, "epochs=2 and steps=30 both set the length; leave one out"),
+    ({"epochs": 2, "steps": 30}, "epochs=2 and steps=30 both set the length"),
     ({"epochs": 1, "task.name": "predict"}, "epochs=1: task=predict takes each image"),
     ({"steps": 3, "measure.warmup": 3}, "use steps=4 or more"),
     ({"steps": 2, "measure.steps": 3}, "use steps=3 or more"),

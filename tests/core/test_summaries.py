@@ -112,12 +112,6 @@ def test_interval_of_a_difference_by_hand():
     assert paired_difference(0, 0, 0) is None
 
 
-def test_units_that_agree_narrow_the_interval_of_a_difference():
-    ends = [paired_difference(0, 0, total)[1] for total in (100, 1000, 10000)]
-    assert ends == pytest.approx([0.0272, 0.00277, 0.000277], rel=0.01)
-    assert paired_difference(500, 500, 1000)[1] == pytest.approx(0.0619, rel=0.01)
-
-
 def test_lines_of_a_training_say_when_it_was_how_good():
     line = {"kind": VALIDATED_LINE, "step": 11, "metric": "top1", "top1": 0.93, "loss": 0.21}
     epoch = {"kind": EPOCH_LINE, "epoch": 3, "loss": 0.41, "epoch_s": 14.2, "left_s": 43.0}
@@ -175,13 +169,3 @@ def test_rate_is_a_number_in_every_step_of_every_length(name: str):
 def test_rate_of_a_replica_is_multiplied_by_their_number():
     keys = {"optimizer": {"lr": 0.1, "scale_lr": True}, "parallel": {"replicas": 4, "stages": 2}}
     assert learning_rate(from_dict({**keys, "batch": 8}), 0) == pytest.approx(0.4)
-
-
-def test_longer_run_is_on_another_curve_unless_its_length_is_given():
-    short, long = config_with(20, name="cosine"), config_with(30, name="cosine")
-    assert learning_rate(short, 10) != learning_rate(long, 10)
-    short, long = (config_with(n, name="cosine", steps=20) for n in (20, 30))
-    assert [learning_rate(short, k) for k in range(20)] == [
-        learning_rate(long, k) for k in range(20)
-    ]
-    assert learning_rate(long, 29) == pytest.approx(0.0, abs=1e-15)

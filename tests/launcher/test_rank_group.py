@@ -24,7 +24,7 @@ def places(num_ranks: int = 3, words: tuple[str, ...] = (), **keys):
 @pytest.fixture
 def routed(monkeypatch):
     """Other hosts are reached by one address of this one."""
-    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "10.0.0.1")
+    monkeypatch.setattr(rank_places, "own_address_towards", lambda host: "10.0.0.1")
 
 
 def test_places_and_command_follow_from_the_hosts(routed, monkeypatch):
@@ -38,7 +38,7 @@ def test_places_and_command_follow_from_the_hosts(routed, monkeypatch):
     assert "localhost:2,n2:1" in found.starter.words
     words = ("/opt/mpirun", "--mca", "x", "a b")  # of the script, as they stand
     assert places(words=words).starter.words == words
-    monkeypatch.setattr(rank_places.network, "address_of", {"ib0": "10.1.0.1"}.__getitem__)
+    monkeypatch.setattr(rank_places, "address_of", {"ib0": "10.1.0.1"}.__getitem__)
     found = places(hosts=["localhost", "n2"], interface="ib0")
     assert (found.address, found.interface) == ("10.1.0.1", "ib0")
 
@@ -49,10 +49,10 @@ def test_hosts_that_do_not_reach_each_other_are_named(monkeypatch, routed):
 
     with pytest.raises(RunError, match=r"run on no\.such\.host \(launcher\.hosts\)"):
         places(hosts=["no.such.host", "localhost"])
-    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "127.0.1.1")
+    monkeypatch.setattr(rank_places, "own_address_towards", lambda host: "127.0.1.1")
     with pytest.raises(RunError, match=r"n2 \(launcher.hosts\) .* leads to 127.0.1.1"):
         places(hosts=["localhost", "n2"])
-    monkeypatch.setattr(rank_places.network, "own_address_towards", refuse)
+    monkeypatch.setattr(rank_places, "own_address_towards", refuse)
     with pytest.raises(RunError, match=r"n2 .*: no route; .*launcher.interface"):
         places(hosts=["localhost", "n2"])
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)

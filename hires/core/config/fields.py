@@ -344,11 +344,16 @@ def _typed(hint: Any, item: Any, key: str) -> Any:
     origin = typing.get_origin(hint) or hint
     if origin is float and isinstance(item, int) and not isinstance(item, bool):
         return float(item)
-    if origin is tuple and isinstance(item, list):  # as JSON holds it
-        return tuple(item)
+    if origin is Path and isinstance(item, str):  # this and lists as JSON holds them
+        return Path(item)
+    if origin is tuple and isinstance(item, list):
+        each = args[0] if args[1:] == (...,) else Any
+        return tuple(_typed(each, one, f"{key}[{index}]") for index, one in enumerate(item))
     wrong_bool = isinstance(item, bool) and origin is not bool
     if not isinstance(item, origin) or wrong_bool:
         raise ConfigError(f"{key}={item!r} must be {type_words(hint)}")
+    if origin is dict and args and dataclasses.is_dataclass(args[1]):
+        return {name: _typed(args[1], one, f"{key}.{name}") for name, one in item.items()}
     if origin is not list:
         return item
     return [_typed(args[0], one, f"{key}[{index}]") for index, one in enumerate(item)]

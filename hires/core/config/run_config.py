@@ -126,10 +126,7 @@ class RunConfig(Section):
             for key, item in changed_keys(self.predict):
                 yield f"predict.{key}={item} is for task=predict, not task={self.task.name}"
         if self.cluster.container and self.cluster.container_by == "pyxis" and self.mpi != "srun":
-            yield (
-                f"cluster.container_by=pyxis is a plug-in of srun, and launcher.mpi={self.mpi} "
-                f"starts the ranks; use container_by=apptainer, or launcher.mpi=srun"
-            )
+            yield "cluster.container_by=pyxis is a plug-in of srun: use launcher.mpi=srun"
 
     def _wrong_image(self) -> Iterator[str]:
         size = self.image
@@ -137,10 +134,7 @@ class RunConfig(Section):
         good = isinstance(self.image, (list, tuple)) and len(self.image) == 2
         if not good or any(type(n) is not int or n < 1 for n in self.image):
             self.image = [1, 1]
-            yield (
-                f"image={size!r} must be a whole number of pixels or [height,width], as image=512 "
-                f"or image=[480,640]"
-            )
+            yield f"image={size!r} must be a whole number of pixels or [height,width], as [480,640]"
         self.image = list(self.image)
 
     def _wrong_length(self) -> Iterator[str]:
@@ -151,24 +145,19 @@ class RunConfig(Section):
         warmup, schedule, task = self.measure.warmup, self.lr_schedule, self.task.name
         counted = warmup + least
         if self.epochs is not None and self.steps != type(self).steps:
-            yield (
-                f"epochs={self.epochs:g} and steps={self.steps} both set the length; leave one out"
-            )
+            yield f"epochs={self.epochs:g} and steps={self.steps} both set the length: leave one"
         if self.epochs is not None and task in ONE_PASS:
             yield f"epochs={self.epochs:g}: task={task} takes each image once; leave it out"
         if self.epochs is None and 0 < self.steps < counted:
-            yield (
-                f"steps={self.steps} leaves too little after measure.warmup={warmup} for "
-                f"{least} measured steps; use steps={counted} or more"
-            )
+            why = f"leaves too little after measure.warmup={warmup} for {least} measured steps"
+            yield f"steps={self.steps} {why}; use steps={counted} or more"
         # The planner checks a number of steps that follows from epochs.
         length = schedule.steps or (self.steps if self.epochs is None else None)
         if task == "train" and length and 0 < length <= schedule.warmup:
             key = "lr_schedule.steps" if schedule.steps else "steps"
             yield (
-                f"lr_schedule.warmup={schedule.warmup} leaves no step of {key}={length} to "
-                f"lr_schedule={schedule.name}; use a shorter warm-up, or {key}="
-                f"{schedule.warmup + 1} or more"
+                f"lr_schedule.warmup={schedule.warmup} leaves no step of {key}={length}; use a "
+                f"shorter warm-up, or {key}={schedule.warmup + 1} or more"
             )
 
     def _wrong_precision(self) -> Iterator[str]:
@@ -176,44 +165,25 @@ class RunConfig(Section):
         name, weights = self.precision.name, self.precision.weights
         inference = f"task={', '.join(INFERENCE)}"
         if task == "train" and name == INT8:
-            yield (
-                f"precision={INT8} is for inference, and task=train learns real numbers; train in "
-                f"precision=fp32 or bf16, then use task=infer with precision={INT8}"
-            )
+            yield f"precision={INT8} is for {inference}: task=train learns real numbers"
         if name == INT8 and self.engine.compile != "off":
-            yield (
-                f"{compiled} is for real numbers: precision={INT8} calls kernels that are compiled "
-                f"already and have rescaling, sum and ReLU in them; use engine.compile=off"
-            )
+            yield f"{compiled} is for real numbers, not precision={INT8}; use engine.compile=off"
         codecs = [one for one in sorted({*self.comm.codecs.values()}) if CODECS[one].unit != 0]
         if name == INT8 and codecs:
-            yield (
-                f"comm.codec={', '.join(codecs)} changes numbers, and with precision={INT8} all "
-                f"layouts compute the same bits; use comm.codec=none"
-            )
+            why = f"changes numbers, and with precision={INT8} all layouts compute the same bits"
+            yield f"comm.codec={', '.join(codecs)} {why}; use comm.codec=none"
         for codec in codecs if self.scales_loss else ():
             if CODECS[codec].leaves:
-                yield (
-                    f"comm.codec={codec} keeps a part of gradients for later steps, and "
-                    f"precision={name} scales each step's anew; use precision=bf16"
-                )
+                why = f"keeps a part of gradients, and precision={name} scales each step's anew"
+                yield f"comm.codec={codec} {why}; use precision=bf16"
         if task == "train" and weights in HALF:
-            yield (
-                f"precision.weights={weights} is for {inference}: training keeps its weights in "
-                f"fp32; leave it out"
-            )
+            yield f"precision.weights={weights}: training keeps its weights in fp32; leave it out"
         if self.engine.compile != TENSORRT:
             return
         if task not in INFERENCE:
-            yield (
-                f"{compiled} is for inference: an engine has no gradients and shows no values "
-                f"inside, which task={task} needs; use {inference}, or engine.compile=off"
-            )
+            yield f"{compiled} is for inference; use {inference}, or engine.compile=off"
         if name == "fp64":
-            yield (
-                f"{compiled} has no precision=fp64: TensorRT computes in fp32 at most; use "
-                f"precision=fp32 or lower, or engine.compile=off"
-            )
+            yield f"{compiled} computes in fp32 at most; use precision=fp32 or lower"
         elif task != "train" and self.autocast_type is not None:
             yield (
                 f"{compiled} computes each layer in the type of its weights, and "
@@ -227,25 +197,19 @@ class RunConfig(Section):
         if self.task.name != "train":
             yield f"{key} is for task=train, not task={self.task.name}; leave it out"
         if self.validate.weights == "ema" and (optimizer.ema is None or optimizer.shard):
-            yield (
-                "validate.weights=ema evaluates the running means that every rank holds in full; "
-                "use optimizer.ema=0.999 and optimizer.shard=false, or validate.weights=trained"
-            )
+            remedy = "optimizer.ema=0.999 and optimizer.shard=false, or validate.weights=trained"
+            yield f"validate.weights=ema needs running means that ranks hold in full; use {remedy}"
         if self.data.split == "validation":
-            yield (
-                f"{key} evaluates on data.split=validation, which this training would learn from; "
-                f"use data.split=train, or leave it out"
-            )
+            why = "evaluates on data.split=validation, which this training would learn from"
+            yield f"{key} {why}; use data.split=train"
 
     def _wrong_data(self) -> Iterator[str]:
         data, loss, scale = self.data, self.loss.name, self.model.scale
         if data.name == "pairs" and (data.normalize != "white" or data.mean is not None):
             yield "data=pairs compares images as they are; leave data.normalize and data.mean out"
         if data.mean is not None and len(data.mean) != self.model.channels:
-            yield (
-                f"data.mean={data.mean} are {len(data.mean)} numbers, and model.channels="
-                f"{self.model.channels}; give one for each channel"
-            )
+            counts = f"{len(data.mean)} numbers, and model.channels={self.model.channels}"
+            yield f"data.mean={data.mean} are {counts}; give one for each channel"
         # That a crop is larger than its image is found where files are opened.
         if data.name == "masks" and self.augments and data.ignore is None:
             for key, amount in changed_keys(self.augment):
@@ -274,10 +238,7 @@ class RunConfig(Section):
             if scale != ModelConfig.scale and self.model.name != "edsr":
                 yield f"model.scale={scale} is for model=edsr, and for {losses}; leave it out"
             if data.name == "pairs":
-                yield (
-                    f"loss={self.objective.name} needs classes, which data=pairs does not have; "
-                    f"use {losses} or data=folder"
-                )
+                yield f"loss={self.objective.name} needs classes: use {losses} or data=folder"
 
     @property
     def mpi(self) -> str:

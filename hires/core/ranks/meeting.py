@@ -34,12 +34,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hires.core.errors import CommError, ConfigError, RunError
-from hires.core.ranks.world import World
 from hires.core.store import file_names, trust
 from hires.core.store.files import cannot_write
 from hires.core.units import size
+
+if TYPE_CHECKING:
+    from hires.core.ranks.world import World
 
 VARIABLE = "HIRES_SECRET"
 """Variable with the secret of programs that are no run, on several machines."""

@@ -59,7 +59,7 @@ def load() -> Any:
         why = str(error).strip().splitlines()[-1]
         raise CommError(
             f"mpi4py finds no MPI library ({why}); install or load the MPI whose launcher starts "
-            f"the ranks, or set {_advice(os.environ)}"
+            f"the ranks, or set {LIBRARY} to the path of its libmpi.so"
         ) from error
     return MPI
 
@@ -103,19 +103,6 @@ def end(mpi: Any) -> None:
     """Ends MPI, all ranks together, if hires has started it; else the program may go on with it."""
     if _started_by_hires and not mpi.Is_finalized():
         mpi.Finalize()
-
-
-def _advice(environ: Mapping[str, str]) -> str:
-    # What makes mpi4py load a library: Debian's MPICH needs a link under the name of the others.
-    chosen = Path(environ.get(LIBRARY, ""))
-    if chosen.name.startswith(_DEBIAN) and chosen.is_file():
-        words = _loading(chosen, environ)
-        return f"these before the start: export {' '.join(f'{k}={v}' for k, v in words.items())}"
-    return (
-        f"{LIBRARY} to the path of its libmpi.so (of Debian's MPICH: ln -s "
-        f"/path/to/libmpich.so.12 FOLDER/libmpi.so.12, then LD_LIBRARY_PATH=FOLDER "
-        f"{LIBRARY}=libmpi.so.12)"
-    )
 
 
 def gpu_support(mpi: Any) -> GpuSupport:

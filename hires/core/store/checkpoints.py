@@ -134,12 +134,6 @@ class Checkpoint:
                 raise DamagedError(f"{self.path} is damaged: {name} {why}")
 
 
-def from_dict(values: dict[str, Any]) -> Checkpoint:
-    """Returns a checkpoint from its values, with a ``path``; ConfigError, TypeError: no such."""
-    files = {name: build(StoredFile, one) for name, one in dict(values["files"]).items()}
-    return build(Checkpoint, {**values, "path": Path(values["path"]), "files": files})
-
-
 def place(run_dir: StrPath, step: int) -> Path:
     """Returns where the checkpoint after so many steps belongs."""
     return Path(run_dir) / FOLDER / f"step{step:06d}"
@@ -163,7 +157,7 @@ def read(path: StrPath) -> Checkpoint:
     if not _is_whole({"schema": schema, **values}):
         raise DamagedError(f"{path} is damaged: {MANIFEST} is not what was written")
     try:
-        checkpoint = from_dict({**_unsealed(values), "path": path})
+        checkpoint = build(Checkpoint, {**_unsealed(values), "path": path})
     except (ConfigError, TypeError, ValueError, KeyError) as error:
         raise DamagedError(f"{path} is damaged: {MANIFEST} makes no sense ({error})") from None
     if step_of(path) not in (None, checkpoint.step):

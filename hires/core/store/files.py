@@ -47,10 +47,6 @@ _POLL_S = 0.05
 _LEFT_S = 86400  # after which what another machine builds was left
 _HIDDEN = re.compile(r"\..+\.(?P<pid>\d{1,9})-(?P<tag>[0-9a-f]+)\.tmp", re.DOTALL)
 
-_KINDS = {
-    stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder",
-    stat.S_IFLNK: "a link",
-}  # fmt: skip
 _REMEDIES = {
     errno.ENOENT: "there is no folder {folder}: choose another folder with {option}, or make it",
     errno.ENOSPC: "free some space, or choose a folder on another disk with {option}",
@@ -253,7 +249,7 @@ def _take(path: Path, mine: Values, what: str) -> str | None:
         with contextlib.suppress(OSError):
             fcntl.flock(guard, fcntl.LOCK_EX)
         for _ in range(_LOCK_TRIES):
-            _refuse_other_kinds(path)
+            _refuse_no_file(path)
             holder = holder_of(path)
             if holder is None:
                 write_atomically(made, json.dumps(mine) + "\n")
@@ -278,12 +274,10 @@ def _take(path: Path, mine: Values, what: str) -> str | None:
     raise HeldError(f"{path} comes and goes: other processes want it too; try again")
 
 
-def _refuse_other_kinds(path: Path) -> None:
+def _refuse_no_file(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
-        mode = path.lstat().st_mode
-        if not stat.S_ISREG(mode):
-            kind = _KINDS.get(stat.S_IFMT(mode), "a device")
-            raise RunError(f"{path} is no file but {kind}; remove it")
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise RunError(f"{path} is no plain file; remove it")
 
 
 def cache_dir() -> Path:

@@ -9,13 +9,9 @@ them, which would run them.
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import hashlib
-import importlib.util
 import json
 import os
-import re
 import shlex
 import stat
 import sys
@@ -29,7 +25,6 @@ from typing import Any
 from hires.core.config.fields import build
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, EditedError
-from hires.core.registry import offer
 from hires.core.store import file_names, reading
 from hires.core.store.attempts import reproduce_line_of
 from hires.core.store.file_names import StrPath
@@ -99,14 +94,6 @@ class RunInputs:
         texts = {name: getattr(self, name) for name in ("table", "weights", "scales", "loss")}
         return found | {name: text for name, text in texts.items() if text}
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RunInputs:
-        """Returns the inputs that plain values describe; raises ConfigError."""
-        files = tuple(build(SourceFile, one) for one in values.get("network") or ())
-        data = values.get("data")
-        texts = (str(values.get(name) or "") for name in ("table", "weights", "scales", "loss"))
-        return cls(files, None if data is None else build(DataContent, data), *texts)
-
 
 @dataclass(frozen=True)
 class Frozen:
@@ -148,7 +135,7 @@ def read(run: StrPath) -> Frozen | None:
     if not values:
         return None
     try:
-        inputs = RunInputs.from_dict(values.get("inputs") or {})
+        inputs = build(RunInputs, values["inputs"])
         files = {str(name): str(value) for name, value in (values.get("files") or {}).items()}
         return Frozen(str(values["config"]), str(values["series"]), files, inputs)
     except (ConfigError, AttributeError, KeyError, TypeError) as error:
@@ -201,38 +188,6 @@ def module_digest(target: str) -> str:
     file = None if spec is None or not spec.has_location else spec.origin
     digest = None if file is None else sha256_of(Path(file))
     return (digest or "")[:16]
-
-
-_DEFINED = (ast.FunctionDef, ast.ClassDef)
-_STAR = re.compile(r"import\s*\(?\s*\*|globals\(|exec\(|setattr\(")
-"""Of a module whose names are not all in its source."""
-
-
-def require_target(key: str, target: str) -> None:
-    """Refuses a function that is surely not there, before its code and torch are imported.
-
-    ConfigError: there is no such module, or nothing in its source has that name.
-    """
-    module, _, name = target.partition(":")
-    spec = _spec(module)
-    if spec is None and importlib.util.find_spec(module.partition(".")[0]) is None:
-        raise ConfigError(
-            f"{key}={target!r} cannot be imported: there is no module {module!r} on the Python "
-            f"path or below {Path.cwd()}; use package.module:function"
-        )
-    mine = Path.cwd() / f"{module.replace('.', '/')}.py"
-    is_hidden = spec is not None and mine.exists() and str(mine) != spec.origin
-    if spec is None or is_hidden or not str(spec.origin).endswith(".py"):
-        return  # its import explains what is wrong
-    with contextlib.suppress(OSError, ValueError, SyntaxError):
-        text = Path(str(spec.origin)).read_text(encoding="utf-8")
-        words = {*re.findall(r"\w+", text)}
-        if name not in words and "__getattr__" not in words and not _STAR.search(text):
-            names = [one for one in ast.parse(text).body if isinstance(one, _DEFINED)]
-            raise ConfigError(
-                f"{key}={target!r}: {module} has no function {name!r}; "
-                f"{offer(name, [one.name for one in names])}"
-            )
 
 
 def network_sources(target: str, files: Sequence[str] = ()) -> tuple[SourceFile, ...]:

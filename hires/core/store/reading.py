@@ -12,6 +12,7 @@ what happens to a file that cannot be used:
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import logging
 import os
@@ -34,8 +35,6 @@ Values = dict[str, Any]
 
 MAX_TEXT = 2000
 """Characters of one text that are kept; a command line with many overrides has a few hundred."""
-MAX_NODES = 10**5
-"""Values of one YAML file: aliases can name the same ones a billion times over."""
 MAX_DEPTH = 100
 """Levels of a YAML file."""
 _DAMAGED = (ValueError, RecursionError, TypeError, yaml.YAMLError)
@@ -185,7 +184,8 @@ def read_named_values(path: StrPath) -> Values:
 
     ConfigError: it cannot be read, is damaged, or holds no keys; the caller adds the remedy.
     """
-    parse = json.loads if Path(path).suffix == ".json" else _parse_yaml
+    is_json = Path(path).suffix == ".json"
+    parse = json.loads if is_json else functools.partial(_parse_yaml, takes_aliases=True)
     try:
         value = parse(read_named(path, _most_bytes(Path(path))).encode())
     except OSError as error:
@@ -257,25 +257,17 @@ def yaml_text(values: Values) -> str:
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=False)
 
 
-def _parse_yaml(data: bytes) -> Any:
+def _parse_yaml(data: bytes, takes_aliases: bool = False) -> Any:
     loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
     # libyaml builds nested values by recursion in C: 50,000 brackets would end this process.
     for event in yaml.parse(data, Loader=loader):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent) and not takes_aliases:  # few are a billion values
+            raise ValueError("it has aliases; write out what they stand for")
         if depth > MAX_DEPTH:
             raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
-    value = yaml.load(data, Loader=loader)
-    # Values in all, each alias counted in full.
-    stack, left = [value], MAX_NODES
-    while stack and left > 0:
-        inner = stack.pop()
-        if isinstance(inner, (dict, list)):
-            left -= len(inner)
-            stack += inner.values() if isinstance(inner, dict) else inner
-    if left <= 0:
-        raise ValueError(f"its aliases stand for more than {MAX_NODES} values")
-    return value
+    return yaml.load(data, Loader=loader)
 
 
 def _visible(sign: str) -> str:

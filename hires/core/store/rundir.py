@@ -131,7 +131,7 @@ def freeze(
                 raise cannot_write(path, error) from error
         finally:
             shutil.rmtree(building, ignore_errors=True)
-    _check_same_config(path, config)
+    require_same_config(path, config)
     _refresh(path, files)
     return path
 
@@ -143,7 +143,7 @@ def refreeze(path: Path, config: RunConfig) -> None:
     """
     trust.refuse_untrusted(path)
     frozen.require_unchanged(path)
-    _check_same_config(path, config)
+    require_same_config(path, config)
     text, before = _config_text(config), frozen.read(path)
     files = {file_names.CONFIG: text}
     if before is not None:
@@ -217,7 +217,7 @@ def _refresh(path: Path, files: dict[str, str]) -> None:
     _write_files(path, changed)
 
 
-def _check_same_config(path: Path, config: RunConfig) -> None:
+def require_same_config(path: Path, config: RunConfig) -> None:
     """Refuses a folder whose frozen config is of another run: it was edited, or damaged."""
     file = path / file_names.CONFIG
     if not os.path.lexists(file):

@@ -50,6 +50,10 @@ def test_run_ends_in_tables_on_screen_and_in_the_folder(hires, fake_ranks, monke
     record = json.loads(answer.out)
     assert record == json.loads((run / "record.json").read_text())
     assert (record["state"], record["world"], record["throughput"]["samples"]) == ("done", 2, 2)
+    config = run / "config.yaml"  # as of a run whose name has the same 8 digits
+    config.write_text(config.read_text().replace("\nseed: 0\n", "\nseed: 1\n"))
+    answer = hires(*words)
+    assert (answer.code, "is not the config of this run" in answer.err) == (1, True)
 
 
 def test_what_cannot_run_starts_nothing(hires):

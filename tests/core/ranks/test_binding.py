@@ -80,7 +80,8 @@ def test_devices_are_shared_out_by_the_rank_on_its_node(two_processors, monkeypa
     for count, visible, expected in (
         (4, None, "3"), (2, None, "1"), (0, None, None),
         (None, None, "1"),  # those that are there
-        (4, "4,5,6,7", "7"), (4, "GPU-abc", "GPU-abc"), (4, "", ""),
+        (4, "4,5,6,7", "7"), (4, "GPU-abc", "GPU-abc"), (4, "", ""), (4, "2, 0", "0"),
+        (4, "0,-1,1", "0"), (4, "NoDevFiles", "NoDevFiles"), (4, "GPU-8a,MIG-3c/1/0", "MIG-3c/1/0"),
     ):  # fmt: skip
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
@@ -94,18 +95,3 @@ def test_shares_cover_all_cores_once():
         shares = [machine.share_of(list(range(7)), rank, size) for rank in range(size)]
         assert sorted(core for share in shares for core in share) == list(range(7))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-def test_visible_gpus_are_counted_as_cuda_counts_them():
-    for visible, expected in (
-        ("", []),
-        ("1", ["1"]),
-        ("2, 0", ["2", "0"]),
-        ("-1", []),
-        ("0,-1,1", ["0"]),
-        ("NoDevFiles", []),
-        ("GPU-8a1b,MIG-3c/1/0", ["GPU-8a1b", "MIG-3c/1/0"]),
-    ):
-        assert machine.visible_gpus(4, {"CUDA_VISIBLE_DEVICES": visible}) == expected
-    assert machine.visible_gpus(1, {"CUDA_VISIBLE_DEVICES": "2,0"}) == ["2"]
-    assert machine.visible_gpus(None, {"CUDA_VISIBLE_DEVICES": "2,0"}) == ["2", "0"]

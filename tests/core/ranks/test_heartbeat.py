@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -176,15 +175,6 @@ def test_rank_whose_launcher_has_ended_does_not_begin(run):
             pass
         records.event(run, 0, "launch_started", **provenance.myself())
         (run / "a0" / "exit.json").write_text("{}")
-
-
-def test_errors_of_the_block_and_of_the_folder_are_raised(run):
-    with pytest.raises(FileNotFoundError), heartbeat.beat(run, 0, 0, Activity(), 1.0):
-        raise FileNotFoundError("image.tif")
-    shutil.rmtree(run / "a0" / "alive")
-    (run / "a0" / "alive").write_text("a file is in the way")
-    with pytest.raises(RunError, match="cannot write"), heartbeat.beat(run, 0, 0, Activity(), 1.0):
-        pass
 
 
 BUSY = """

@@ -104,17 +104,16 @@ def test_words_of_the_user_and_of_slurm_are_passed_on(monkeypatch):
     assert line(mpi="mpich").startswith("mpiexec.hydra ")
 
 
-def test_open_mpi_runs_as_root_only_if_it_is_allowed_to(monkeypatch):
-    starter = mpi_starter.starter(config(), HOSTS)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert starter.environment({"A": "1"})["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert starter.environment({"A": "1"}) == {"A": "1"}
-
-
-def test_open_mpi_takes_what_ranks_elsewhere_need_of_the_environment():
+def test_open_mpi_takes_what_ranks_elsewhere_need_of_the_environment(monkeypatch):
     environ = {**os.environ, "OURS": "1", "NCCL_X": "2"}
-    words = mpi_starter.starter(config(), HOSTS).command(environ, ["rank"])
+    starter = mpi_starter.starter(config(), HOSTS)
+    for user, allowed in (
+        (0, {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}),
+        (1, set()),
+    ):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        assert {*starter.environment({})} == allowed
+    words = starter.command(environ, ["rank"])
     assert words[:8] == ["mpirun", "-x", "NCCL_X", "-x", "OURS", "-x", "PATH", "-np"]
     assert words[-1] == "rank"
     other = mpi_starter.starter(config(mpi="mpich"), HOSTS)

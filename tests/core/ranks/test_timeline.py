@@ -75,9 +75,3 @@ def test_ranks_of_one_machine_keep_their_distance_and_machines_begin_together():
     moved = timelines.aligned(steps)
     assert [step.spans[0].begin_s for step in moved] == [0.0, 0.25, 0.0]
     assert timelines.length_s(moved) == 1.25
-
-
-def test_step_that_some_rank_has_not_kept_is_left_out_unless_none_is_whole():
-    steps = [StepSpans(r, n, "", 0.0) for r, n in ((0, 1), (1, 1), (0, 2))]
-    assert list(timelines.complete_steps(steps, world=2)) == [1]
-    assert [rank.rank for rank in timelines.complete_steps(steps, world=3)[2]] == [0]

@@ -101,20 +101,17 @@ def test_lock_of_another_host_or_a_damaged_one_stays(tmp_path):
         assert (tmp_path / "lock").read_text() == text
 
 
-@pytest.mark.parametrize("kind", ["a FIFO", "a socket", "a folder", "a link"])
-def test_lock_that_is_no_file_is_refused_at_once(tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("nowhere")])
+def test_lock_that_is_no_file_is_refused_at_once(tmp_path, monkeypatch, make):
     path = tmp_path / "lock"
-    monkeypatch.chdir(tmp_path)  # the path of a socket has to be short
-    with socket.socket(socket.AF_UNIX) as server:
-        make = {"a FIFO": os.mkfifo, "a socket": server.bind, "a folder": os.mkdir}
-        make.get(kind, lambda name: Path(name).symlink_to("nowhere"))("lock")
-        monkeypatch.setattr(files.time, "sleep", lambda _: pytest.fail("it is waited for"))
-        with (
-            pytest.raises(RunError, match=f"{path} is no file but {kind}; remove it"),
-            files.lock(path, "the test", 120.0),
-        ):
-            pass
-        assert not files.is_locked(path)
+    make(path)
+    monkeypatch.setattr(files.time, "sleep", lambda _: pytest.fail("it is waited for"))
+    with (
+        pytest.raises(RunError, match=f"{path} is no plain file; remove it"),
+        files.lock(path, "the test", 120.0),
+    ):
+        pass
+    assert not files.is_locked(path)
 
 
 def test_lock_is_released_unless_another_process_took_it(tmp_path):
@@ -170,15 +167,9 @@ def test_append_ends_a_line_that_a_full_disk_has_cut(tmp_path):
 
 def test_lines_of_many_writers_do_not_mix(tmp_path):
     path = tmp_path / "metrics.jsonl"
-
-    def write(rank):
-        for number in range(20):
-            append_line(path, {"rank": rank, "number": number, "filler": "x" * 3000})
-
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(write, range(8)))
-    lines = [(line["rank"], line["number"]) for line in read_lines(path)]
-    assert sorted(lines) == [(rank, number) for rank in range(8) for number in range(20)]
+        list(pool.map(lambda n: append_line(path, {"n": n, "filler": "x" * 3000}), range(100)))
+    assert sorted(line["n"] for line in read_lines(path)) == [*range(100)]
 
 
 def test_full_disk_leaves_no_half_file_and_is_explained(tmp_path, monkeypatch):
@@ -220,14 +211,11 @@ def test_first_bytes_of_a_large_file_are_read(tmp_path):
 
 
 def test_yaml_executes_nothing_and_does_not_grow(tmp_path):
-    lines = ["a0: &a0 {x: 1, y: 2}"]
-    lines += [f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}" for i in range(1, 60)]
     for text, why in (
         ("a: [", "damaged"),
         ("- 1", "it holds no keys"),
         ("!!python/object/apply:os.system ['true']", "could not determine a constructor"),
-        ("a: &x [*x]\nb: *y", "damaged"),
-        ("\n".join(lines), "aliases"),
+        ("a: &a [1]\nb: [*a, *a]", "aliases"),
         ("[" * 50_000, "levels deep"),
     ):
         (tmp_path / "config.yaml").write_text(text)

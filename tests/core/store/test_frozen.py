@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.errors import ConfigError, EditedError
+from hires.core.errors import EditedError
 from hires.core.store import frozen, records, rundir
 from hires.core.store.frozen import DataContent, RunInputs, SourceFile
 from tests.helpers.new_runs import ARGV, PLAN
@@ -129,18 +129,3 @@ def test_ranks_read_files_only_if_their_times_have_changed(config, net, monkeypa
     net.write_text("gelu")
     with pytest.raises(EditedError, match=r"net\.py of the network has changed"):
         frozen.require_unchanged(run, by_time=True)
-
-
-def test_target_that_is_not_there_is_refused_before_any_code_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("mine_typo.py").write_text("raise SystemExit\ndef small(): ...\nclass Large: ...\n")
-    Path("star_typo.py").write_text("from mine_typo import *\n")
-    for target in ("mine_typo:small", "mine_typo:Large", "star_typo:any", "torch.nn:Module"):
-        frozen.require_target("model.target", target)
-    for target, words in (
-        ("mine_typo:smal", r"mine_typo has no function 'smal'; did you mean small\?"),
-        ("mine_typo:x", r"choose one of small, Large"),
-        ("no_such_module:x", r"there is no module 'no_such_module' on the Python path or below"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            frozen.require_target("model.target", target)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from hires.cli.verbs.verb_weights import NameRules
-from hires.core.errors import ConfigError, RunError
+from hires.core.errors import ConfigError
 from hires.core.store import message_files
 from hires.core.store.file_names import rank_messages
 from hires.core.store.message_files import ENTRY
@@ -165,33 +164,15 @@ def test_messages_come_back(tmp_path):
     assert (outside.kind, outside.action, outside.ranks, outside.operation) == ("", "", [], "send")
 
 
-def damaged(folder: Path) -> list[bytes]:
-    message_files.write(folder, 0, HEADER, ENTRIES)
-    whole = rank_messages(folder, 0).read_bytes()
-    line, _, entries = whole.partition(b"\n")
-    odd = [None, [], {}, -1, "x", 1e300, [None], {"64": 5}, {"7": ["halo"]}, {"7": [0, 0, 0]}]
-    changed = [{**json.loads(line), key: value} for key in json.loads(line) for value in odd]
-    nan = ENTRY.pack(0, 64, 7, 8, float("nan"), 1, 1, 1)
-    return [
-        b"", b"\n", line, whole[:-1], whole + b"x", b"[" * 100_000, b"\xff" + whole, entries,
-        *(line + b"\n" + one for one in (nan, ENTRY.pack(9, 64, 7, 8, 1, 1, 1, 1))),
-        *(line + b"\n" + ENTRY.pack(0, way, at, size, 1, 1, 1, 1) for way, at, size in (
-            (63, 7, 8), (64, 6, 8), (64, 7, -8))),
-        *(json.dumps(one).encode() + b"\n" + entries for one in changed),
-    ]  # fmt: skip
-
-
-def test_damaged_file_is_a_note_and_never_a_traceback(tmp_path):
+def test_damaged_messages_are_a_note_and_never_a_traceback(tmp_path):
     path = rank_messages(tmp_path, 0)
-    empty = 0
-    for data in damaged(tmp_path):
-        path.write_bytes(data)
+    message_files.write(tmp_path, 0, HEADER, ENTRIES)
+    line, _, entries = path.read_bytes().partition(b"\n")
+    odd = [None, [], {}, -1, "x", 1e300, [None], {"64": 5}, {"7": ["halo"]}, {"7": [0, 0, 0]}]
+    headers = [{**json.loads(line), key: value} for key in json.loads(line) for value in odd]
+    for header in headers:
+        path.write_bytes(json.dumps(header).encode() + b"\n" + entries)
         notes: list = []
         read = list(message_files.read(tmp_path, notes))
-        assert bool(read) != bool(notes), data[:200]
-        empty += bool(read)
-        for note in notes:
-            assert path.name in note.where
-            with pytest.raises(RunError):
-                list(message_files.read(tmp_path))
-    assert empty <= 6  # a header without entries, or one in which a name is another
+        assert bool(read) != bool(notes), header
+        assert all(path.name in note.where for note in notes)
