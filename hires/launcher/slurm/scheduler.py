@@ -28,7 +28,6 @@ from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.core.ranks import mpi_starter
-from hires.core.store import launch_file
 from hires.core.store.attempts import Attempt, job_name
 from hires.core.store.ends import State
 from hires.launcher.interface import ENDED, GONE, UNKNOWN, Job, JobStatus
@@ -258,7 +257,7 @@ class Allocation:
         One ``srun``, or one command of an MPI, starts all. A RunError: this machine is not the
         first node, the others cannot reach it, or ``cluster.modules`` or ``setup`` failed on it.
         """
-        if (line := os.environ.get(launch_file.FAILED_SETUP)) is not None:
+        if (line := os.environ.get(mpi_starter.FAILED_SETUP)) is not None:
             raise RunError(
                 f"`{line}` failed on {socket.gethostname()}: job.log shows why; try it there, and "
                 f"change cluster.modules (`module avail`) or cluster.setup"
