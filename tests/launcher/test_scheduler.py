@@ -128,7 +128,7 @@ def places(nodes=HERE, num_ranks=5, job="42", **keys):
 @pytest.fixture
 def routed(monkeypatch):
     """Other hosts are reached by one address of this one."""
-    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "10.0.0.1")
+    monkeypatch.setattr(rank_places, "own_address_towards", lambda host: "10.0.0.1")
 
 
 def test_ranks_are_spread_evenly_over_the_nodes_of_a_job(routed):
@@ -153,10 +153,10 @@ def test_nodes_that_do_not_reach_each_other_are_named(monkeypatch):
     monkeypatch.setattr(scheduler, "current_job", lambda: Allocation("42", None, here))
     with pytest.raises(RunError, match=r"job 42 has 2 nodes, and .* with launcher.nodes=2"):
         launcher_of(config).rank_places(config, 5)
-    monkeypatch.setattr(rank_places.network, "own_address_towards", lambda host: "127.0.1.1")
+    monkeypatch.setattr(rank_places, "own_address_towards", lambda host: "127.0.1.1")
     with pytest.raises(RunError, match=r"n1 finds no address .* n2 .*launcher.interface=ib0"):
         places()
-    monkeypatch.setattr(rank_places.network, "address_of", {"ib0": "10.1.0.1"}.__getitem__)
+    monkeypatch.setattr(rank_places, "address_of", {"ib0": "10.1.0.1"}.__getitem__)
     found = places(interface="ib0")
     assert (found.address, found.interface) == ("10.1.0.1", "ib0")
 
