@@ -38,8 +38,8 @@ from hires.bench.race import Samples, race, ratios, spread
 from hires.bench.start_ranks import join_world, stream_ranks
 from hires.comm import gather_texts, make_groups
 from hires.comm.backends import rendezvous
+from hires.core.config.precision_config import INT8
 from hires.core.errors import ConfigError, HiresError, LateError, RunError
-from hires.core.precisions import INT8
 from hires.core.programs import module_command
 from hires.core.ranks.world import World
 from hires.core.store import file_names

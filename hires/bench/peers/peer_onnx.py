@@ -18,8 +18,8 @@ from torch import Tensor
 
 from hires.bench.bench_rows import PEERS, BenchRow, PeerSteps, in_float32
 from hires.bench.peers.peer_torch import calibration_images, plain_module, whole_batch
-from hires.core.precisions import INT8
-from hires.core.shipped import adding
+from hires.core.config.precision_config import INT8
+from hires.core.programs import adding
 from hires.engine.device import RankDevice
 from hires.engine.network_files import INPUT, write_onnx
 from hires.plan.checks import lacks_instructions
