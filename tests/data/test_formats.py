@@ -13,6 +13,7 @@ from PIL import Image
 from hires.core.errors import ConfigError, RunError
 from hires.data.formats.tiff import TiffImage
 from hires.data.image_format import MAX_PIXELS
+from tests.helpers.image_files import png
 
 H, W = 24, 17
 RANDOM = np.random.default_rng(0)
@@ -50,6 +51,9 @@ ROWS = [
     ("a.tif", RGB, {**STRIPS, **ZIP, "predictor": True}, RGB / 255),
     ("a.tif", RGB, {**STRIPS, "compression": "lzma"}, RGB / 255),
     ("a.tif", Image.fromarray(RGB), {"compression": "packbits"}, RGB / 255),
+    ("a.tif", Image.fromarray(RGB), {"compression": "tiff_lzw"}, RGB / 255),
+    ("a.tif", DEEP, {"tile": (16, 16), "compression": "zstd", "predictor": True}, DEEP / 65535),
+    ("a.tif", Image.fromarray(EYE), {"compression": "group4"}, repeated(EYE)),
     ("a.tif", DEEP, {**STRIPS, **ZIP, "predictor": True}, DEEP / 65535),
     ("a.tif", RGB, STRIPS, RGB / 255),
     ("a.TIFF", RGB, BIG, RGB / 255),
@@ -159,10 +163,36 @@ def test_pixels_without_a_white_are_refused(source_of):
         source_of(np.zeros((16, 16), np.int16)).window(0, (0, 16), (0, 16))
 
 
-def test_compression_that_tifffile_lacks_is_refused_with_the_remedy(source_of, pixels):
-    source = source_of(Image.fromarray(pixels(16, 16, 3)), compression="jpeg")
-    with pytest.raises(RunError, match=r"a\.tif: its compression is JPEG, which needs"):
-        source.window(0, (0, 16), (0, 16))
+def test_png_that_lacks_rows_or_colours_is_refused(source_of, pixels):
+    def refusal(*header, passes=0):
+        source = source_of(png(16, 16, 8, *header, passes=passes), "a.png")
+        try:
+            source.window(0, (0, 16), (0, 16))
+        except RunError as error:
+            return str(error)
+        return ""
+
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels(16, 16))
+    assert refusal(0, rows) == refusal(0, bytes(17 * 16)) == ""
+    assert "its pixels are cut off, 68 bytes short" in refusal(0, rows[: -17 * 4])
+    assert "its pixels have colour 255 of a palette of 0" in refusal(3, rows)
+    passes = ((2, 2), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16))  # an interlaced one has
+    rows = b"".join(b"\0" + row.tobytes() for size in passes for row in pixels(*size))
+    assert refusal(0, rows, passes=1) == ""
+    assert "its pixels are cut off, 51 bytes short" in refusal(0, rows[: -17 * 3], passes=1)
+
+
+def test_jpeg_in_tiff_is_decoded_and_an_unknown_compression_is_refused(source_of, tmp_path, whole):
+    smooth = RGB // 8 + 100
+    values = whole(source_of(Image.fromarray(smooth), size=(H, W), compression="jpeg"), H, W)
+    np.testing.assert_allclose(values, smooth / 255, atol=0.1)
+    source = source_of(GREY, size=(H, W), compression="zlib")
+    with tifffile.TiffFile(tmp_path / "data/only/a.tif", mode="r+b") as file:
+        file.pages[0].tags["Compression"].overwrite(34676)  # of measured light
+    with pytest.raises(
+        RunError, match=r"a\.tif: its compression is SGILOG, .*save it with deflate"
+    ):
+        source.window(0, (0, H), (0, W))
 
 
 def test_image_of_another_size_is_cropped_padded_or_refused(source_of, whole):

@@ -6,7 +6,10 @@ Pillow keeps the upper 8 bits; 16-bit grey stays as it is.
 
 from __future__ import annotations
 
+import os
+import struct
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -135,6 +138,10 @@ def pixels_of(path: Path, as_stored: bool = False) -> Pixels:
     if pixels is None:
         with opened(path) as image:
             image.load()
+            if image.format == "PNG":
+                _check_rows(image, path)
+            if not as_stored:
+                _check_palette(image)
             mode = image.mode if as_stored else _mode_of(image)
             pixels = np.asarray(image if mode == image.mode else image.convert(mode))
         pixels = pixels.astype(np.uint16) if not as_stored and mode.startswith("I") else pixels
@@ -145,6 +152,46 @@ def pixels_of(path: Path, as_stored: bool = False) -> Pixels:
         while sum(kept.nbytes for kept in _kept.values()) > CACHE_BYTES:
             _kept.popitem(last=False)
     return pixels
+
+
+def _check_rows(image: Image.Image, path: Path) -> None:
+    """Raises a ValueError where a PNG lacks rows, which Pillow leaves black."""
+    # So only a last row of zeros is worth a second reading; an interlaced file has others first.
+    is_sure = not image.info.get("interlace") and np.asarray(image)[-1].any()
+    if not is_sure and (missing := _missing_bytes(path)):
+        raise ValueError(f"its pixels are cut off, {missing} bytes short")
+
+
+def _check_palette(image: Image.Image) -> None:
+    """Raises a ValueError where pixels have colours that the palette lacks."""
+    entries = 0 if image.palette is None else len(image.palette.palette) // 3
+    if image.mode == "P" and (most := int(np.asarray(image).max())) >= entries:
+        raise ValueError(f"its pixels have colour {most} of a palette of {entries}")
+
+
+def _missing_bytes(path: Path) -> int:
+    """Returns how many bytes of its pixels a PNG lacks."""
+    with path.open("rb") as file:
+        file.seek(16)  # behind the signature, and length and name of the first chunk
+        width, height, bits, colours, _, _, passes = struct.unpack(">IIBBBBB", file.read(13))
+        file.seek(4, os.SEEK_CUR)  # its check sum
+        bits *= {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colours]  # of a pixel
+        # A row is a byte that names its filter, and its pixels.
+        parts = _ADAM7 if passes else ((0, 0, 1, 1),)
+        sizes = [(-(-(height - y) // dy), -(-(width - x) // dx)) for x, y, dx, dy in parts]
+        missing: int = sum(h * (1 + -(-w * bits // 8)) for h, w in sizes if h > 0 and w > 0)
+        inflate = zlib.decompressobj()
+        while missing and (head := file.read(8)):
+            length, name = struct.unpack(">I4s", head)
+            body = file.read(length + 4)[:length]
+            if name == b"IDAT":
+                missing -= len(inflate.decompress(body, missing))
+    return missing
+
+
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2),
+          (0, 1, 1, 2))  # fmt: skip
+"""First column and row, and the steps, of the passes of an interlaced PNG (its section 8.2)."""
 
 
 def _mode_of(image: Image.Image) -> str:

@@ -7,9 +7,8 @@
     +----+----+----+----+
 
 The first page counts, unless it is the thumbnail of a larger one; all channels do that are pages of
-their own (OME, ImageJ). Compressions other than deflate (zlib), LZMA and PackBits need the package
-imagecodecs. tifffile selects segments only through zarr, a large dependency in place of the twenty
-lines of ``_decoded``.
+their own (OME, ImageJ). tifffile decodes with imagecodecs, but selects segments only through zarr,
+a large dependency in place of the twenty lines of ``_decoded``.
 """
 
 from __future__ import annotations
@@ -318,8 +317,8 @@ def _check_readable(page: TiffPage) -> None:
     except KeyError as error:
         name = getattr(page.compression, "name", page.compression)
         raise ImageError(
-            f"its compression is {name}, which needs `pip install imagecodecs`; or save it with "
-            f"deflate (zlib) compression"
+            f"its compression is {name}, which imagecodecs cannot decode; save it with deflate "
+            f"(zlib) or LZW compression"
         ) from error
 
 
