@@ -190,10 +190,6 @@ class Launcher(ABC):
         """
         return iter(())
 
-    def hints(self, run: RunDir, job: str) -> list[tuple[str, str]]:
-        """Returns what a person may want to do with a job, and the command for it."""
-        return []
-
     def job_states(self, jobs: Iterable[Job]) -> dict[str, JobStatus]:
         """Returns the state of each job, by its name (:func:`job_name`)."""
         return {}

@@ -201,7 +201,6 @@ _BEHAVIOURS = {
     "terminate": signals(signal.SIGTERM), "interrupt": signals(signal.SIGINT),
     "way": way, "picky": picky, "once": once,
     "saver": listens(lambda here, run_dir: sys.exit(75)),
-    "breaker": listens(lambda here, run_dir: sys.exit(1)),
     "ignorer": listens(lambda here, run_dir: None), "finisher": listens(finish),
 }  # fmt: skip
 

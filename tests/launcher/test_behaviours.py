@@ -191,10 +191,17 @@ ROWS = {
     ),
     "makes way unasked": Row(("ok", f"exit {PREEMPTED}"), None, f"code {PREEMPTED}", {}, 1),
 }  # fmt: skip
+OF_THE_SUPERVISOR = {
+    *("fails first and ends last", "lacks steps", "loss is nan", "is stopped", "hires cancel"),
+    *("SIGTERM of a user", "SIGTERM to the ranks alone", "time limit", "saves too late"),
+    *("SIGTERM while it saves", "hires cancel while it saves", "is done all the same"),
+}
+"""Rows to which a command that starts all ranks adds nothing."""
 CASES = [
     pytest.param(name, launcher, marks=[pytest.mark.mpi] if launcher in PROGRAMS else [])
     for name, row in ROWS.items()
     for launcher in row.launchers
+    if launcher == "local" or name not in OF_THE_SUPERVISOR
 ]
 
 

@@ -79,14 +79,6 @@ def waited(run, after=None) -> tuple[End, list]:
     return JobWait(run, "7", lines.append).wait(), lines
 
 
-def test_exit_of_the_attempt_is_the_end(run, squeue):
-    squeue(job("RUNNING"))
-    append_line(run.attempt_dir / "metrics.jsonl", {"kind": "step", "rank": 0})
-    outcome, lines = waited(run, lambda: end(run, 0, "failed"))
-    assert (outcome.state, outcome.cause, outcome.exit_codes) == ("failed", "it is failed", {0: 1})
-    assert lines == [{"kind": "step", "rank": 0}]
-
-
 def test_job_that_made_way_is_followed_until_slurm_says_that_it_is_over(run, squeue):
     squeue(job("PENDING"))
     end(run, 0, "failed", "timeout")
@@ -117,8 +109,6 @@ def test_job_that_is_cancelled_while_it_waits_to_go_on_is_cancelled(run, squeue)
         (job("COMPLETED"), "lost", None),
         (FORGOTTEN, "lost", None),
         (job("CANCELLED"), "cancelled", None),
-        (job("NODE_FAIL"), "failed", "node"),
-        (job("TIMEOUT"), "failed", "timeout"),
     ],
 )
 def test_job_that_leaves_no_exit_json_has_the_end_that_slurm_tells(

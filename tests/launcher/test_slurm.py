@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -22,7 +21,6 @@ from pathlib import Path
 
 import pytest
 
-from hires.core.ranks import meeting
 from tests.helpers.patience import until
 from tests.helpers.slurm_accounts import (
     second_cluster_whose_accounts_alone_know_an_end_leaves_nothing,
@@ -252,14 +250,11 @@ def killed_processes_of_an_mpi_are_named_and_leave_no_rank(runs: Runs) -> None:
 def whatever_starts_the_ranks_they_lie_on_both_nodes_and_reach_the_same_losses(runs: Runs) -> None:
     # Two tiles and a stage behind them.
     words = ["parallel=sp+lp", "precision=fp64"]
-    names = [name for _, name in socket.if_nameindex() if name != "lo" and _has_address(name)]
     made = {}
     for starter, more in STARTERS.items():
         if shutil.which(starter.split()[0]) is None:
             pytest.skip(f"there is no {starter} here; make test-mpi installs it")
-        interface = [f"launcher.interface={name}" for name in names[:1] if starter == "srun"]
-        campaign = f"campaign={starter.replace(' ', '_')}"
-        made[starter] = runs.submit(*words, *more, *interface, campaign)
+        made[starter] = runs.submit(*words, *more, f"campaign={starter.replace(' ', '_')}")
     for starter, run in made.items():
         assert run.end() == ("done", None), run.exit()
         assert run.exit()["exit_codes"] == {"0": 0, "1": 0, "2": 0}
@@ -275,13 +270,6 @@ def whatever_starts_the_ranks_they_lie_on_both_nodes_and_reach_the_same_losses(r
         programs = [Path(one["command"][0]).name for one in run.events("starter_started")]
         assert programs == [starter.split()[0]]
         until((run.path / "throughput.csv").exists, "the tables")
-
-
-def _has_address(interface: str) -> bool:
-    try:
-        return bool(meeting.address_of(interface))
-    except OSError:
-        return False
 
 
 @scenario

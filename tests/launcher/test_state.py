@@ -92,15 +92,6 @@ def test_state_of_a_run_of_this_machine_is_read_without_writing(run):
     assert {folder.stat().st_mtime for folder in folders} == {1.0}
 
 
-def test_failure_has_its_reason_and_where_it_came_to(run):
-    folder = begin(run)
-    steps(folder, 5)
-    end(folder, "failed", reason="hang", cause="no progress: rank 1 sleeps")
-    found = state_of(run)
-    assert (found.state, found.reason, found.step) == ("failed", "hang", 5)
-    assert found.cause == "no progress: rank 1 sleeps"
-
-
 def test_process_that_is_gone_means_lost_unless_it_wrote_its_end_meanwhile(run, monkeypatch):
     folder = begin(run, **dead_process())
     found = state_of(run)
@@ -151,22 +142,17 @@ def ended(word: str) -> JobStatus:
     [
         ((WAITS,), "", "pending", None, "Priority"),
         ((RUNS,), "", "running", None, None),
-        ((JobStatus(State.RUNNING, "stopped"),), "", "running", None, "stopped"),
         ((SILENT,), "", "pending", None, "squeue is not installed here"),  # is no verdict
         ((GONE, WAITS), "", "pending", None, "Priority"),
         ((GONE, GONE), "", "lost", None, None),
         # The end of a job whose supervisor left none.
         ((ended("TIMEOUT"),), "", "failed", "timeout", None),
-        ((ended("NODE_FAIL"),), "", "failed", "node", None),
-        ((ended("OUT_OF_MEMORY"),), "", "failed", "oom", None),
-        ((ended("PREEMPTED"),), "", "failed", "preempted", None),
         ((ended("COMPLETED"),), "", "lost", None, None),
         ((ended("CANCELLED"),), "", "cancelled", None, f"job 77_4 {CANCELLED}"),
         # A request of hires cancel counts as soon as the job has ended in any way.
         ((RUNS,), "cancel", "running", None, None),
         ((GONE,), "cancel", "cancelled", None, None),
         ((ended("COMPLETED"),), "cancel", "cancelled", None, None),
-        ((ended("FAILED"),), "cancel", "cancelled", None, None),
         # A job that is queued again waits, though its attempt has ended.
         ((WAITS,), "exit.json", "pending", None, "queued again after preempted (Priority)"),
         ((GONE,), "exit.json", "failed", "preempted", None),
@@ -203,15 +189,6 @@ def test_job_that_failed_before_its_run_began_is_a_failed_launch(run):
     assert (found.reason, f"does not see {run}" in found.cause) == (None, False)
 
 
-def test_exit_json_of_a_cancelled_job_are_not_written_over(run, monkeypatch):
-    folder = submitted(run)
-    values = {"cause": "stopped by SIGTERM", "exit_codes": {"0": -15}}
-    monkeypatch.setattr(state.time, "sleep", lambda _: end(folder, "cancelled", **values))
-    found = state_of(run, says(ended("CANCELLED")))
-    assert (found.state, found.cause) == ("cancelled", "stopped by SIGTERM")
-    assert json.loads((folder / "exit.json").read_text())["exit_codes"] == {"0": -15}
-
-
 def test_run_that_waits_to_go_on_shows_the_step_that_is_saved(run):
     folder = submitted(run)
     steps(folder, 9)
@@ -224,16 +201,6 @@ def test_run_that_waits_to_go_on_shows_the_step_that_is_saved(run):
     begin(run, 1, **ELSEWHERE)
     found = state_of(run, says(RUNS))
     assert (found.state, found.step) == ("running", 8)
-
-
-def test_job_that_is_stopped_has_no_time_left(run):
-    submitted(run)
-    steps(begin(run, 0, **ELSEWHERE), 9)
-    left = [
-        state_of(run, says(answer)).left_s
-        for answer in (RUNS, JobStatus(State.RUNNING, "stopped by a signal"))
-    ]
-    assert left == [pytest.approx(45.5), None]
 
 
 def line(rank, number, step_s, loss=None):

@@ -121,12 +121,8 @@ def main(args: Namespace) -> int:
                 print_json(facts)
                 return 0
             print(f"job {job} is attempt {run.attempt} of {path}")
-            hints = launcher.hints(run, job)
-            quoted = shlex.quote(str(path))
-            hints += [("its tables:", f"hires show {quoted}")]
-            hints += [("to stop it:", f"hires cancel {quoted}")]
-            for what, command in hints:
-                print(f"  {what:<16}{command}")
+            for verb in ("status", "show", "cancel"):
+                print(f"  hires {verb} {shlex.quote(str(path))}")
             return 0
         if job is not None:
             print(f"job {job}", file=sys.stderr)

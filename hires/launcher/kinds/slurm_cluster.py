@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,8 +49,3 @@ class SlurmLauncher(Launcher):
         """Waits until the job has ended."""
         assert job is not None
         return submission.JobWait(run, job, on_line).wait()
-
-    def hints(self, run: RunDir, job: str) -> list[tuple[str, str]]:
-        """Returns how to watch a job."""
-        log = shlex.quote(str(run.path / file_names.JOB_LOG))
-        return [("in the queue:", f"squeue --jobs={job}"), ("its output:", f"tail -F {log}")]

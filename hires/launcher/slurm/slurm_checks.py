@@ -71,27 +71,25 @@ def slurm_checks(config: RunConfig) -> list[Check]:
 
 
 def _nodes(config: RunConfig) -> Check:
-    wanted = config.launcher.nodes
-    words = [] if config.partition is None else [f"--partition={config.partition}"]
+    wanted, partition = config.launcher.nodes, config.partition
+    words = [] if partition is None else [f"--partition={partition}"]
     try:
         text = scheduler.ask("sinfo", "--noheader", "--Node", "--format=%N|%P|%t", *words)
     except RunError as error:
         return Check("nodes", WARNING, str(error), "`scontrol ping` says more")
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
-    if not words and any(row[1].endswith("*") for row in rows):
-        rows = [row for row in rows if row[1].endswith("*")]
-    partition = rows[0][1].rstrip("*") if rows else config.partition
-    names = {row[0] for row in rows}
-    up = {row[0] for row in rows if _UP.match(row[2])}
-    summary = f"{len(up)} of {len(names)} nodes of partition {partition} are up"
+    if partition is None:  # the cluster's default, if it has one
+        rows = [row for row in rows if row[1].endswith("*")] or rows
+    names, up = {row[0] for row in rows}, {row[0] for row in rows if _UP.match(row[2])}
+    place = f"partition {rows[0][1].rstrip('*') if rows else partition}"
     if wanted <= len(up):
-        return Check("nodes", OK, summary)
+        return Check("nodes", OK, f"{len(up)} of {len(names)} nodes of {place} are up")
     if wanted > len(names):
-        summary = f"partition {partition} has {len(names)} nodes in all, and {wanted} are wanted"
-        fewer = f"--nodes {len(names)} (launcher.nodes) or less, or " if names else ""
-        return Check("nodes", FAILED, summary, f"use {fewer}another launcher.partition")
+        text = f"{place} has {len(names)} nodes in all, and {wanted} are wanted"
+        return Check("nodes", FAILED, text, "use fewer launcher.nodes, or another partition")
+    text = f"{len(up)} of {len(names)} nodes of {place} are up, {wanted} are wanted"
     remedy = "`sinfo -R` says why nodes are down; choose another launcher.partition or fewer nodes"
-    return Check("nodes", WARNING, f"{summary}, {wanted} are wanted", remedy)
+    return Check("nodes", WARNING, text, remedy)
 
 
 def cluster_checks(config: RunConfig, argv: Sequence[str], patience_s: float) -> list[Check]:

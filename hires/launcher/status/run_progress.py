@@ -24,8 +24,6 @@ from hires.core.store.reading import open_regular, parse_lines
 
 END_BYTES = 2**13
 """So much of both ends of a file is read."""
-MAX_LINE = 2**20
-"""Bytes of a line that are read."""
 RECENT_STEPS = 5
 """The speed now is the median of the last so many steps."""
 
@@ -38,7 +36,6 @@ class FileTail:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = 0
-        self._is_cut = False  # what follows belongs to a line whose beginning was enough
 
     @property
     def seen(self) -> bool:
@@ -48,21 +45,17 @@ class FileTail:
     def lines(self, to_end: bool = False) -> Iterator[bytes]:
         """Yields the lines that were completed since the last call.
 
-        Of a line that is too long its first ``MAX_LINE`` bytes are enough.
         With ``to_end`` a last line without its end counts too; else it is still being written.
         Too many open files are then a RunError; else the next call reads what this one could not.
         """
         try:
             with open_regular(self.path) as file:
                 file.seek(self._offset)
-                while data := file.readline(MAX_LINE):
-                    is_cut = len(data) == MAX_LINE and not data.endswith(b"\n")
-                    if not (data.endswith(b"\n") or is_cut or to_end):
+                while data := file.readline():
+                    if not (data.endswith(b"\n") or to_end):
                         break
                     self._offset += len(data)
-                    is_begin, self._is_cut = not self._is_cut, is_cut
-                    if is_begin:
-                        yield data
+                    yield data
         except OSError as error:
             if to_end and error.errno in (errno.EMFILE, errno.ENFILE):
                 raise RunError(f"cannot read {self.path}: {error.strerror}") from error

@@ -161,23 +161,14 @@ def cancel_all(states: Sequence[RunState]) -> Iterator[tuple[RunState, str, bool
         else None
         for s in states
     ]
-    submitted = [
-        attempt for attempt in attempts if attempt is not None and attempt.job_name is not None
-    ]
-    requests = [attempt.folder / file_names.CANCEL for attempt in submitted]
-    why, written = None, []
+    submitted = [one for one in attempts if one is not None and one.job_name is not None]
+    why = None
     try:
-        for path in requests:  # first: an attempt that begins just now must not seem to have failed
-            files.write_atomically(path, "")
-            written.append(path)
-        interface.cancel_jobs([attempt.job for attempt in submitted])
+        for one in submitted:  # first: an attempt that begins just now must not seem to have failed
+            files.write_atomically(one.folder / file_names.CANCEL, "")
+        interface.cancel_jobs([one.job for one in submitted])
     except RunError as error:  # a job that the scheduler does not cancel ends at its request
-        why = f"{error}; the request to cancel it stays, so it ends once its job runs"
-        if len(written) < len(requests):
-            why = str(error)
-            for path in written:
-                with contextlib.suppress(OSError):
-                    path.unlink()
+        why = f"{error}; a request to cancel it that was written stays, and ends it once it runs"
     for state, attempt in zip(states, attempts, strict=True):
         waits = state.state == State.PENDING
         try:
