@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import struct
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +32,6 @@ from numpy.typing import NDArray
 
 from hires.core.store import message_files
 from hires.core.store.files import append_metric
-from hires.core.store.message_files import ENTRY
 from hires.core.store.provenance import clock_name
 from hires.plan.event import BARRIER, POSTS, Event
 from hires.plan.routes import exact_size
@@ -72,7 +72,7 @@ ROW = (
     "operation", "kind", "backend", "algorithm", "size", "count", "bytes", "issue_s", "wait_s",
 )  # fmt: skip
 
-_pack = ENTRY.pack
+_pack = struct.Struct("<BxHiqdddd").pack
 _Key = tuple[int, str, int, int]
 _Sums = dict[_Key, list[Any]]
 """Operation, kind, route and size class -> how often, bytes, and s of issuing and waiting."""
@@ -173,16 +173,13 @@ class MessageLog:
         append_metric(folder, rank, "comm", **self.summary())
         if not self._keeps_all:
             return
-        entries = self.entries()
-        numbers = sorted({*entries["event"].tolist()} - {-1})
-        header = {
-            "clock": clock_name(),
-            "dropped": self._total - len(entries),
-            "operations": CALLED,
-            "ways": {way: _ways[way] for way in sorted({*entries["way"].tolist()})},
-            "events": {at: self._named(self._events[at], groups) for at in numbers},
-        }
-        message_files.write(folder, rank, header, entries.tobytes())
+        calls: list[list[Any]] = []
+        for operation, _, way, event, num_bytes, *times in self.entries().tolist():
+            # Outside the plan's events, as at a checkpoint, it has no kind, action and ranks.
+            named = self._named(self._events[event], groups) if event >= 0 else ("", "", [])
+            calls.append([CALLED[operation], *named, num_bytes, *_ways[way], *times])
+        dropped = self._total - len(calls)
+        message_files.write(folder, rank, clock_name(), dropped, calls)
 
     def calls_between(self, begin_s: float, end_s: float) -> tuple[int, int, str] | None:
         """Returns calls that ended in a time, their bytes and routes; None if none is kept."""

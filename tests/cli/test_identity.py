@@ -13,6 +13,7 @@ from PIL import Image
 
 from hires.cli import planning
 from hires.cli.tracing import TorchProcess, trace_key
+from hires.core.config.fields import build
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import PrecisionConfig
@@ -115,7 +116,7 @@ def test_trace_of_a_users_network_is_never_stale(tmp_path, monkeypatch):
     assert (
         seen[1].digests == seen[2].digests != seen[0].digests
     )  # a variable of the environment has no name in the run
-    assert RunInputs.from_dict(json.loads(json.dumps(asdict(seen[0])))) == seen[0]
+    assert build(RunInputs, json.loads(json.dumps(asdict(seen[0])))) == seen[0]
 
 
 def test_key_holds_what_decides_the_trace():

@@ -25,7 +25,8 @@ def test_network_of_a_training_is_written_at_its_best(hires, run):
     answer = hires("export", f"{run}/best/ema", "--to", "exported", "--out", "net.pt2", "--json")
     assert answer.code == 0, answer.err
     assert json.loads(answer.out)["largest_error"] == 0.0
-    best = f"/checkpoints/step{json.loads(next(run.glob('*/best.json')).read_text())['step']:06d}"
+    noted = json.loads(next(run.glob("*/best.json")).read_text())["values"]
+    best = f"/checkpoints/step{noted['step']:06d}"
     written = []
     for source in ("/best", "/best/ema", f"{best}/ema"):
         words = "weights", "export", f"net/{run.name}{source}", "--out", "weights.safetensors"

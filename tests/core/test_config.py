@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from hires.cli.compose.choices import config_keys
-from hires.core.config.comm_config import LIBRARIES, OPTIONS, libraries, variables
+from hires.core.config.comm_config import LIBRARIES, libraries, variables
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import noise_bound
@@ -327,17 +327,9 @@ def test_launcher_goes_before_the_cluster():
 
 
 def test_each_library_gets_its_own_variables():
-    assert variables({"cuda_ipc": True, "registration_cache": True}, ["mvapich"]) == {
-        "MV2_CUDA_IPC": "1",
-        "MVP_CUDA_IPC": "1",
-        "MV2_USE_LAZY_MEM_UNREGISTER": "1",
-        "MVP_USE_LAZY_MEM_UNREGISTER": "1",
-    }
-    assert variables({"cuda_ipc": False}, ["openmpi", "nccl"]) == {
-        "UCX_TLS": "^cuda_ipc",
-        "OMPI_MCA_btl_smcuda_use_cuda_ipc": "0",
-        "NCCL_P2P_DISABLE": "1",
-    }
+    wanted = {"UCX_TLS": "^cuda_ipc", "OMPI_MCA_btl_smcuda_use_cuda_ipc": "0"}
+    wanted["NCCL_P2P_DISABLE"] = "1"
+    assert variables({"cuda_ipc": False}, ["openmpi", "nccl"]) == wanted
     # What a library does by itself is not set: UCX would lose all transports but the named one.
     assert variables({"cuda_ipc": True}, ["openmpi"]) == {"OMPI_MCA_btl_smcuda_use_cuda_ipc": "1"}
     assert libraries(["gloo"], "openmpi") == ()
@@ -348,9 +340,6 @@ def test_each_library_gets_its_own_variables():
     sizes = config(comm={"backend": "nccl", "options": {"nccl_buffer": "8MiB"}})
     assert sizes.library_variables == {"NCCL_BUFFSIZE": "8388608"}
     assert from_dict(to_dict(sizes)) == sizes
-    for option in OPTIONS.values():
-        for word in (w for library in LIBRARIES for w in getattr(option, library).split()):
-            assert re.fullmatch(r"[A-Z][A-Za-z0-9_]*(=[^|\s]*\|[^|\s]*)?", word), word
 
 
 def test_every_key_has_a_sentence_its_choices_and_its_unit():

@@ -73,7 +73,7 @@ def left_out(*names: str) -> Harm:
     def harm(folder: Path) -> None:
         values = json.loads((folder / checkpoints.MANIFEST).read_text())
         for name in names:
-            del values["files"][name]
+            del values["values"]["files"][name]
         (folder / checkpoints.MANIFEST).write_text(json.dumps(values))
 
     return harm

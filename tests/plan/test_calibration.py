@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_calibration_of_another_machine_or_version_is_left_aside_or_refused(here
 def test_damaged_file_is_refused(here):
     path = keep_calibration(here)
     text = path.read_text()
-    changed = text.replace('"gather_s": 1', '"gather_s": 2') + "\n"
+    changed = re.sub(r'_s": (\d)', r'_s": 1\1', text, count=1)
     for damaged in (text[: len(text) // 2], "[]", changed, "[" * 200_000):
         path.write_text(damaged)
         with pytest.raises(ConfigError, match="hires doctor --calibrate"):

@@ -21,7 +21,6 @@ from hires.report.plots.base import PlotData
 from tests.helpers.compared_runs import compared_run
 from tests.helpers.report_runs import MIB, change, report_run
 
-HEADER = {"clock": "c", "dropped": 0, "operations": [], "ways": {}, "events": {}}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reports.md"
 
 
@@ -114,7 +113,7 @@ def test_lost_messages_of_a_complete_run_are_named(tmp_path):
     world = json.loads((run / "record.json").read_text())["world"]
     ranks = [rank_messages(run / "a0", rank) for rank in range(world)]
     for rank in range(world):
-        message_files.write(run / "a0", rank, HEADER, b"")
+        message_files.write(run / "a0", rank, "c", 0, [])
     for path in ranks:
         whole = path.read_bytes()
         path.unlink()

@@ -188,8 +188,6 @@ def _loading(library: Path, environ: Mapping[str, str]) -> dict[str, str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         link = folder / wanted
-        if link.is_symlink() and link.readlink() != library:
-            link.unlink(missing_ok=True)  # it has changed
         with contextlib.suppress(FileExistsError):  # also of another rank, just now
             link.symlink_to(library)
     except OSError as error:

@@ -31,8 +31,6 @@ from hires.core.store.files import (
 from hires.core.store.reading import Note, Notes, Values
 
 _WRONG_VALUE = "a value is missing or of another type"
-_FIRST_BYTES = 2**13
-"""The event that begins a launch is among the first so many bytes of ``events.jsonl``."""
 
 
 class Attempt:
@@ -100,8 +98,8 @@ class Attempt:
     def launched(self) -> Values:
         """The event of the process that started its ranks; empty if they were not started."""
         path = self.folder / file_names.EVENTS
-        whole = (reading.read_bytes(path, self.notes, first=_FIRST_BYTES) or b"").rpartition(b"\n")
-        starts = [e for e in reading.parse_lines(whole[0]) if e.get("event") == "launch_started"]
+        lines = reading.parse_lines(reading.read_bytes(path, self.notes) or b"")
+        starts = [line for line in lines if line.get("event") == "launch_started"]
         return starts[-1] if starts else {}
 
     @property

@@ -18,8 +18,6 @@ from typing import Any
 from hires.core.errors import HiresError
 from hires.core.store.files import cache_dir, write_atomically
 
-_HEAD, _MIDDLE, _END = '{"sha256": "', '", "values": ', "}"
-
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 256 * 2**20
@@ -62,16 +60,18 @@ def keep(kind: str, key: str, values: Any) -> None:
 
 def sealed(values: Any, key: str) -> str:
     """Returns values as JSON text with a digest of them and of their key."""
-    text = json.dumps(values)
-    return f"{_HEAD}{mark_of(text, key)}{_MIDDLE}{text}{_END}"
+    return json.dumps({"sha256": mark_of(json.dumps(values), key), "values": values})
 
 
 def unsealed(data: bytes, key: str) -> Any:
     """Returns the values of :func:`sealed`; ValueError: the bytes have changed."""
-    text = data.decode()[len(_HEAD) + 64 + len(_MIDDLE) : -len(_END)]
-    if data.decode() != f"{_HEAD}{mark_of(text, key)}{_MIDDLE}{text}{_END}":
-        raise ValueError("its bytes have changed, or another hires wrote it")
-    return json.loads(text)
+    try:
+        held = json.loads(data)
+        if held["sha256"] == mark_of(json.dumps(held["values"]), key):
+            return held["values"]
+    except (RecursionError, LookupError, TypeError):
+        pass
+    raise ValueError("its values have changed, or another hires wrote it")
 
 
 def mark_of(*facts: Any) -> str:

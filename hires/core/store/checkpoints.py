@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from hires.core.config.fields import build
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import file_names, frozen, reading
+from hires.core.store.cache import sealed, unsealed
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import write_atomically
 from hires.core.store.frozen import Frozen
@@ -34,12 +34,10 @@ from hires.core.store.records import done_attempt
 
 FOLDER = file_names.CHECKPOINTS
 MANIFEST = file_names.CHECKPOINT
-SCHEMA = 3
+SCHEMA = 4
 Shape = list[int]
 _REPLACED = "replaced"
 """Ending of a hidden checkpoint while another one takes its name."""
-_DIGEST = "digest"
-"""Key of a file's digest of its other values."""
 _ROWS = re.compile(r"(.*)\[(\d+):\d+\]", re.DOTALL)
 """A key of a file that holds rows of a tensor: ``conv1.weight[16:32]``."""
 
@@ -103,7 +101,7 @@ class Checkpoint:
     def manifest(self) -> str:
         """Returns the text of its manifest."""
         values = dataclasses.asdict(dataclasses.replace(self, path=Path()))
-        return _sealed({"schema": SCHEMA, **values, "path": None})
+        return sealed({"schema": SCHEMA, **values, "path": None}, MANIFEST)
 
     def tensors(self, kind: str) -> dict[str, list[StoredTensor]]:
         """Returns the tensors of one kind by name, each as its parts in the order of their rows.
@@ -148,16 +146,14 @@ def read(path: StrPath) -> Checkpoint:
     """Returns the checkpoint at a path; raises DamagedError if it is not whole."""
     path = Path(path)
     notes: list[reading.Note] = []
-    values = reading.read_json(path / MANIFEST, notes, needed=True)
+    values = _unsealed(path / MANIFEST, notes, needed=True)
     if notes:
         why = notes[0].text.removeprefix("damaged: ")
         raise DamagedError(f"{path} is damaged: {MANIFEST}: {why}")
     if (schema := values.pop("schema", None)) != SCHEMA:
         raise DamagedError(f"{path} has schema {schema!r}, this hires reads {SCHEMA}")
-    if not _is_whole({"schema": schema, **values}):
-        raise DamagedError(f"{path} is damaged: {MANIFEST} is not what was written")
     try:
-        checkpoint = build(Checkpoint, {**_unsealed(values), "path": path})
+        checkpoint = build(Checkpoint, {**values, "path": path})
     except (ConfigError, TypeError, ValueError, KeyError) as error:
         raise DamagedError(f"{path} is damaged: {MANIFEST} makes no sense ({error})") from None
     if step_of(path) not in (None, checkpoint.step):
@@ -219,18 +215,16 @@ class Best:
 
 def write_best(run_dir: StrPath, best: Best) -> None:
     """Notes which checkpoint of a run is the best; RunError: it cannot."""
-    text = _sealed(dataclasses.asdict(best))
+    text = sealed(dataclasses.asdict(best), file_names.BEST)
     write_atomically(Path(run_dir) / FOLDER / file_names.BEST, text)
 
 
 def read_best(run_dir: StrPath) -> Best | None:
     """Returns which checkpoint of a run is the best; None: none is or, with a warning, damaged."""
     path, notes = Path(run_dir) / FOLDER / file_names.BEST, reading.Warned()
-    values = reading.read_json(path, notes)
+    values = _unsealed(path, notes)
     try:
-        if values and not _is_whole(values):
-            raise ConfigError("it is not what was written")
-        return build(Best, _unsealed(values)) if values else None
+        return build(Best, values) if values else None
     except (ConfigError, TypeError) as error:
         reading.damaged(path, str(error), notes)
         return None
@@ -368,17 +362,13 @@ def _folders(run_dir: StrPath) -> dict[int, Path]:
     return {step: path for step, path in steps if step is not None}
 
 
-def _sealed(values: Mapping[str, Any]) -> str:
-    """Returns the text of a JSON file that shows whether its values are what was written."""
-    return json.dumps({**values, _DIGEST: frozen.digest(values)}) + "\n"
-
-
-def _unsealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key != _DIGEST}
-
-
-def _is_whole(values: Mapping[str, Any]) -> bool:
-    return values.get(_DIGEST) == frozen.digest(_unsealed(values))
+def _unsealed(path: Path, notes: reading.Notes, *, needed: bool = False) -> dict[str, Any]:
+    """Returns the values of a file that shows whether they are what was written."""
+    data = reading.read_bytes(path, notes, needed=needed)
+    try:
+        return {} if data is None else dict(unsealed(data, path.name))
+    except (ValueError, TypeError) as error:
+        return reading.damaged(path, str(error), notes)
 
 
 def part_of_key(key: str) -> tuple[str, int]:

@@ -42,7 +42,6 @@ OPTION = "results=FOLDER"
 """The option that chooses where runs are kept."""
 
 PROBE_MIB = 32  # size of the file that :func:`write_rate` writes
-_LOCK_TRIES = 3
 _POLL_S = 0.05
 _LEFT_S = 86400  # after which what another machine builds was left
 _HIDDEN = re.compile(r"\..+\.(?P<pid>\d{1,9})-(?P<tag>[0-9a-f]+)\.tmp", re.DOTALL)
@@ -239,8 +238,7 @@ def is_locked(path: Path) -> bool:
 
 def _take(path: Path, mine: Values, what: str) -> str | None:
     """Makes the lock file; returns a note if a dead process had left one."""
-    made = hidden(path)
-    note = None
+    made, note = hidden(path), None
     # One process of this host at a time looks at the lock and replaces it: otherwise two could find
     # it stale, and the second would remove the new lock of the first. Where a file system has no
     # such locks, ``link`` alone decides.
@@ -248,30 +246,26 @@ def _take(path: Path, mine: Values, what: str) -> str | None:
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(guard, fcntl.LOCK_EX)
-        for _ in range(_LOCK_TRIES):
-            _refuse_no_file(path)
-            holder = holder_of(path)
-            if holder is None:
-                write_atomically(made, json.dumps(mine) + "\n")
-                with contextlib.suppress(FileExistsError):
-                    os.link(made, path)
-                    return note
-                continue
-            if provenance.lives(holder) is not False:
-                raise HeldError(
-                    f"{what} is under way already: process {holder['pid']} on "
-                    f"{holder.get('host')} since {holder.get('time', 'an unknown time')}; wait for "
-                    f"it, stop it, or choose another campaign=NAME (if it is gone for sure, remove "
-                    f"{path})"
-                )
+        _refuse_no_file(path)
+        holder = holder_of(path)
+        if holder is not None and provenance.lives(holder) is False:
             path.unlink(missing_ok=True)
             note = f"{path} was left by process {holder['pid']}, which is gone; taken over"
+        write_atomically(made, json.dumps(mine) + "\n")
+        with contextlib.suppress(FileExistsError):
+            os.link(made, path)
+            return note
     except OSError as error:
         raise cannot_write(path, error) from error
     finally:
         made.unlink(missing_ok=True)
         os.close(guard)
-    raise HeldError(f"{path} comes and goes: other processes want it too; try again")
+    holder = holder_of(path) or {"pid": 0}
+    raise HeldError(
+        f"{what} is under way already: process {holder['pid']} on {holder.get('host')} since "
+        f"{holder.get('time', 'an unknown time')}; wait for it, stop it, or choose another "
+        f"campaign=NAME (if it is gone for sure, remove {path})"
+    )
 
 
 def _refuse_no_file(path: Path) -> None:

@@ -230,9 +230,10 @@ def _sources(package: str) -> Iterator[tuple[str, Path]]:
 def _spec(name: str) -> ModuleSpec | None:
     # As ranks will find it: the current folder comes last (hires.nets.custom).
     places: list[str] | None = [*sys.path, str(Path.cwd())]
-    parts, spec = name.split("."), None
-    for end in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:end]), places)
+    spec = None
+    for part in name.split("."):
+        # By its last name: that of a namespace package would ask for its parents, not imported.
+        spec = PathFinder.find_spec(part, places)
         if spec is None:
             return None
         places = list(spec.submodule_search_locations or ())

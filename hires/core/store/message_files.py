@@ -12,27 +12,17 @@ Messages of class ``size`` have 2^size bytes or more and fewer than twice as man
 Counts, bytes and seconds are of all ``steps``, ``planned`` is of one. ``step_s`` is the
 time of the steps, with the barrier before each.
 
-    a0/messages/rank0000.messages   one line of JSON, then entries of 48 bytes
-
-The line names what the numbers of an entry stand for, so that a file needs no plan beside it:
-
-    {"format": 3, "rank": 0, "crc32": 7, "clock": "...", "dropped": 0, "operations": ["send", ...],
-     "ways": {"64": ["shm", "message"]}, "events": {"7": ["halo", "F0", [1]]}}
-
-An entry is little-endian: operation (one byte), a byte without meaning, way (2), event (4), bytes
-(8), then four times of 8 bytes in s on the machine's clock: issued, posted, started, ended.
+    a0/messages/rank0000.messages   clock, dropped, and the fields of each call (LoggedCall)
 """
 
 from __future__ import annotations
 
-import json
-import struct
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hires.core.store import file_names
+from hires.core.store.cache import sealed, unsealed
 from hires.core.store.file_names import StrPath
 from hires.core.store.files import make_folder, write_atomically
 from hires.core.store.reading import Notes, Values, damaged, read_bytes, text
@@ -44,15 +34,6 @@ KEYS = ("operation", "kind", "backend", "algorithm", "size")
 MAX_RANKS = 256
 SUMS = ("count", "bytes", "issue_s", "wait_s")
 PLANNED_SUMS = ("count", "bytes", "plain_bytes")
-
-ENTRY = struct.Struct("<BxHiqdddd")
-FORMAT = 3
-_DAMAGED = (
-    ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError,
-    struct.error,
-)  # fmt: skip
-OUTSIDE = ("", "", ())
-"""Kind, action and ranks of a message outside the plan's events, as at a checkpoint."""
 
 
 def summed(lines: Iterable[Values]) -> Values | None:
@@ -126,13 +107,17 @@ class RankMessages:
     messages: list[LoggedCall]
 
 
-def write(attempt: StrPath, rank: int, header: Values, entries: bytes) -> None:
-    """Writes the entries of a rank; RunError: it cannot."""
+def write(
+    attempt: StrPath, rank: int, clock: str, dropped: int, calls: Sequence[Sequence[Any]]
+) -> None:
+    """Writes the calls of a rank, each as the fields of a ``LoggedCall`` but the rank.
+
+    RunError: it cannot.
+    """
     path = file_names.rank_messages(attempt, rank)
     make_folder(path.parent)
-    facts = {"format": FORMAT, "rank": rank, "crc32": zlib.crc32(entries)}
-    line = json.dumps({**facts, **header}).encode()
-    write_atomically(path, line + b"\n" + entries)
+    values = {"clock": clock, "dropped": dropped, "calls": calls}
+    write_atomically(path, sealed(values, f"messages of rank {rank}"))
 
 
 def read(attempt: StrPath, notes: Notes = None) -> Iterator[RankMessages]:
@@ -145,35 +130,24 @@ def read(attempt: StrPath, notes: Notes = None) -> Iterator[RankMessages]:
         if data is None:
             continue
         try:
-            yield _parsed(rank, data)
-        except _DAMAGED:
+            values = unsealed(data, f"messages of rank {rank}")
+            calls = [_call(rank, *fields) for fields in values["calls"]]
+            if not 0 <= values["dropped"] < 2**53:
+                raise ValueError("it has dropped no number of calls")
+            yield RankMessages(rank, _word(values["clock"]), int(values["dropped"]), calls)
+        except (ValueError, TypeError, LookupError, OverflowError):
             damaged(path, "it holds no messages", notes)
 
 
-def _parsed(rank: int, data: bytes) -> RankMessages:
-    line, _, entries = data.partition(b"\n")
-    header = json.loads(line)
-    if header["format"] != FORMAT or header["rank"] != rank or not 0 <= header["dropped"] < 2**53:
-        raise ValueError(f"format {header['format']}, rank {header['rank']}")
-    if header["crc32"] != zlib.crc32(entries):
-        raise ValueError("its entries are not what was written")
-    operations = [_word(word) for word in header["operations"]]
-    ways = {int(key): tuple(map(_word, names)) for key, names in header["ways"].items()}
-    events = {int(key): _event(event) for key, event in header["events"].items()}
-    messages = []
-    for operation, way, event, num_bytes, *times in ENTRY.iter_unpack(entries):
-        kind, action, ranks = events[event] if event >= 0 else OUTSIDE
-        backend, algorithm = ways[way]
-        if num_bytes < 0 or not all(-1e12 < one < 1e12 for one in times):
-            raise ValueError(f"{num_bytes} bytes at {times}")
-        names = operations[operation], kind, action, [*ranks], num_bytes, backend, algorithm
-        messages.append(LoggedCall(rank, *names, *times))
-    return RankMessages(rank, _word(header["clock"]), int(header["dropped"]), messages)
-
-
-def _event(values: Any) -> tuple[str, str, tuple[int, ...]]:
-    kind, action, ranks = values
-    return _word(kind), _word(action), tuple(map(int, ranks))
+def _call(
+    rank: int, operation: Any, kind: Any, action: Any, ranks: Any, num_bytes: Any, *rest: Any
+) -> LoggedCall:
+    backend, algorithm, *times = rest
+    if num_bytes < 0 or not all(-1e12 < one < 1e12 for one in times):
+        raise ValueError(f"{num_bytes} bytes at {times}")
+    words = _word(operation), _word(kind), _word(action)
+    way = _word(backend), _word(algorithm)
+    return LoggedCall(rank, *words, [*map(int, ranks)], int(num_bytes), *way, *map(float, times))
 
 
 def _word(value: Any) -> str:

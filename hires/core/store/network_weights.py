@@ -305,9 +305,8 @@ class Misfit:
             "of no layer": self.of_no_layer,
             "of another shape": shapes,
         }
-        found = {kind: names for kind, names in kinds.items() if names}
-        parts = (f"{len(names)} {kind} ({listed(names, most)})" for kind, names in found.items())
-        return ", ".join(parts)
+        wrong = ((kind, names) for kind, names in kinds.items() if names)
+        return ", ".join(f"{len(names)} {kind} ({listed(names, most)})" for kind, names in wrong)
 
 
 def misfit(

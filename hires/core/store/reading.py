@@ -122,20 +122,14 @@ def parse_lines(data: bytes, torn: list[int] | None = None) -> list[Values]:
     return lines
 
 
-def read_bytes(
-    path: StrPath, notes: Notes = None, *, needed: bool = False, first: int | None = None
-) -> bytes | None:
-    """Returns what a regular file holds; None if it is missing or cannot be used.
-
-    With ``first``, so many bytes from its beginning are enough, and a large file is no problem.
-    Errors are those of :func:`read_json`.
-    """
+def read_bytes(path: StrPath, notes: Notes = None, *, needed: bool = False) -> bytes | None:
+    """Returns what a regular file holds; None and errors as those of :func:`read_json`."""
     limit = _most_bytes(Path(path))
     try:
         with open_regular(path) as file:
             num_bytes = os.fstat(file.fileno()).st_size
-            if first is not None or num_bytes <= limit:
-                return file.read(limit if first is None else first)
+            if num_bytes <= limit:
+                return file.read(limit)
         why = f"{num_bytes / MIB:.1f} MiB, more than the {limit // MIB} MiB that are read"
     except FileNotFoundError as error:
         if not needed:

@@ -281,12 +281,10 @@ def locate(name: str, results: StrPath = "results") -> Path:
                 f"{runs[0]} has attempts and no {file_names.CONFIG}: copy that there again"
             )
         return runs[0]
-    what = f"a campaign of {len(runs)}" if len(folders) == 1 else f"{len(runs)}"
     folder = runs[0].parent.name if runs else name
-    item = f"name one of them, as {folder}/{runs[0].name}; " if runs else ""
     raise ConfigError(
-        f"{name!r} is {what} run{'' if len(runs) == 1 else 's'}; {item}`hires list runs --campaign "
-        f"{folder}` lists them, `hires report {folder}` shows them all"
+        f"{name!r} means {len(runs)} run{'' if len(runs) == 1 else 's'}: name one of those that "
+        f"`hires list runs --campaign {folder}` lists; `hires report {folder}` shows them all"
     )
 
 

@@ -10,7 +10,9 @@ import grp
 import os
 import pwd
 import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from hires.core.errors import ConfigError
 from hires.core.store import file_names
@@ -53,11 +55,12 @@ def distrust(path: Path) -> str:
     except OSError:
         return ""
     if facts.st_uid != os.geteuid():
-        return f"belongs to user {_user(facts.st_uid)} and you are {_user(os.geteuid())}"
+        owner, me = (_name(pwd.getpwuid, one) for one in (facts.st_uid, os.geteuid()))
+        return f"belongs to user {owner} and you are {me}"
     if facts.st_mode & stat.S_IWOTH:
         return "may be written by every user"
     if facts.st_mode & stat.S_IWGRP and not (_is_private(facts.st_gid) or _is_set(SHARED)):
-        return f"may be written by group {_group(facts.st_gid)}"
+        return f"may be written by group {_name(grp.getgrgid, facts.st_gid)}"
     return ""
 
 
@@ -91,15 +94,8 @@ def _is_private(group: int) -> bool:
     return is_own and {*held.gr_mem} <= {user.pw_name}
 
 
-def _user(number: int) -> str:
+def _name(entry_of: Callable[[int], Sequence[Any]], number: int) -> str:
     try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
-
-
-def _group(number: int) -> str:
-    try:
-        return grp.getgrgid(number).gr_name
+        return str(entry_of(number)[0])
     except KeyError:
         return str(number)

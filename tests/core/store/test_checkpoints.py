@@ -11,6 +11,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import CheckpointConfig, MeasureConfig, TaskConfig
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints
+from hires.core.store.cache import sealed
 from hires.core.store.frozen import RunInputs, frozen_of
 from tests.helpers.run_folders import saved_stages
 
@@ -101,7 +102,7 @@ def test_checkpoint_of_another_step_or_schema_is_passed_over(tmp_path):
     whole, [problem] = checkpoints.candidates(tmp_path, CONFIG)
     assert [checkpoint.step for checkpoint in whole] == [4]
     assert "its files are of step 6" in problem
-    (other / checkpoints.MANIFEST).write_text('{"schema": 99}')
+    (other / checkpoints.MANIFEST).write_text(sealed({"schema": 99}, checkpoints.MANIFEST))
     assert "has schema 99" in checkpoints.whole_checkpoints(tmp_path)[1][0]
     with pytest.raises(ConfigError, match="step000009"):
         steps_of(tmp_path / "run", resuming(other))

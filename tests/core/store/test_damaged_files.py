@@ -140,10 +140,8 @@ def run(tmp_path_factory) -> Path:
         for step in (0, 1):
             line = {"kind": "step", "rank": rank, "step": step, "step_s": 0.5, "loss": 1.0}
             files.append_line(attempt / file_names.METRICS, line)
-    header = {"clock": "c", "dropped": 0, "operations": ["send"]}
-    header |= {"ways": {"0": ["gloo", "message"]}, "events": {}}
-    entry = message_files.ENTRY.pack(0, 0, -1, 64, 5.0, 5.25, 6.0, 7.0)
-    message_files.write(attempt, 0, header, entry)
+    call = ["send", "", "", [], 64, "gloo", "message", 5.0, 5.25, 6.0, 7.0]
+    message_files.write(attempt, 0, "c", 0, [call])
     records.finish(made, 0, "done")
     ends.End("done", exit_codes={0: 0}).write(path, 0)
     sweep = {"argv": argv, "time": "2031-01-01T00:00:00+00:00"}
@@ -250,7 +248,7 @@ def read_all(run: Path, name: str, is_noted: bool = False) -> None:
 def test_changed_message_is_no_message(run):
     path = path_of(run, file_names.MESSAGES)
     with restored(path):
-        path.write_bytes(path.read_bytes()[:-1] + b"\x41")
+        path.write_bytes(path.read_bytes().replace(b"5.25", b"5.35"))
         with pytest.raises(HiresError, match=r"rank0000\.messages"):
             list(message_files.read(run / "a0"))
 

@@ -179,11 +179,6 @@ def test_record_of_a_run_is_that_of_its_complete_attempt(run):
         assert records.finish(run, number, later)["state"] == later
         assert records.read_record(run)["attempt"] == 0
         assert records.read_record(run.path / f"a{number}")["state"] == later
-
-
-def test_failure_of_the_same_attempt_replaces_its_record(run):
-    whole_run(run)
-    records.finish(run, 0, "done")
     records.finish(run, 0, "failed", "rank 1 crashed at its end")
     assert records.read_record(run)["state"] == "failed"
 

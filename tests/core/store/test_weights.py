@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 
@@ -13,8 +12,6 @@ from safetensors.numpy import save_file
 from hires.cli.verbs.verb_weights import NameRules
 from hires.core.errors import ConfigError
 from hires.core.store import message_files
-from hires.core.store.file_names import rank_messages
-from hires.core.store.message_files import ENTRY
 from hires.core.store.network_weights import find_weights, require_fit, require_types
 from tests.helpers.run_folders import saved_stages, saved_with
 
@@ -115,64 +112,38 @@ def test_digest_is_that_of_names_types_shapes_and_numbers_wherever_they_lie(tmp_
     assert len({one, *map(digest, others)}) == 6
 
 
-NAMES = ["net.layer1.weight", "net.layer10.weight", "ema.decay", "fc.bias"]
-
-
 def test_first_rule_that_fits_a_whole_part_of_a_name_renames_it():
-    rules = NameRules([("net.layer1", "stem")], ["ema"])
-    assert rules.renamed(NAMES) == {
-        "net.layer1.weight": "stem.weight",
-        "net.layer10.weight": "net.layer10.weight",
-        "fc.bias": "fc.bias",
-    }
-    renamed = NameRules([("net", ""), ("net.layer1", "never")]).renamed(["net.layer1.weight"])
-    assert renamed == {"net.layer1.weight": "layer1.weight"}
-    assert NameRules([("", "encoder.")]).renamed(["a.b"]) == {"a.b": "encoder.a.b"}
-
-
-def test_rule_that_makes_no_sense_is_refused():
+    names = ["net.layer1.weight", "net.layer10.weight", "ema.decay"]
+    renamed = NameRules([("net.layer1", "stem"), ("net.layer1", "never")], ["ema"]).renamed(names)
+    assert renamed == {names[0]: "stem.weight", names[1]: names[1]}
     for rules, text in (
         (NameRules([("net.layer", "x")]), "--rename net.layer: no name begins with it"),
         (NameRules(without=["head"]), "--without head: no name begins with it"),
         (NameRules([("net.layer10", "net.layer1")]), "would both be net.layer1.weight"),
     ):
         with pytest.raises(ConfigError, match=text):
-            rules.renamed(NAMES)
+            rules.renamed(names)
 
 
-HEADER = {
-    "clock": "a machine", "dropped": 3, "operations": ["send", "recv"],
-    "ways": {"64": ["shm", "mailbox"]}, "events": {"7": ["halo", "F0", [1]]},
-}  # fmt: skip
+CALLS = [
+    ["recv", "halo", "F0", [1], 4096, "shm", "mailbox", 1.0, 1.5, 2.0, 3.0],
+    ["send", "", "", [], 0, "shm", "mailbox", 1.0, 1.0, 1.0, 1.0],
+]
 
 
-ENTRIES = ENTRY.pack(1, 64, 7, 4096, 1.0, 1.5, 2.0, 3.0) + ENTRY.pack(0, 64, -1, 0, 1, 1, 1, 1)
-
-
-def test_messages_come_back(tmp_path):
+def test_messages_come_back_and_damaged_ones_are_a_note(tmp_path):
     assert list(message_files.read(tmp_path)) == []
     for rank in (1, 0):
-        message_files.write(tmp_path, rank, HEADER, ENTRIES)
+        message_files.write(tmp_path, rank, "a machine", 3, CALLS)
     ranks = list(message_files.read(tmp_path))
     assert [(one.rank, one.clock, one.dropped) for one in ranks] == [
         (0, "a machine", 3), (1, "a machine", 3),
     ]  # fmt: skip
-    first, outside = ranks[1].messages
-    assert list(vars(first).values()) == [
-        1, "recv", "halo", "F0", [1], 4096, "shm", "mailbox", 1.0, 1.5, 2.0, 3.0,
-    ]  # fmt: skip
-    assert (outside.kind, outside.action, outside.ranks, outside.operation) == ("", "", [], "send")
-
-
-def test_damaged_messages_are_a_note_and_never_a_traceback(tmp_path):
-    path = rank_messages(tmp_path, 0)
-    message_files.write(tmp_path, 0, HEADER, ENTRIES)
-    line, _, entries = path.read_bytes().partition(b"\n")
-    odd = [None, [], {}, -1, "x", 1e300, [None], {"64": 5}, {"7": ["halo"]}, {"7": [0, 0, 0]}]
-    headers = [{**json.loads(line), key: value} for key in json.loads(line) for value in odd]
-    for header in headers:
-        path.write_bytes(json.dumps(header).encode() + b"\n" + entries)
-        notes: list = []
-        read = list(message_files.read(tmp_path, notes))
-        assert bool(read) != bool(notes), header
-        assert all(path.name in note.where for note in notes)
+    assert [[*vars(one).values()] for one in ranks[1].messages] == [[1, *call] for call in CALLS]
+    for place in range(len(CALLS[0])):
+        for odd in (None, [], {}, "x", float("nan"), -1e300, [None], {"64": 5}):
+            call = [*CALLS[0][:place], odd, *CALLS[0][place + 1 :]]
+            message_files.write(tmp_path, 0, "a machine", 3, [call])
+            notes: list = []
+            read = list(message_files.read(tmp_path, notes))
+            assert len(read) + len(notes) == 2, call
