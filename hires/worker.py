@@ -27,16 +27,16 @@ from hires.core.store.files import append_metric
 from hires.core.store.network_weights import weights_of
 from hires.data.opening import open_data
 from hires.engine.build import build_rank
-from hires.engine.calibrate import Calibrator, write_calibration
+from hires.engine.calibrate import Calibrator
 from hires.engine.checkpoint import Saver
 from hires.engine.device import RankDevice, open_device, prepare_arithmetic
 from hires.engine.epochs import Epochs
 from hires.engine.evaluate import Evaluator, write_evaluation
+from hires.engine.kept_layers import write_calibration
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.owned_outputs import Observer
 from hires.engine.predict import Predictor, write_prediction
-from hires.engine.region_calls import Compilation
-from hires.engine.region_compiler import compile_regions
+from hires.engine.region_compiler import Compilation, compile_regions
 from hires.engine.resume_point import resume_point
 from hires.engine.run import hold_preemption, run_steps
 from hires.engine.tracking import import_packages, tracked

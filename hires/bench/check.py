@@ -128,7 +128,7 @@ def parts_of(
                 error = _root_mean_square(part.double() - right) / _root_mean_square(whole.double())
                 error = error if math.isfinite(error) else math.inf
             else:
-                error = tensor_error(part, right, name, largest)
+                error = tensor_error(part, right, name, largest, EXACT)
             parts[name] = error, right.numel() / max(1, whole.numel())
     runner.after_step()
     return parts

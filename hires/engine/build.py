@@ -11,14 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hires.comm import (
-    CommWorld,
-    activity,
-    default_world,
-    make_groups,
-    max_all,
-    open_channels,
-)
+from hires.comm import CommWorld, activity, default_world, make_groups, max_all, open_channels
 from hires.core.config.precision_config import DYNAMIC
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import INFERENCE
@@ -27,10 +20,9 @@ from hires.core.ranks.timeline import Recorder
 from hires.core.store.network_weights import WeightsPlace
 from hires.data.opening import open_data
 from hires.data.start_check import require_readable
-from hires.engine import quantized_tensors  # noqa: F401, it registers recipes
 from hires.engine.derived_tensors import DerivedTensors, Place
 from hires.engine.device import HOST, RankDevice
-from hires.engine.finite_tensors import require_finite
+from hires.engine.finite_checks import require_finite
 from hires.engine.loader import Loader, image_dtype, slot_loader
 from hires.engine.optimizer import Optimizer, make_optimizer
 from hires.engine.weights_file import WeightsFile, open_weights, reader_of, share_weights
@@ -45,13 +37,13 @@ from hires.parallel.published_parameters import PublishedParameters
 from hires.parallel.slot_pass import SlotPass
 from hires.parallel.stage import StageModule
 from hires.plan.channels import channels
-from hires.plan.graph import Graph, Parameter
+from hires.plan.graph import Graph
 from hires.plan.groups import groups
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.operator_table import updates_statistics, uses_batch_statistics
 from hires.plan.plan import Plan
 from hires.plan.program import events
-from hires.plan.regions import Region, regions_of
+from hires.plan.regions import regions_of
 from hires.quant.emptied_weights import held_bytes
 
 log = logging.getLogger(__name__)
@@ -166,9 +158,8 @@ def build_rank(
     engine.weights = None if weights is None else weights.place
     engine.prepare()
     activity.recorder = engine.recorder  # the heartbeat reads the rank's step there
-    stage = contexts[0].stage
-    place = stage.index, len(plan.stages), stage.first_layer, stage.last_layer
-    log.info("stage %d of %d holds %s to %s", *place)
+    stage, text = contexts[0].stage, "stage %d of %d holds %s to %s"
+    log.info(text, stage.index, len(plan.stages), stage.first_layer, stage.last_layer)
     return engine
 
 
@@ -185,15 +176,8 @@ def made_tensors(config: RunConfig, contexts: list[Context]) -> tuple[dict[str, 
     materialise(model, names & made.keys(), config.seed)
     # The module goes at the end of this function, and with it what only other ranks need.
     tensors = {name: tensor for name, tensor in named_tensors(model).items() if name in names}
-    _require_planned(tensors, graph)
-    tensors |= {name: blank(graph.params[name]) for name in names - made.keys()}  # for a file
-    place_tensors(tensors, image_dtype(config), graph)
-    return tensors, own_values
-
-
-def _require_planned(tensors: dict[str, Tensor], graph: Graph) -> None:
-    # A network may read what is no part of the run: a variable, or a file that no key names.
     for name, tensor in tensors.items():
+        # A network may read what is no part of the run: a variable, or a file that no key names.
         fact = graph.params.get(name)
         if fact is not None and [*tensor.shape] != [*fact.shape]:
             raise RunError(
@@ -201,6 +185,12 @@ def _require_planned(tensors: dict[str, Tensor], graph: Graph) -> None:
                 f"the run was planned: something that it reads has changed; undo that, or name "
                 f"the file in model.files and start it as a run of its own"
             )
+    for name in names - made.keys():  # for a file
+        fact = graph.params[name]
+        blank = torch.empty(fact.shape, dtype=getattr(torch, fact.dtype))
+        tensors[name] = nn.Parameter(blank, requires_grad=False)
+    place_tensors(tensors, image_dtype(config), graph)
+    return tensors, own_values
 
 
 def filled_tensors(config: RunConfig, contexts: list[Context]) -> dict[str, Tensor]:
@@ -229,10 +219,8 @@ def contexts_of(
     for group in made.values():
         group.recorder = recorder
     cursor = Cursor([*events(plan, rank)], made, world, opened)
-    place = made, cursor
-    return [
-        Context(plan, rank, *place, slot.direction, device=device) for slot in plan.slots_of(rank)
-    ]
+    ways = [slot.direction for slot in plan.slots_of(rank)]
+    return [Context(plan, rank, made, cursor, way, device=device) for way in ways]
 
 
 def assemble(
@@ -248,44 +236,40 @@ def assemble(
     They lie on the ``device``, or on the CPU, as the contexts say. ``releases``: those from which
     others are computed, and which no node reads, leave ``tensors``.
     """
-    device = device or RankDevice()
-    training = contexts[0].plan.training
+    device, plan = device or RankDevice(), contexts[0].plan
     for context in contexts:
         context.seed = config.seed
     low = None if config.autocast_type is None else getattr(torch, config.autocast_type)
-    place = placement(image_dtype(config), contexts[0].plan.graph)
-    require_finite(config, contexts[0].plan.graph, tensors)
+    require_finite(config, plan.graph, tensors)
+    place = placement(image_dtype(config), plan.graph)
     derived = DerivedTensors(contexts, tensors, place, releases)
-    require_finite(config, contexts[0].plan.graph, derived.tensors)
-    every = {**tensors, **derived.tensors}
-    modules = [StageModule(context, every, _regions(config, context)) for context in contexts]
+    require_finite(config, plan.graph, derived.tensors)
+    every, compiles = {**tensors, **derived.tensors}, config.engine.compile != "off"
+    modules = [
+        StageModule(context, every, regions_of(plan, context.stage) if compiles else [])
+        for context in contexts
+    ]
     slots = [SlotPass(*pair, config.objective, low) for pair in zip(contexts, modules, strict=True)]
-    sync = GradientSync(contexts, modules, counters_of(contexts, tensors)) if training else None
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
     recorder = contexts[0].tiles.recorder or Recorder()
     recorder.clock = device.clock()
-    scale = _loss_scale(config) if config.scales_loss else None
-    published = PublishedParameters(contexts, modules) if training else None
-    own = published.own_rows() if published is not None else None
-    rows = None if own is None else {id(parameter): span for parameter, span in own.items()}
+    sync = scale = published = clip = rows = None
+    if config.scales_loss:
+        fixed, interval = config.precision.loss_scale, config.precision.scale_interval
+        scale = LossScale(interval, None if fixed == DYNAMIC else float(fixed))
+    if plan.training:
+        sync = GradientSync(contexts, modules, counters_of(contexts, tensors))
+        published = PublishedParameters(contexts, modules)
+        own = published.own_rows()
+        rows = None if own is None else {id(parameter): span for parameter, span in own.items()}
+        if config.optimizer.clip_norm is not None:
+            clip = GradientClip(config.optimizer.clip_norm, sync, plan, contexts[0].rank)
     optimizer = make_optimizer(config, list(parameters.values()), rows)
-    most, clip = config.optimizer.clip_norm, None
-    if sync is not None and most is not None:
-        clip = GradientClip(most, sync, contexts[0].plan, contexts[0].rank)
     executor = Executor(slots, sync, optimizer, recorder, scale, published, clip)
     done = executor, loaders, optimizer, recorder
     engine = RankEngine(device, contexts, tensors, derived, modules, parameters, *done)
     engine.empties_weights = config.task.name in INFERENCE
     return engine
-
-
-def _regions(config: RunConfig, context: Context) -> list[Region]:
-    return regions_of(context.plan, context.stage) if config.engine.compile != "off" else []
-
-
-def _loss_scale(config: RunConfig) -> LossScale:
-    scale = config.precision.loss_scale
-    return LossScale(config.precision.scale_interval, None if scale == DYNAMIC else float(scale))
 
 
 def whole_model(config: RunConfig) -> nn.Module:
@@ -311,12 +295,6 @@ def names_of(contexts: list[Context], all_names: Iterable[str]) -> set[str]:
     names = {name for stage in stages for node in plan.nodes(stage) for name in node.params}
     names = plan.graph.own_params(names)
     return names | ({_counter_of(name) for name in names} & set(all_names))
-
-
-def blank(fact: Parameter) -> nn.Parameter:
-    """Returns an uninitialised tensor as the plan describes it."""
-    held = torch.empty(fact.shape, dtype=getattr(torch, fact.dtype))
-    return nn.Parameter(held, requires_grad=False)
 
 
 def cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> None:

@@ -5,16 +5,16 @@
 
 Each rank observes the pixels that it owns, of the values that its stage makes: halos, and what
 tiles compute twice, count once. Then the ranks merge what they have seen, so that all have the same
-ranges (:mod:`hires.quant.observers`), and rank 0 writes the scales of the attempt. A second pass
-over the first batch measures the noise that the scales add to every value.
+ranges (:mod:`hires.quant.observers`). A second pass over the first batch measures the noise that
+the scales add to every value.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import logging
+import functools
+import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,18 +23,20 @@ from hires import comm
 from hires.core.config.precision_config import MIN_MAX
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
-from hires.core.store import file_names, frozen
-from hires.core.store.files import OPTION
 from hires.data.source import Source
 from hires.engine.build import RankEngine
-from hires.engine.calibration_values import decibels, fake_quantized, one_step, watch_values
-from hires.engine.kept_layers import kept_layers
+from hires.engine.loader import slot_loader
+from hires.parallel.context import Context
+from hires.parallel.halo import part
+from hires.parallel.map_views import to_map
+from hires.plan.factors import unpack
 from hires.plan.graph import INPUT, describe
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.passes.int8 import kept_by_name, observed_values, params_digest
-from hires.quant.affine import Affine, affine_of
+from hires.plan.rules import SHARDED, TILED, WHOLE
+from hires.quant.affine import LAST, Affine, affine_of
 from hires.quant.observers import PIECE, WITH_COUNTS, Observed, num_bytes, reduce_all, scratch
-from hires.quant.scales import Scales, calibration_key, read_scales, write_scales
+from hires.quant.scales import Scales
 
 POOR_DB = 20.0
 """Signal over noise below which a value is measured with another observer, too."""
@@ -42,8 +44,8 @@ GAIN_DB = 6.0
 """By how much that must be better to be recorded."""
 NOISE_PIECE = PIECE // 4
 """Numbers whose noise is computed at once: it takes no more memory than observing them."""
-
-log = logging.getLogger(__name__)
+Watch = Callable[[str, Tensor, int], None]
+"""Gets the name of a value, the part of it that counts here, and the number of its first image."""
 
 
 class Calibrator:
@@ -105,8 +107,7 @@ class Calibrator:
             for piece in torch.split(x.detach().flatten(), NOISE_PIECE):
                 exact = piece.double()
                 error = exact - fake_quantized(exact, values[name])
-                both = torch.stack([exact.square().sum(), error.square().sum()])
-                powers[row[name]] += both.cpu()
+                powers[row[name]] += torch.stack([exact.square().sum(), error.square().sum()]).cpu()
 
         watch_values(self.engine, names, add)
         one_step(self._config, self.engine, source)
@@ -127,48 +128,71 @@ class Calibrator:
         return {name: other[name] for name in poor if other[name] >= noise[name] + GAIN_DB}
 
 
-def write_calibration(
-    calibrator: Calibrator, config: RunConfig, source: Source, run_dir: Path, attempt: int
-) -> None:
-    """Writes the scales of an attempt whose ranks have taken all steps; all call it together.
-
-    They are those of ``quant.scales`` if that names some: then layers alone are chosen. RunError:
-    ``quant.auto`` cannot choose in this layout; the scales without a choice are written, and serve
-    a run without ``quant.auto``, or in another layout.
-    """
-    planned = frozen.read(run_dir)
-    digests = {} if planned is None else planned.inputs.digests
-    path = file_names.attempt_dir(run_dir, attempt) / file_names.SCALES
-
-    def write(scales: Scales) -> None:
-        if comm.get_rank() == 0:
-            write_scales(path, scales, OPTION)
-            text = "%d values calibrated on %d images: %s"
-            log.info(text, len(scales.values), scales.images, path)
-
-    key = calibration_key(config, digests)
-    if config.quant.scales is None:
-        scales = calibrator.scales(key)
-        noise = calibrator.noise(source, dict(scales.values))
-        other = calibrator.min_max_noise(source, noise)
-        scales = dataclasses.replace(scales, noise=noise, min_max_noise=other)
-    else:  # of an earlier calibration
-        calibrator.close()
-        scales = dataclasses.replace(read_scales(config.quant.scales), source=key)
-    if config.quant.auto is not None:
-        try:
-            choice = kept_layers(config, calibrator.engine, source, scales)
-        except RunError:
-            quant = dataclasses.replace(config.quant, auto=None)
-            key = calibration_key(dataclasses.replace(config, quant=quant), digests)
-            write(dataclasses.replace(scales, source=key))
-            raise
-        scales = dataclasses.replace(scales, **choice._asdict())
-    write(scales)
-
-
 def _reduce(tensor: Tensor, how: str) -> None:
     comm.all_reduce(tensor, getattr(comm.ReduceOp, how.upper()))
+
+
+def watch_values(engine: RankEngine, names: list[str], watch: Watch) -> None:
+    """Lets ``watch`` see what a rank computes of some values, each pixel on one rank only."""
+    wanted = set(names)
+
+    def show(context: Context, shown: set[str], name: str, value: Any) -> None:
+        mine = own_part(context, name, value) if name in shown else None
+        if mine is not None:
+            watch(name, *mine)
+
+    for context, module in zip(engine.contexts, engine.modules, strict=True):
+        shown, plan = wanted & {node.name for node in module.nodes}, context.plan
+        readers = (s.index for s in plan.stages for n in plan.nodes(s.index) if INPUT in n.inputs)
+        if INPUT in wanted and context.stage.index == next(readers, None):
+            shown.add(INPUT)
+        module.watch(functools.partial(show, context, shown))
+
+
+def own_part(context: Context, name: str, value: Tensor) -> tuple[Tensor, int] | None:
+    """Returns what this rank owns of a value, and the number of its first image; None: nothing."""
+    stage, tile, plan = context.stage, context.tile, context.plan
+    batch = plan.pieces * plan.graph.input_shape[0]
+    layout = stage.layout.get(name, WHOLE) if name != INPUT else None
+    if layout == WHOLE and tile and stage.num_ranks > 1:
+        return None  # tile 0 has the same
+    shares = layout == SHARDED or (name == INPUT and stage.shards > 1)
+    first = context.first_sample + (context.samples[0] if shares else 0)
+    if layout == TILED and name in stage.extents:
+        extent = context.extent(name)
+        if name in stage.factors:
+            value = to_map(value, unpack(stage.factors[name]), extent)
+        value = part(value, extent, context.own_of(name))
+    return value, context.step * batch + first
+
+
+def one_step(config: RunConfig, engine: RankEngine, source: Source) -> None:
+    """Runs the first batch once more."""
+    loaders = [slot_loader(config, c, source, range(1), engine.device) for c in engine.contexts]
+    try:
+        engine.executor.step(loaders, number=0)
+    finally:
+        for loader in loaders:
+            loader.close()
+
+
+def fake_quantized(x: Tensor, affine: Affine) -> Tensor:
+    """Returns a tensor after rounding to 8-bit integers, in its own type."""
+    numbers = (x / affine.scale).round_().add_(affine.zero_point).clamp_(0, LAST)
+    return numbers.sub_(affine.zero_point).mul_(affine.scale)
+
+
+def decibels(signal: float, noise: float) -> float:
+    """Returns the ratio of two powers in dB, -200 to 200.
+
+    Without noise, or without any signal, it is 200; where a power is not finite, -200.
+    """
+    if not (math.isfinite(signal) and math.isfinite(noise)):
+        return -200.0
+    if not (signal and noise):
+        return 200.0
+    # Of logarithms: the quotient of two powers may be too large, or too small, for a number.
+    return max(-200.0, min(200.0, 10 * (math.log10(signal) - math.log10(noise))))
 
 
 def observe_blank(config: RunConfig, engine: RankEngine) -> int:

@@ -99,11 +99,8 @@ class Saver:
         meanwhile, whether it writes or waits.
         """
         began_s, path = time.perf_counter(), checkpoints.place(self.run_dir, step)
-        parts = {
-            "making the folder": self._make_folder,
-            "writing": self._write,
-            "naming it": self._publish,
-        }
+        make, publish = self._make_folder, self._publish
+        parts = {"making the folder": make, "writing": self._write, "naming it": publish}
         with comm.activity.may_stand_still(comm.PATIENCE_S):
             for name, part in parts.items():
                 problem = None
@@ -157,7 +154,8 @@ class Saver:
         files, numbers = dict[str, StoredFile](), dict[str, list[float]]()
         optimizer = self.engine.optimizer
         own = {} if optimizer is None else optimizer.numbers()  # none of a rank without parameters
-        for text in comm.gather_texts(json.dumps([_plain_files(self._written), own])):
+        mine = {name: dataclasses.asdict(file) for name, file in self._written.items()}
+        for text in comm.gather_texts(json.dumps([mine, own])):
             written, kept = json.loads(text)
             files |= {name: build(StoredFile, one) for name, one in written.items()}
             numbers |= {OPTIMIZER + name: [number] for name, number in kept.items()}
@@ -198,11 +196,12 @@ class Saver:
         otherwise.
         """
         checkpoint, engine, step = self.begin.checkpoint, self.engine, self.begin.step
+        folder, earlier = attempt_dir(self.run_dir, self.attempt), self.begin.attempt
         engine.recorder.next_step = step
         if checkpoint is None:
             if step and self._rank == 0:
-                log.info("goes on at step %d of attempt a%s", step, self.begin.attempt)
-                self._record(step=step, checkpoint=None, attempt=self.begin.attempt)
+                log.info("goes on at step %d of attempt a%s", step, earlier)
+                append_metric(folder, 0, "begin", step=step, checkpoint=None, attempt=earlier)
             return
         trains = engine.optimizer is not None
         lost = self._restore_tensors(checkpoint, engine.optimizer) if trains else []
@@ -216,16 +215,12 @@ class Saver:
             ours = checkpoint.path.parent == self.run_dir / checkpoints.FOLDER
             line: dict[str, object] = {"step": step}
             line["checkpoint"] = checkpoint.name if ours else str(checkpoint.path)
-            line["attempt"] = checkpoint.attempt if ours else self.begin.attempt
+            line["attempt"] = checkpoint.attempt if ours else earlier
             if scale is not None:
                 line["skipped_steps"] = scale.skipped
             if not ours:
                 line["differs"] = self._say_differences(checkpoint, lost)
-            self._record(**line)
-
-    def _record(self, **line: object) -> None:
-        folder = attempt_dir(self.run_dir, self.attempt)
-        append_metric(folder, self._rank, "begin", **line)
+            append_metric(folder, 0, "begin", **line)
 
     def _say_differences(self, checkpoint: Checkpoint, lost: list[str]) -> list[str]:
         # What the run of a checkpoint had otherwise than this one, its words as of a command line.
@@ -306,10 +301,6 @@ def _kept_kinds(checkpoint: Checkpoint, optimizer: Optimizer | None) -> list[str
     if own and own <= {*stored} and optimizer.restore_numbers(numbers):
         return stored
     return [kind for kind in stored if kind == EMA]
-
-
-def _plain_files(files: dict[str, StoredFile]) -> dict[str, dict[str, object]]:
-    return {name: dataclasses.asdict(file) for name, file in files.items()}
 
 
 def _settings_of(config: RunConfig) -> dict[str, object]:

@@ -26,11 +26,8 @@ from hires.core.ranks.timeline import HostClock
 from hires.core.registry import Registry
 
 T = TypeVar("T", bound=Tensor)
-
 Dtype = torch.dtype
-
 HOST = torch.device("cpu")
-
 DEVICES: Registry[Callable[[int], RankDevice]] = Registry("device")
 """``device`` -> opens it for the rank of a number among those of its machine."""
 
@@ -40,24 +37,17 @@ def open_device(name: str, local_rank: int) -> RankDevice:
     return DEVICES[name](local_rank)
 
 
-_SETTINGS = (
-    (torch.backends.cudnn, "deterministic"),
-    (torch.backends.cudnn, "allow_tf32"),
-    (torch.backends.cuda.matmul, "allow_tf32"),
-    (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
-    (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
-)
-"""What :meth:`RankDevice.set_arithmetic` may change for all of a process."""
-
-
 @contextlib.contextmanager
 def arithmetic_restored() -> Iterator[None]:
-    """Leaves the settings of a process that is not hires' own as they were."""
-    before = [getattr(*setting) for setting in _SETTINGS]
+    """Leaves what :meth:`RankDevice.set_arithmetic` changes for all of a process as it was."""
+    of_products = "tf32", "fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction"
+    settings = [(torch.backends.cuda.matmul, f"allow_{name}") for name in of_products]
+    settings += [(torch.backends.cudnn, name) for name in ("deterministic", "allow_tf32")]
+    before = [getattr(*setting) for setting in settings]
     try:
         yield
     finally:
-        for setting, value in zip(_SETTINGS, before, strict=True):
+        for setting, value in zip(settings, before, strict=True):
             setattr(*setting, value)
 
 
@@ -135,9 +125,7 @@ class RankDevice:
         return {}
 
 
-@DEVICES.register("cpu")
-def _cpu(local_rank: int) -> RankDevice:
-    return RankDevice()
+DEVICES.register("cpu")(lambda local_rank: RankDevice())
 
 
 class Accelerator(RankDevice):
@@ -214,11 +202,7 @@ class Cuda(Accelerator):
 
 
 class EventClock(HostClock):
-    """Times on a device: of events in the stream of this thread.
-
-    The host is ahead of the device, so when it gives an operation away says nothing about when the
-    device computes it. An event is a mark in the stream; its time is read at the end of the run.
-    """
+    """Times on a device, which the host is ahead of: of events, marks in this thread's stream."""
 
     def __init__(self, device: Accelerator) -> None:
         self._device = device
@@ -256,10 +240,9 @@ class Uploads:
 
     def begin(self, tensors: Sequence[Tensor | None]) -> tuple[list[Tensor | None], Any]:
         """Begins to copy tensors; returns them on the device, and an event behind the copies."""
+        target = self._device.torch
         with self._device.module.stream(self._stream):
-            moved = [
-                None if t is None else t.to(self._device.torch, non_blocking=True) for t in tensors
-            ]
+            moved = [None if t is None else t.to(target, non_blocking=True) for t in tensors]
             event = self._device.module.Event()
             event.record(self._stream)
         return moved, event
@@ -268,6 +251,5 @@ class Uploads:
         """Lets what this thread computes from now on wait for the copies."""
         computes = self._device.module.current_stream(self._device.torch)
         computes.wait_event(event)
-        for tensor in moved:
-            if tensor is not None:
-                self._device.keep_for(tensor, computes)
+        for tensor in (one for one in moved if one is not None):
+            self._device.keep_for(tensor, computes)

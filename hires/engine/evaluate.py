@@ -49,18 +49,13 @@ from hires.core.store.files import write_atomically
 from hires.core.store.step_lines import EVALUATED_LINE, pass_lines
 from hires.data.source import Source
 from hires.engine.build import RankEngine
-from hires.engine.evaluation_intervals import (
-    mean_interval,
-    number_intervals,
-    overlap_intervals,
-)
-from hires.engine.loader import Loader, slot_loader, target_loader
+from hires.engine.evaluation_intervals import mean_interval, number_intervals, overlap_intervals
+from hires.engine.loader import Loader, Needs, slot_loader
 from hires.engine.owned_outputs import (
     Observer,
     OwnedOutput,
     Tally,
     broken_pixels,
-    merged,
     names_of_classes,
     owned_output,
     row_values,
@@ -118,7 +113,11 @@ class Evaluator(Observer):
         """Returns what was counted since the last call; all ranks call it after each step."""
         # Two directions of a pipeline may share ranks, in another order on each.
         for context, _, seen, target in sorted(self._tiles, key=lambda tile: tile[1]):
-            self._count_tile(context, seen, target)
+            assert seen.rect is not None
+            window = grown(seen.rect, self._size, self._reach)
+            images = with_border(context, seen.values, self._size, self._reach)
+            for i, image, wanted in zip(seen.samples, images, target.to(images), strict=True):
+                self.counted.rows.append([i, *self._image_row(image, wanted, window, seen.rect)])
         self._tiles.clear()
         return super().take_rows()
 
@@ -135,18 +134,12 @@ class Evaluator(Observer):
                 window = grown(seen.rect, self._size, reach)
             last = evaluation_summary.one_pass(len(self._source), self._config.batch)
             steps = range(context.step, last)
-            loader = target_loader(self._config, context, self._source, steps, window)
+            needs = Needs(len(seen.samples), None, compares=True, target=window)
+            loader = slot_loader(self._config, context, self._source, steps, needs=needs)
             self._targets[context.direction] = loader
         target = next(self._targets[context.direction]).target
         assert target is not None
         return target[: len(seen.samples)]
-
-    def _count_tile(self, context: Context, seen: OwnedOutput, target: Tensor) -> None:
-        assert seen.rect is not None
-        window = grown(seen.rect, self._size, self._reach)
-        images = with_border(context, seen.values, self._size, self._reach)
-        for i, image, wanted in zip(seen.samples, images, target.to(images), strict=True):
-            self.counted.rows.append([i, *self._image_row(image, wanted, window, seen.rect)])
 
     def _rows(self, seen: OwnedOutput) -> Iterator[Numbers]:
         # Of labels and numbers, which stand in a table: no file is read for them.
@@ -249,19 +242,19 @@ def evaluate_pass(engine: RankEngine, config: RunConfig, source: Source) -> dict
     of the evaluation. Tensors may be those of a training: then its engine is assembled anew each
     time, since inference folds and packs the weights that it finds.
     """
-    evaluator, mine = Evaluator(config, source, engine.context.plan.graph), Tally()
+    evaluator, lines = Evaluator(config, source, engine.context.plan.graph), list[dict[str, Any]]()
     steps = range(evaluation_summary.one_pass(len(source), config.batch))
     loaders = [slot_loader(config, c, source, steps, engine.device) for c in engine.contexts]
     try:
         for step in steps:
             engine.executor.step(loaders, number=step, see=evaluator.see)
-            mine.add(evaluator.take_rows().to_dict())
+            lines.append(evaluator.take_rows().to_dict())
     finally:
         evaluator.close()
         for loader in loaders:
             loader.close()
-    every = merged(map(json.loads, comm.gather_texts(json.dumps(mine.to_dict()))))
-    return summarised(config, source, engine.context.plan.graph, every)[0]
+    every = comm.gather_texts(json.dumps(Tally(lines).to_dict()))
+    return summarised(config, source, engine.context.plan.graph, Tally(map(json.loads, every)))[0]
 
 
 def summarised(
@@ -278,7 +271,7 @@ def summarised(
     facts = evaluation_summary.summary(kind, columns, totals, names, shape)
     if kind == PIXELS:
         facts |= overlap_intervals(counted.pixels, len(rows), len(names))
-    elif kind == NUMBERS:
+    if kind == NUMBERS:
         facts |= number_intervals(Evaluated(kind, len(rows), columns, ()).rows())
     for name in sample_metrics(kind, shape):
         facts[f"{name}_ci95"] = mean_interval(columns[name])
@@ -290,7 +283,7 @@ def write_evaluation(
 ) -> None:
     """Writes ``evaluation.json`` of an attempt whose ranks have all counted their last step."""
     files = Attempt(run_dir, attempt, strict=True)
-    facts, columns = summarised(config, source, graph, merged(pass_lines(files, EVALUATED_LINE)))
+    facts, columns = summarised(config, source, graph, Tally(pass_lines(files, EVALUATED_LINE)))
     facts["data"] = {key: getattr(config.data, key) for key in DATA_KEYS}
     numbers = {name: [*map(finite, column)] for name, column in columns.items()}
     facts["samples"] = {"id": [*map(source.name, range(len(source)))], **numbers}

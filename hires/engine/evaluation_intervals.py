@@ -18,7 +18,8 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 RESAMPLES = 2000
 TAIL = 0.025
-SHARE = (0.0, 1.0)
 _SEED = 95
 _AT_ONCE = 2**20  # images of several resamples that are drawn together
 
@@ -53,8 +53,7 @@ def overlap_intervals(
     for (image, actual, predicted), number in counts.items():
         table[image, 0, actual] += number * (actual == predicted)
         table[image, 1, actual] += number
-        if predicted >= 0:
-            table[image, 2, predicted] += number
+        table[image, 2, predicted] += number * (predicted >= 0)
     table = table[table[:, 1].any(1)]  # draws of images without labels would be shares of nothing
 
     def shares(sums: Floats) -> Floats:
@@ -65,9 +64,8 @@ def overlap_intervals(
         means = [(part * present).sum(1) / present.sum(1) for part in parts]
         return np.stack([right.sum(1) / actual.sum(1), *means], axis=1)
 
-    names = ("top1_ci95", "mean_iou_ci95", "mean_dice_ci95")
-    found = intervals(table.reshape(len(table), -1), shares, SHARE)
-    return dict(zip(names, found, strict=True))
+    found = intervals(table.reshape(len(table), -1), shares, (0.0, 1.0))
+    return dict(zip(("top1_ci95", "mean_iou_ci95", "mean_dice_ci95"), found, strict=True))
 
 
 def number_intervals(
@@ -77,11 +75,12 @@ def number_intervals(
 
     ``pairs`` are targets and outputs of all images, of each of the numbers.
     """
+    ends = {"mae_ci95": (0.0, np.inf), "rmse_ci95": (0.0, np.inf), "r2_ci95": (-np.inf, 1.0)}
     target, output = (np.array(some, np.float64) for some in zip(*pairs, strict=True))
     error, off = target - output, target - target.mean(1, keepdims=True)  # sums stay small
     table = np.stack([abs(error), error**2, off, off**2])  # (4, numbers, images)
     if not np.isfinite(table).all():
-        return dict.fromkeys(("mae_ci95", "rmse_ci95", "r2_ci95"))
+        return dict.fromkeys(ends)
     n = target.shape[1]
 
     def statistics(sums: Floats) -> Floats:
@@ -91,23 +90,20 @@ def number_intervals(
         r2 = np.where(flat, square == 0, 1 - square / np.where(flat, 1, spread))
         return np.stack([one.mean(1) for one in (size / n, np.sqrt(square / n), r2)], axis=1)
 
-    found = intervals(table.reshape(-1, n).T, statistics)
-    ends = {"mae_ci95": (0.0, np.inf), "rmse_ci95": (0.0, np.inf), "r2_ci95": (-np.inf, 1.0)}
-    return {
-        name: one and [max(one[0], low), min(one[1], high)]
-        for (name, (low, high)), one in zip(ends.items(), found, strict=True)
-    }
+    found = intervals(table.reshape(-1, n).T, statistics, zip(*ends.values(), strict=True))
+    return dict(zip(ends, found, strict=True))
 
 
 def intervals(
     columns: Floats,
     statistics: Callable[[Floats], Floats],
-    bounds: tuple[float, float] = (-np.inf, np.inf),
+    bounds: Iterable[Any] = (-np.inf, np.inf),
 ) -> list[Interval]:
     """Returns the intervals of some numbers that follow from sums over images.
 
     ``columns`` are what is added, (images, sums); ``statistics`` take (resamples, sums) and return
-    (resamples, numbers). None of one image: its spread is unknown.
+    (resamples, numbers), within ``bounds`` of all or of each. None of one image: its spread is
+    unknown.
     """
     n = len(columns)
     [own] = statistics(columns.sum(0, keepdims=True))

@@ -7,14 +7,9 @@ The objects of a run are built for one rank at a time, and run one step:
       |- messages   comm.rehearsal.NullBackend complete at once, keep their tensors alive
       '- storages   LiveBytes                      counted until the last tensor on them is gone
 
-    bytes |            .--F2--.
-          |     .--F1--'      '--B1--.              the fullest moment is the prediction: what is
-          |--F0-'                    '--B2--        alive then, by what it is for
-          |  parameters, optimiser
-          +---------------------------------> step
-
 So activations in flight follow the schedule, and halos, receive buffers and recomputation are those
-of a run. What no operator allocates (shared memory, the process) is added.
+of a run. The fullest moment is the prediction: what is alive then, by what it is for. What no
+operator allocates is added: the process, kernels of oneDNN, and the memory of the backend ``shm``.
 """
 
 from __future__ import annotations
@@ -23,14 +18,18 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from hires.comm import rehearsal
+from hires.comm.backends import rings, rounds
+from hires.comm.backends.counters import LINE
 from hires.comm.rehearsal import NullStaging
 from hires.core.config.fields import build
 from hires.core.config.model_config import ModelConfig
@@ -50,14 +49,14 @@ from hires.engine.build import (
 from hires.engine.calibrate import observe_blank, rehearse_choice
 from hires.engine.live_bytes import LiveBytes
 from hires.engine.loader import image_dtype, needs_of
-from hires.engine.memory_beside import backend_bytes, kernel_bytes
 from hires.engine.optimizer import Optimizer
 from hires.nets.build_network import build_model
 from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
 from hires.parallel.torch_faults import on_gpus
-from hires.plan.event import OF_WORLD
+from hires.plan.event import OF_WORLD, POSTS
 from hires.plan.graph import Parameter, Rect
+from hires.plan.groups import groups
 from hires.plan.hardware import CUDA, MPI
 from hires.plan.memory import (
     CONTEXT_BYTES,
@@ -69,9 +68,11 @@ from hires.plan.memory import (
     nccl_bytes,
     pinned_bytes,
 )
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan
+from hires.plan.program import events
 from hires.plan.rank_kinds import rehearsed_ranks
-from hires.plan.routes import STREAMED
+from hires.plan.routes import DIRECT, MEMORY, STREAMED
 from hires.plan.rules import TILED
 from hires.plan.traffic import backends_of_plan
 from hires.plan.validation import kind_of
@@ -82,7 +83,11 @@ PROCESS_BYTES["calibrate"] = PROCESS_BYTES["infer"]
 the plan as Python objects, threads of the transport. Between the imports and the second step of
 ResNet-50 and -101, 224 to 512 pixels, a rank grew by 7 to 9 MiB more than its tensors in training
 and by 1 MiB in inference; of ResNet-18 and -50 at 32 pixels in sp+gems by 2.8 to 3.8 MiB, in fp32
-and (without :mod:`hires.engine.memory_beside`) in int8."""
+and (without :func:`kernel_bytes`) in int8."""
+KERNEL_BYTES = 64 * 2**10
+"""Of one 8-bit kernel: on AVX2 a process grew by 40 to 60 KiB in the first call of a convolution,
+of a product with a sum as much again, and by 12 to 48 KiB when its weight was packed."""
+PAGE_BYTES = 4096
 ALLOCATOR = 1 / 8
 """What torch's allocator of GPU memory needs beyond the tensors, as a share of them: it keeps
 unused parts of segments, and returns whole ones when memory is short. A simulation of torch 2.13's
@@ -90,22 +95,21 @@ had 2 to 49 % beyond for ten networks, and less than 13 % for half of them."""
 
 # FakeTensorMode runs an operator without a shape function on real zeros of the size of its inputs:
 # minutes and gigabytes for a large image. These have none in torch.
-_META = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
-_META.impl(  # type: ignore[no-untyped-call]
-    "batch_norm_update_stats", lambda x, *rest: (x.new_empty(x.shape[1]), x.new_empty(x.shape[1]))
-)
-_FUSED = torch.library.Library("mkldnn", "IMPL", "Meta")  # type: ignore[no-untyped-call]
-_FUSED.impl(  # type: ignore[no-untyped-call]
-    "_convolution_pointwise.binary", lambda x, other, *rest: torch.empty_like(other)
-)
-for _kernel in ("_reorder_convolution_weight", "_reorder_linear_weight"):
-    _FUSED.impl(_kernel, lambda weight, *rest: torch.empty_like(weight))  # type: ignore[no-untyped-call]
-_FUSED.impl(  # type: ignore[no-untyped-call]
-    "_convolution_pointwise_.binary", lambda other, *rest: other
-)
-_ONEDNN = torch.library.Library("onednn", "IMPL", "Meta")  # type: ignore[no-untyped-call]
-for _kernel in ("qconv_prepack", "qlinear_prepack"):
-    _ONEDNN.impl(_kernel, lambda weight, *rest: torch.empty_like(weight))  # type: ignore[no-untyped-call]
+_SHAPES: dict[str, Callable[..., Any]] = {
+    "aten::batch_norm_update_stats": lambda x, *_: [x.new_empty(x.shape[1]) for _ in range(2)],
+    "mkldnn::_convolution_pointwise.binary": lambda x, other, *_: torch.empty_like(other),
+    "mkldnn::_convolution_pointwise_.binary": lambda other, *_: other,
+    "mkldnn::_reorder_convolution_weight": lambda weight, *_: torch.empty_like(weight),
+    "mkldnn::_reorder_linear_weight": lambda weight, *_: torch.empty_like(weight),
+    "onednn::qconv_prepack": lambda weight, *_: torch.empty_like(weight),
+    "onednn::qlinear_prepack": lambda weight, *_: torch.empty_like(weight),
+}
+_LIBRARIES: dict[str, Any] = {
+    name: torch.library.Library(name, "IMPL", "Meta")  # type: ignore[no-untyped-call]
+    for name in ("aten", "mkldnn", "onednn")
+}
+for _name, _kernel in _SHAPES.items():
+    _LIBRARIES[_name.partition(":")[0]].impl(_name, _kernel)
 
 
 def footprint(config: RunConfig, plan: Plan, model: nn.Module | None = None) -> list[RankMemory]:
@@ -164,7 +168,7 @@ def rehearse(
                 live.assign(engine.optimizer.kept_of(parameter, make=True).values(), "optimizer")
                 mark = parameter.register_post_accumulate_grad_hook
                 mark(lambda p: live.assign([p.grad], "grads"))  # type: ignore[no-untyped-call]
-            engine.executor.optimiser = _BlankUpdate(engine.optimizer)
+            engine.executor.optimiser = _blank_update(engine.optimizer)
         start = start if plan.training else live.peak_bytes
         nodes = (node for context in contexts for node in plan.nodes(context.stage.index))
         live.keep_workspaces(nodes, cublas_workspaces(config))
@@ -197,22 +201,9 @@ def rehearse(
     return dataclasses.replace(memory, allocator_bytes=round(ALLOCATOR * memory.peak_bytes))
 
 
-class _BlankUpdate:
+def _blank_update(optimizer: Optimizer) -> Any:
     # An optimiser that allocates what a step needs beside the state. Those without a fused kernel
     # read their number of steps, which a rehearsal has not.
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.zero_grad = optimizer.zero_grad
-        self._largest = max(map(torch.numel, optimizer.parameters))
-        self._dtype = optimizer.parameters[0].dtype
-        self._copies = _copies_in_a_step(optimizer)
-
-    def step(self, number: int) -> None:
-        torch.empty(self._copies * self._largest, dtype=self._dtype)
-
-
-def _copies_in_a_step(optimizer: Optimizer) -> int:
-    # How many tensors of a parameter's size a step makes beside what it keeps.
     with unset_fake_temporarily(), torch.no_grad(), LiveBytes() as live:
         tiny = nn.Parameter(torch.ones(2**10))
         tiny.grad = torch.ones_like(tiny)
@@ -221,7 +212,11 @@ def _copies_in_a_step(optimizer: Optimizer) -> int:
         live.forget_peak()
         before = live.peak_bytes
         again.step()
-        return int((live.peak_bytes - before) / tiny.nbytes)
+        copies = int((live.peak_bytes - before) / tiny.nbytes)
+    size, dtype = max(map(torch.numel, optimizer.parameters)), optimizer.parameters[0].dtype
+    return SimpleNamespace(
+        zero_grad=optimizer.zero_grad, step=lambda number: torch.empty(copies * size, dtype=dtype)
+    )
 
 
 def network_of(config: RunConfig) -> nn.Module:
@@ -273,18 +268,19 @@ def _blank_feed(config: RunConfig, context: Context, live: LiveBytes) -> Iterato
 
 def _targets(config: RunConfig, context: Context) -> list[Tensor]:
     # What an evaluation has read of what it compares the outputs of a slot with.
-    plan, layout = context.plan, context.stage.layout
-    output = plan.graph.output
-    if config.task.name != "evaluate" or context.stage.index < len(plan.stages) - 1:
+    plan, kind = context.plan, kind_of(config, context.plan.graph)
+    is_last = context.stage.index == len(plan.stages) - 1
+    if config.task.name != "evaluate" or not is_last or kind in ROW_KINDS:
         return []
-    if kind_of(config, plan.graph) in ROW_KINDS:
-        return []
-    samples, (_, channels, *size) = needs_of(config, context).num_samples, plan.graph.shape(output)
-    if layout[output] == TILED:
-        r0, r1, c0, c1 = context.own_of(output)
+    samples, (_, channels, *size) = (
+        needs_of(config, context).num_samples,
+        plan.graph.shape(plan.graph.output),
+    )
+    if context.stage.layout[plan.graph.output] == TILED:
+        r0, r1, c0, c1 = context.own_of(plan.graph.output)
         size = [r1 - r0, c1 - c0]
     like = torch.empty(samples, dtype=torch.int64)
-    if kind_of(config, plan.graph) == IMAGES:
+    if kind == IMAGES:
         dtype = torch.promote_types(image_dtype(config), torch.float32)
         like = torch.empty(samples, channels, *size, dtype=dtype)
     elif config.data.name == "masks":
@@ -299,11 +295,7 @@ def _keep_outputs(config: RunConfig, plan: Plan) -> Callable[[Context, Tensor], 
     if config.task.name != "evaluate" or not tiled or kind_of(config, plan.graph) != IMAGES:
         return None
     kept: list[Tensor] = []
-
-    def see(context: Context, output: Tensor) -> None:
-        kept.append(output if output.dtype == torch.float64 else output.float())
-
-    return see
+    return lambda context, out: kept.append(out if out.dtype == torch.float64 else out.float())
 
 
 def _pinned_bytes(config: RunConfig, context: Context) -> int:
@@ -336,3 +328,58 @@ def _blank(tensor: Tensor | None, fact: Parameter | None) -> Tensor:
     blank = torch.empty(tensor.shape, dtype=tensor.dtype)
     is_parameter = isinstance(tensor, nn.Parameter)
     return nn.Parameter(blank, requires_grad=tensor.requires_grad) if is_parameter else blank
+
+
+def kernel_bytes(contexts: Iterable[Context]) -> int:
+    """Returns the bytes of the 8-bit kernels of a rank's slots; kernels of one shape are one.
+
+    oneDNN writes machine code for each shape of a convolution or product, and for each reordering
+    of a weight, and keeps it: of ResNet-50 in 32 tiles 3.2 MiB beside 22.4 MiB of weights.
+    """
+    kernels: set[Hashable] = set()
+    for context in contexts:
+        graph = context.plan.graph
+        for node in context.plan.nodes(context.stage.index):
+            if facts_of(node.kind).kernel_per_shape:
+                shapes = [graph.shape(node.inputs[0]), graph.shape(node.name)]
+                shapes += [graph.params[name].shape for name in node.params]
+                adds = node.args.get("other") is not None
+                kernels.add((node.kind, adds, *map(tuple, shapes)))
+    return KERNEL_BYTES * len(kernels)
+
+
+def backend_bytes(plan: Plan, rank: int) -> int:
+    """Returns the bytes of ``shm`` that a rank touches in a step, rounded up to pages.
+
+    Of each group there are two sets of slots, one slot a rank, and two sets of shares of a sum; for
+    messages there are cells from each rank to each, which they use in turn.
+    """
+    members = [*groups(plan), [*range(plan.world)]]  # the last one is the world, -1
+    joint: dict[int, int] = defaultdict(int)  # largest of each group
+    messages: dict[tuple[str, int], int] = defaultdict(int)  # and to or from each rank
+    for event in events(plan, rank):
+        route = event.route
+        if route is None or not event.counts or route.backend not in MEMORY:
+            continue
+        num_bytes = min(event.num_bytes, route.segment_bytes or event.num_bytes)
+        if event.kind in POSTS:
+            ways = [(event.kind, event.peer)]
+        elif route.algorithm != DIRECT:
+            joint[event.peer] = max(joint[event.peer], num_bytes)
+            continue
+        else:
+            ways = [(kind, r) for kind in POSTS for r in members[event.peer] if r != rank]
+        for way in ways:
+            messages[way] = max(messages[way], num_bytes)
+    total = 0
+    for group, num_bytes in joint.items():
+        # At the most: of a large sum a rank reads its share of the slots of the others.
+        size = len(members[group])
+        slot = _pages(min(num_bytes, rounds.slot_bytes(size)))
+        total += 2 * (size * slot + (slot if num_bytes > rounds.WHOLE_BYTES else 0))
+    cell = _pages(rings.cell_bytes(plan.world))
+    return total + sum(rings.CELLS * min(_pages(n + LINE), cell) for n in messages.values())
+
+
+def _pages(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES

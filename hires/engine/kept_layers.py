@@ -1,8 +1,8 @@
-"""Finds what stays in float so that the output's error keeps a bound (``quant.auto``).
+"""Writes the scales of a calibration, and finds what stays in float so that they keep a bound.
 
     alone      what one operator reads and makes is rounded, nothing else: its error at the output
     itself     the int8 network that keeps the k worst operators is computed: the smallest k within
-               the bound
+               the bound (``quant.auto``)
 
 A join of a large map and a small one may be the worst, and only its readers in float, too, read it
 unrounded. Every error is measured on the first batch, in the run's own layout, as a share of the
@@ -21,26 +21,22 @@ import json
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from hires import comm
 from hires.core.config.precision_config import INT8, PrecisionConfig, noise_bound
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
-from hires.core.store import file_names
+from hires.core.store import file_names, frozen
+from hires.core.store.files import OPTION
 from hires.data.source import Source
 from hires.engine.build import RankEngine, build_rank
-from hires.engine.calibration_values import (
-    decibels,
-    fake_quantized,
-    noise_share,
-    one_step,
-    own_part,
-)
+from hires.engine.calibrate import Calibrator, decibels, fake_quantized, one_step, own_part
 from hires.engine.weights_file import WeightsFile
 from hires.nets.trace import trace_config
 from hires.parallel.context import Context
@@ -51,7 +47,7 @@ from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.traffic import backends_of_plan
 from hires.quant.row_scales import fake_quantized_rows
-from hires.quant.scales import Scales, write_scales
+from hires.quant.scales import Scales, calibration_key, read_scales, write_scales
 
 log = logging.getLogger(__name__)
 
@@ -61,24 +57,48 @@ _UNMEASURED = (
 )
 
 
-class AutoChoice(NamedTuple):
-    """What ``quant.auto`` has found."""
+def write_calibration(
+    calibrator: Calibrator, config: RunConfig, source: Source, run_dir: Path, attempt: int
+) -> None:
+    """Writes the scales of an attempt whose ranks have taken all steps; all call it together.
 
-    kept: dict[str, str]
-    """Operators that stay in float, with the reason."""
-    auto: dict[str, float]
-    """``Scales.auto``; empty: there was nothing to choose from."""
-    alone: dict[str, float]
-    """``Scales.alone``."""
-
-
-def kept_layers(
-    config: RunConfig, engine: RankEngine, source: Source, scales: Scales
-) -> AutoChoice:
-    """Returns what to keep in float, besides ``quant.keep``; all ranks call it together.
-
-    RunError: the int8 network cannot be measured in this layout.
+    They are those of ``quant.scales`` if that names some: then layers alone are chosen. RunError:
+    ``quant.auto`` cannot choose in this layout; the scales without a choice are written, and serve
+    a run without ``quant.auto``, or in another layout.
     """
+    planned = frozen.read(run_dir)
+    digests = {} if planned is None else planned.inputs.digests
+    path = file_names.attempt_dir(run_dir, attempt) / file_names.SCALES
+
+    def write(scales: Scales) -> None:
+        if comm.get_rank() == 0:
+            write_scales(path, scales, OPTION)
+            text = "%d values calibrated on %d images: %s"
+            log.info(text, len(scales.values), scales.images, path)
+
+    key = calibration_key(config, digests)
+    if config.quant.scales is None:
+        scales = calibrator.scales(key)
+        noise = calibrator.noise(source, dict(scales.values))
+        other = calibrator.min_max_noise(source, noise)
+        scales = dataclasses.replace(scales, noise=noise, min_max_noise=other)
+    else:  # of an earlier calibration
+        calibrator.close()
+        scales = dataclasses.replace(read_scales(config.quant.scales), source=key)
+    if config.quant.auto is not None:
+        try:
+            scales = _with_choice(config, calibrator.engine, source, scales)
+        except RunError:
+            quant = dataclasses.replace(config.quant, auto=None)
+            key = calibration_key(dataclasses.replace(config, quant=quant), digests)
+            write(dataclasses.replace(scales, source=key))
+            raise
+    write(scales)
+
+
+def _with_choice(config: RunConfig, engine: RankEngine, source: Source, scales: Scales) -> Scales:
+    # With what to keep in float, besides ``quant.keep``; all ranks call it together. RunError: the
+    # int8 network cannot be measured in this layout.
     bound, quant = noise_bound(config.quant.auto), config.quant
     assert bound is not None
     network = _Int8Network(config, engine, source, scales)
@@ -87,10 +107,10 @@ def kept_layers(
         roundings = Roundings(graph, scales.values, kept_by_name(graph, config), quant.linear)
     except ConfigError as error:  # as the quantised run will say
         log.warning("quant.auto cannot choose: %s", error)
-        return AutoChoice({}, {}, {})
+        return dataclasses.replace(scales, kept={}, auto={}, alone={})
     exact = _outputs(config, engine, source, NOTHING)
     alone = {
-        node.name: noise_share(exact, _outputs(config, engine, source, roundings.alone(node)))
+        node.name: _noise_share(exact, _outputs(config, engine, source, roundings.alone(node)))
         for node in roundings.operators
     }
     worst = sorted(alone, key=lambda name: -alone[name])
@@ -104,7 +124,7 @@ def kept_layers(
     facts |= {"signal_db": decibels(1.0, share)} if _has_ratio(share) else {}
     log.info("quant.auto: %d of %d operators in 8 bits, %s", left, len(worst), _text(share))
     ratios = {name: decibels(1.0, alone[name]) for name in worst if _has_ratio(alone[name])}
-    return AutoChoice(kept, facts, ratios)
+    return dataclasses.replace(scales, kept=kept, auto=facts, alone=ratios)
 
 
 def _has_ratio(share: float) -> bool:
@@ -134,9 +154,7 @@ def enough_kept(
             log.info("the int8 network, %d operators kept: %s", count, _text(shares[count]))
         return shares[count] <= bound
 
-    few, enough = 0, len(every)
-    if within(0):
-        enough = 0
+    few, enough = 0, 0 if within(0) else len(every)
     while few < enough:
         k = (few + enough) // 2
         few, enough = (few, k) if within(k) else (k + 1, enough)
@@ -188,7 +206,7 @@ class _Int8Network:
         shapes = [[tensor.shape for tensor in some] for some in (outputs, exact)]
         if comm.max_all(int(shapes[0] != shapes[1])):
             raise RunError(_UNMEASURED.format("its output lies on other ranks"))
-        return noise_share(exact, outputs)
+        return _noise_share(exact, outputs)
 
     def _planned(self, kept: Mapping[str, str]) -> str:
         # The plan as text, or why there is none.
@@ -200,36 +218,49 @@ class _Int8Network:
                 plan = make_plan(dataclasses.replace(self._config, quant=quant), self.traced)
             except HiresError as error:
                 return json.dumps({"why": str(error)})
-        errors = [finding.text for finding in plan.findings if finding.severity == "error"]
         # Ranks have joined the backends of the calibration, and no others.
         joined = {*backends_of_plan(self._engine.context.plan)}
-        if errors or not {*backends_of_plan(plan)} <= joined:
+        if not plan.ok or not {*backends_of_plan(plan)} <= joined:
             ways = "its messages take other ways than those of the calibration"
-            return json.dumps({"why": "; ".join(errors) or ways})
+            return json.dumps({"why": plan.errors or ways})
         return json.dumps({"plan": plan.to_dict()})
+
+
+def _noise_share(exact: Sequence[Tensor], noisy: Sequence[Tensor]) -> float:
+    """Returns the noise of tensors as a share of the exact ones' power, the same on all ranks.
+
+    All call it together, each with its own parts. Where an element is not finite it is infinite.
+    """
+    powers = torch.zeros(2, dtype=torch.float64)
+    for tensor, other in zip(exact, noisy, strict=True):
+        powers += torch.stack([tensor.square().sum(), (other - tensor).square().sum()])
+    comm.all_reduce(powers)
+    signal, noise = powers.tolist()
+    share = float(noise / signal if signal else noise)
+    return share if math.isfinite(share) else math.inf
 
 
 def _outputs(
     config: RunConfig, engine: RankEngine, source: Source, rounding: Rounding
 ) -> list[Tensor]:
-    """Returns this rank's own parts of the outputs, microbatch after microbatch."""
+    """Returns this rank's own parts of the outputs, microbatch after microbatch.
+
+    Values are rounded in place, as their readers then read them.
+    """
     outputs: list[Tensor] = []
+
+    def watch(context: Context, name: str, value: Any) -> None:
+        if name in rounding.values:
+            value.copy_(fake_quantized(value, rounding.values[name]))
+        if name in rounding.rows:  # of what is real numbers again
+            value.copy_(fake_quantized_rows(value))
+        if name == context.plan.graph.output:
+            mine = own_part(context, name, value)
+            outputs.extend([] if mine is None else [mine[0].double().cpu()])
+
     for context, module in zip(engine.contexts, engine.modules, strict=True):
-        module.watch(functools.partial(_round, context, rounding, outputs))
+        module.watch(functools.partial(watch, context))
     one_step(config, engine, source)
     for module in engine.modules:
         module.watch(None)
     return outputs
-
-
-def _round(
-    context: Context, rounding: Rounding, outputs: list[Tensor], name: str, value: Any
-) -> None:
-    """Rounds a value in place, as its readers then read it, and collects the output's parts."""
-    if name in rounding.values:
-        value.copy_(fake_quantized(value, rounding.values[name]))
-    if name in rounding.rows:  # of what is real numbers again
-        value.copy_(fake_quantized_rows(value))
-    if name == context.plan.graph.output:
-        mine = own_part(context, name, value)
-        outputs += [] if mine is None else [mine[0].double().cpu()]

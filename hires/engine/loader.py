@@ -31,6 +31,7 @@ Order = Callable[[int], list[int]]  # step -> a rank's samples, microbatch after
 Target = Callable[[int], Any]
 """Returns what the output for a sample is compared with: its class, its labels or numbers
 (C), an image (C, h, w), or the class of each pixel, (h, w)."""
+_THREAD = "loader"
 
 
 class Microbatch(NamedTuple):
@@ -38,9 +39,6 @@ class Microbatch(NamedTuple):
 
     images: Tensor | None  # (n, C, h, w), channels_last in memory; None if it needs no pixels
     target: Tensor | None  # int64 classes, (n,) or (n, h, w), rows or images; None: none
-
-
-_THREAD = "loader"
 
 
 class Loader:
@@ -51,9 +49,12 @@ class Loader:
     ) -> None:
         self.wait_s = 0.0  # seconds that the caller has waited for data, so far
         self._uploads = uploads
-        self._microbatches = (_begun(batch, uploads) for batch in microbatches)
+        # With the event of the device behind the copies of each, begun in the thread that reads.
+        self._microbatches = (
+            (batch, None) if uploads is None else uploads.begin(batch) for batch in microbatches
+        )
         self._pool: ThreadPoolExecutor | None = None
-        self._ahead: collections.deque[Future[_Coming | None]] = collections.deque()
+        self._ahead: collections.deque[Future[Any]] = collections.deque()
         if prefetch:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix=_THREAD)
             # The thread holds the generator but not the loader: a forgotten loader ends its thread.
@@ -80,9 +81,10 @@ class Loader:
         if self._pool is not None:
             self._ahead.popleft()
             self._read_ahead()
+        batch, event = coming
         if self._uploads is not None:
-            self._uploads.finish(coming.batch, coming.event)
-        return coming.batch
+            self._uploads.finish(batch, event)
+        return Microbatch(*batch)
 
     def close(self) -> None:
         """Stops the thread and waits for it."""
@@ -92,19 +94,6 @@ class Loader:
     def _read_ahead(self) -> None:
         assert self._pool is not None
         self._ahead.append(self._pool.submit(next, self._microbatches, None))
-
-
-class _Coming(NamedTuple):
-    batch: Microbatch
-    event: Any = None  # of the device, behind the copies of the batch
-
-
-def _begun(batch: Microbatch, uploads: Uploads | None) -> _Coming:
-    # In the thread that has read it.
-    if uploads is None:
-        return _Coming(batch)
-    moved, event = uploads.begin(batch)
-    return _Coming(Microbatch(*moved), event)
 
 
 def _stop(pool: ThreadPoolExecutor) -> None:
@@ -144,33 +133,15 @@ def slot_loader(
     source: Source,
     steps: range,
     device: RankDevice | None = None,
+    needs: Needs | None = None,
 ) -> Loader:
-    """Returns the loader of a slot: its window of its replica's images, for some steps."""
-    needs = needs_of(config, context)
+    """Returns the loader of a slot: its window of its replica's images, for some steps.
+
+    ``needs`` None: :func:`needs_of`; another, what an evaluation compares the outputs with.
+    """
+    needs = needs or needs_of(config, context)
     image = None if needs.window is None else image_of(source, needs.window, config.data)
     target = target_of(source, needs.target) if needs.compares else None
-    return _loader(config, context, source, steps, image, target, device)
-
-
-def target_loader(
-    config: RunConfig, context: Context, source: Source, steps: range, window: Rect | None
-) -> Loader:
-    """Returns the loader of what an evaluation compares the outputs of a slot with.
-
-    ``window`` are the pixels of images or label maps; None: targets are classes.
-    """
-    return _loader(config, context, source, steps, None, target_of(source, window))
-
-
-def _loader(
-    config: RunConfig,
-    context: Context,
-    source: Source,
-    steps: range,
-    image: Target | None,
-    target: Target | None,
-    device: RankDevice | None = None,
-) -> Loader:
     device, (first, end) = device or RankDevice(), context.samples
     size = context.plan.graph.input_shape[0]
     numbers = context.plan.microbatches_of(context.direction)
@@ -201,8 +172,7 @@ def whole_microbatches(
 
 def image_dtype(config: RunConfig) -> torch.dtype:
     """Returns the type of images and parameters; under autocast they stay fp32."""
-    dtype: torch.dtype = getattr(torch, config.image_type)
-    return dtype
+    return getattr(torch, config.image_type)  # type: ignore[no-any-return]
 
 
 def image_of(source: Source, rect: Rect, data: DataConfig | None = None) -> Target:
@@ -242,8 +212,7 @@ def replica_samples(config: RunConfig, source: Source, step: int, replica: int) 
 def sample_names(config: RunConfig, replica: int, step: int) -> list[str]:
     """Returns the names of a replica's images in a step, microbatch after microbatch."""
     source = open_data(config)
-    samples = replica_samples(config, source, step, replica)
-    return [source.name(sample) for sample in samples]
+    return [source.name(sample) for sample in replica_samples(config, source, step, replica)]
 
 
 def split_steps(order: Order, num_microbatches: int, steps: range) -> Iterator[list[int]]:

@@ -89,36 +89,28 @@ class PeakMeter:
         _reset_peak()
         yield
         self._own_peak = _status("VmHWM") - _status("RssFile")
-        keep_memory(large=self._has_room(round(1.5 * (self._own_peak - self._own_import))))
-
-    def _has_room(self, rank_bytes: int) -> bool:
         # All ranks of the node come here at the same time, with what they keep for good.
-        if self._limit is not None and rank_bytes > self._limit:
-            return False
-        free = free_bytes()
-        return free is not None and self._ranks * rank_bytes < free
+        rank_bytes, free = round(1.5 * (self._own_peak - self._own_import)), free_bytes()
+        fits = self._limit is None or rank_bytes <= self._limit
+        keep_memory(large=fits and free is not None and self._ranks * rank_bytes < free)
 
     def end_start(self) -> int:
         """Returns the peak of the rank before its first step; the steps have one of their own."""
-        memory = self._device.memory()
-        if memory:
+        if memory := self._device.memory():
             self._device.reset_peak()
             return int(memory["peak_bytes"])
-        peak = _status("VmHWM")
-        own = peak - self.rss_import
-        if self.step is not None:
-            own = peak - _status("RssFile") - self._own_import
-        return max(0, own)
+        if self.step is None:
+            return max(0, _status("VmHWM") - self.rss_import)
+        return max(0, _status("VmHWM") - _status("RssFile") - self._own_import)
 
     def line(self) -> dict[str, int | str]:
         """Returns the peak as the record holds it."""
-        peak_rss, memory = max(self._peak_rss, _status("VmHWM")), self._device.memory()
-        if memory:
+        peak_rss = max(self._peak_rss, _status("VmHWM"))
+        if memory := self._device.memory():
             return {**memory, "source": "device", "peak_rss_bytes": peak_rss}
+        peak, source = peak_rss - self.rss_import, "rss"
         if self._own_peak is not None:
             peak, source = self._own_peak - self._own_import, "step"
-        else:
-            peak, source = peak_rss - self.rss_import, "rss"
         return {"peak_bytes": max(0, peak), "source": source, "peak_rss_bytes": peak_rss}
 
 

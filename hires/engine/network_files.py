@@ -17,7 +17,7 @@ import importlib
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import util
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,18 +36,16 @@ from hires.core.store.files import cannot_write, hidden, remove_leftovers
 from hires.core.store.network_weights import PICKLES
 from hires.engine import tensorfile
 from hires.engine.build import filled_tensors, named_tensors, placement, whole_model
-from hires.engine.calibration_values import decibels
-from hires.engine.derived_tensors import DerivedTensors
+from hires.engine.calibrate import decibels
+from hires.engine.derived_tensors import WEIGHT_RECIPE, DerivedTensors, rounded_weight
 from hires.engine.device import HOST, RankDevice
-from hires.engine.finite_tensors import require_finite
+from hires.engine.finite_checks import require_finite
 from hires.engine.loader import image_dtype
-from hires.engine.quantized_tensors import WEIGHT_RECIPE, rounded_weight
 from hires.engine.verify import quantised_step, reference_step
 from hires.engine.weights_file import open_weights
 from hires.losses.class_losses import class_scores
 from hires.nets.custom import error_line
 from hires.parallel.context import Context
-from hires.plan.graph import Graph
 from hires.plan.passes.int8_tensors import stored_params
 from hires.plan.plan import Plan
 from hires.quant.scales import MARK
@@ -125,16 +123,15 @@ def write_network(config: RunConfig, form: str, path: Path) -> dict[str, Any]:
     with whole_file(path, OPTION, num_bytes) as hidden:
         outputs, by = _WRITERS[form](module, images, hidden)
         written = sum(file.stat().st_size for file in hidden.parent.iterdir())
-    facts: dict[str, Any] = {"bytes": written, "checked_with": by}
-    facts["largest_error"] = None if outputs is None else _error(outputs, expected)
+    facts: dict[str, Any] = {"bytes": written, "checked_with": by, "largest_error": None}
+    if outputs is not None:
+        largest, error = expected.abs().max(), (outputs.double() - expected.double()).abs().max()
+        facts["largest_error"] = float(error) / (float(largest) or 1.0)
     return facts
 
 
 def export_program(module: nn.Module, images: Tensor) -> ExportedProgram:
-    """Returns a module as torch exports it, for any number of images of one size.
-
-    ConfigError: it cannot be exported.
-    """
+    """Returns a module as torch exports it, for any batch; ConfigError: it cannot be exported."""
     try:
         return torch.export.export(module, (images,), dynamic_shapes=({0: Dim("batch")},))
     except Exception as error:  # torch.export raises nearly any type
@@ -184,11 +181,6 @@ def _exported(module: nn.Module, images: Tensor, path: Path) -> tuple[Tensor | N
     return outputs, f"torch {torch.__version__}"
 
 
-def _error(outputs: Tensor, expected: Tensor) -> float:
-    largest = float(expected.abs().max())
-    return float((outputs.double() - expected.double()).abs().max()) / (largest or 1.0)
-
-
 _WRITERS: dict[str, Callable[[nn.Module, Tensor, Path], tuple[Tensor | None, str | None]]] = {
     "onnx": _onnx,
     "exported": _exported,
@@ -197,11 +189,10 @@ _WRITERS: dict[str, Callable[[nn.Module, Tensor, Path], tuple[Tensor | None, str
 
 
 def write_quantised(config: RunConfig, plan: Plan, path: Path, mark: str) -> dict[str, Any]:
-    """Writes a file that is there as a whole or not at all; returns the bytes of its tensors.
+    """Writes the file of a quantised network; returns the bytes of its tensors.
 
     ``weight_noise_db`` is the signal over the noise that rounding adds to each layer's weights.
     ``plan`` is of one process, ``mark`` that of the scales beside the file (``Scales.mark``).
-    RunError: the file cannot be written, or the weights not be read.
     """
     context = cast(Context, SimpleNamespace(plan=plan, stage=plan.stages[0], device=HOST))
     tensors = filled_tensors(config, [context])
@@ -215,8 +206,14 @@ def write_quantised(config: RunConfig, plan: Plan, path: Path, mark: str) -> dic
     require_finite(config, plan.graph, held)
     with whole_file(path, "--out FILE") as hidden:
         tensorfile.write(hidden, held, {MARK: mark})
-    after = sum(tensor.nbytes for tensor in held.values())
-    noise = _weight_noise(plan.graph, derived, held)
+    after, noise = sum(tensor.nbytes for tensor in held.values()), {}
+    for name in held:
+        recipe = plan.graph.params[name].recipe or {}
+        if recipe.get("make") == WEIGHT_RECIPE:
+            weight = derived.made(recipe["params"][0]).double()
+            error = rounded_weight(recipe, weight) - weight
+            powers = (float(one.square().sum()) for one in (weight, error))
+            noise[name.rpartition(":")[0]] = decibels(*powers)
     return {"bytes": after, "float_bytes": before, "weight_noise_db": noise}
 
 
@@ -230,29 +227,11 @@ def output_noise(
     """
     in_fp32 = dataclasses.replace(config, precision=PrecisionConfig())
     exact = reference_step(in_fp32, RankDevice())["output/0"].double()
-    has_classes = config.objective.compares == CLASSES
     signal, found = float(exact.square().sum()), {}
     for name, plan in plans.items():
-        output = quantised_step(config, plan)["output/0"].double()
-        noise, same = float((output - exact).square().sum()), None
-        if has_classes:
-            same = float((_classes(output) == _classes(exact)).double().mean())
-        found[name] = decibels(signal, noise), same
+        output, same = quantised_step(config, plan)["output/0"].double(), None
+        if config.objective.compares == CLASSES:
+            classes, wanted = (class_scores(one).argmax(1) for one in (output, exact))
+            same = float((classes == wanted).double().mean())
+        found[name] = decibels(signal, float((output - exact).square().sum())), same
     return found
-
-
-def _classes(output: Tensor) -> Tensor:
-    return class_scores(output).argmax(1)
-
-
-def _weight_noise(graph: Graph, derived: DerivedTensors, held: Iterable[str]) -> dict[str, float]:
-    # Layer -> signal over noise, of the weights whose integers are held.
-    noise = {}
-    for name in held:
-        recipe = graph.params[name].recipe or {}
-        if recipe.get("make") == WEIGHT_RECIPE:
-            weight = derived.made(recipe["params"][0]).double()
-            error = rounded_weight(recipe, weight) - weight
-            powers = (float(one.square().sum()) for one in (weight, error))
-            noise[name.rpartition(":")[0]] = decibels(*powers)
-    return noise

@@ -122,10 +122,8 @@ class Optimizer:
 
     def state(self) -> list[Tensor]:
         """Returns what is kept for the parameters, without single numbers."""
-        states = self.torch.state.values()
-        return [t for state in states for t in state.values() if t is not None and t.dim()] + [
-            *self._means.values()
-        ]
+        tensors = [t for state in self.torch.state.values() for t in state.values()]
+        return [t for t in tensors if t is not None and t.dim()] + [*self._means.values()]
 
     def numbers(self) -> dict[str, float]:
         """Returns the single numbers that are kept, alike for all parameters; none at first."""

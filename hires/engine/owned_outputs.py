@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -38,20 +37,21 @@ class OwnedOutput(NamedTuple):
     """This part; None: there are no rows and columns."""
 
 
-@dataclass
 class Tally:
-    """What ranks counted: rows by sample, and pixels by (sample, class, predicted class)."""
+    """What ranks counted: rows by sample, and pixels by (sample, class, predicted class).
 
-    rows: list[Numbers] = field(default_factory=list)
-    """Number of the sample, then what ``evaluation_summary.ROWS`` names, or what is predicted."""
-    pixels: Counter[tuple[int, int, int]] = field(default_factory=Counter)
-    """The predicted class is -1 where the output is not finite."""
+    A row has the number of the sample, then what ``evaluation_summary.ROWS`` names, or what is
+    predicted. The predicted class of a pixel is -1 where the output is not finite.
+    """
 
-    def add(self, values: dict[str, Any]) -> None:
-        """Adds what :meth:`to_dict` returned elsewhere."""
-        self.rows += values["rows"]
-        for *key, number in values["pixels"]:
-            self.pixels[tuple(key)] += number
+    def __init__(self, lines: Iterable[dict[str, Any]] = ()) -> None:
+        """``lines`` are what :meth:`to_dict` returned elsewhere."""
+        self.rows: list[Numbers] = []
+        self.pixels = Counter[tuple[int, int, int]]()
+        for line in lines:
+            self.rows += line["rows"]
+            for *key, number in line["pixels"]:
+                self.pixels[tuple(key)] += number
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -85,9 +85,8 @@ class Observer:
 
 def names_of_classes(source: Source, shape: Sequence[int], kind: str = CLASSES) -> list[str]:
     """Returns the names of the classes, or numbers, of an output of a shape; none of images."""
-    if kind in ROW_KINDS:
-        return [*source.class_names, *map(str, range(source.num_classes, shape[1]))]
-    return [*source.class_names, *map(str, range(source.num_classes, num_classes(shape)))]
+    count = shape[1] if kind in ROW_KINDS else num_classes(shape)
+    return [*source.class_names, *map(str, range(source.num_classes, count))]
 
 
 def owned_output(
@@ -114,18 +113,9 @@ def owned_output(
 def row_values(kind: str, output: Tensor) -> list[list[float]]:
     """Returns the probabilities of labels, or the numbers, of each sample; NaN: not all finite."""
     values = output.double().sigmoid() if kind == LABELS else output.double()
-    rows: list[list[float]] = values.masked_fill(~output.isfinite().all(1, True), math.nan).tolist()
-    return rows
+    return values.masked_fill(~output.isfinite().all(1, True), math.nan).tolist()
 
 
 def broken_pixels(output: Tensor) -> Tensor:
     """Returns where the numbers of a map, (C, h, w), are not all finite, (h, w)."""
     return ~output.isfinite().all(0)
-
-
-def merged(lines: Iterable[dict[str, Any]]) -> Tally:
-    """Returns what all lines of a pass hold together."""
-    every = Tally()
-    for line in lines:
-        every.add(line)
-    return every

@@ -38,8 +38,8 @@ from hires.data.source import Source
 from hires.engine.evaluate import DATA_KEYS
 from hires.engine.owned_outputs import (
     Observer,
+    Tally,
     broken_pixels,
-    merged,
     names_of_classes,
     owned_output,
     row_values,
@@ -106,7 +106,15 @@ class Predictor(Observer):
             self.counted.rows.append([sample, *counts, *facts])
 
     def _place(self, sample: int) -> MapPlace:
-        return map_place(self._config, self._source, self._graph, sample)
+        # Which pixels of an output the map takes, and where it lies; RunError: no such image.
+        wanted, fit = self._config.fitted_size, self._config.data.fit
+        size, reference = self._source.stored(sample) or (wanted, Georeference())
+        outputs = self._graph.shape(self._graph.output)[2:]
+        rows, cols = (
+            output_pixels(*lengths, fit) for lengths in zip(size, wanted, outputs, strict=True)
+        )
+        step = size[0] / len(rows), size[1] / len(cols)
+        return MapPlace(rows, cols, reference.part((0, 0), step))
 
     def _class_rows(self, samples: range, output: Tensor) -> Iterator[list[float]]:
         output = class_scores(output)
@@ -153,22 +161,6 @@ def maps_of(
     return PredictionMaps(run_dir / file_names.PREDICTIONS, names, form, config.predict.format)
 
 
-def map_place(config: RunConfig, source: Source, graph: Graph, sample: int) -> MapPlace:
-    """Returns which pixels of an output the map of a sample takes, and where it lies.
-
-    RunError: its image cannot be read.
-    """
-    wanted = config.fitted_size
-    size, reference = source.stored(sample) or (wanted, Georeference())
-    outputs = graph.shape(graph.output)[2:]
-    rows, cols = (
-        output_pixels(*lengths, config.data.fit)
-        for lengths in zip(size, wanted, outputs, strict=True)
-    )
-    step = size[0] / len(rows), size[1] / len(cols)
-    return MapPlace(rows, cols, reference.part((0, 0), step))
-
-
 def write_prediction(
     run_dir: Path, attempt: int, config: RunConfig, source: Source, graph: Graph
 ) -> None:
@@ -177,17 +169,16 @@ def write_prediction(
     RunError: a sample, or a part of its map, is missing.
     """
     files, kind = Attempt(run_dir, attempt, strict=True), kind_of(config, graph)
-    counted = merged(pass_lines(files, PREDICTED_LINE))
+    counted = Tally(pass_lines(files, PREDICTED_LINE))
     rows = by_sample(kind, counted.rows, len(source), "predicted")
     ids = [source.name(i) for i in range(len(source))]
     maps = maps_of(config, source, graph, run_dir)
     facts: dict[str, Any] = {"kind": kind, "images": len(ids), "reduce": config.predict.reduce}
+    names = names_of_classes(source, graph.shape(graph.output), kind)
     if kind in ROW_KINDS:
-        names = names_of_classes(source, graph.shape(graph.output), kind)
         heads, lines = _row_table(kind, ids, rows, names)
         facts["not_finite"] = sum(not all(map(math.isfinite, row)) for row in rows)
     elif maps is None:
-        names = names_of_classes(source, graph.shape(graph.output))
         heads, lines = _class_table(ids, rows, names)
         facts["not_finite"] = sum(row[0] < 0 for row in rows)
     else:
@@ -195,7 +186,11 @@ def write_prediction(
         lines = []
         for number, (name, row) in enumerate(zip(ids, rows, strict=True)):
             pixels, broken, height, width, wanted = map(int, row)
-            _require_whole(number, name, pixels, wanted)
+            if pixels != wanted or not wanted:
+                raise RunError(
+                    f"sample {number}, {name}, has {pixels} predicted pixels of {wanted}: repeat "
+                    f"the run with --again"
+                )
             path = f"../{file_names.PREDICTIONS}/{maps.names[number]}"
             lines.append([name, path, height, width, broken, height * width - pixels])
         facts |= {key: sum(line[heads.index(key)] for line in lines) for key in heads[4:]}
@@ -258,11 +253,3 @@ def _readable(cell: Any) -> Any:
     if not isinstance(cell, str):
         return cell
     return cell.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def _require_whole(number: int, name: str, pixels: int, wanted: int) -> None:
-    if pixels != wanted or not wanted:
-        raise RunError(
-            f"sample {number}, {name}, has {pixels} predicted pixels of {wanted}: repeat the run "
-            f"with --again"
-        )

@@ -54,7 +54,7 @@ NODATA = 42113
 _MOST_BYTES = 180  # of a name; file systems take 255
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 """A file system has none."""
-_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # nor any UTF-8
 
 
 class MapKind(NamedTuple):
@@ -115,6 +115,7 @@ class PredictionMaps:
         ``names`` are those of all samples, and ``form`` is one of ``predict.format``.
         """
         self.kind = kind
+        self._classes = [_NO_XML.sub("_", name) for name in kind.classes]
         self._zarr: Any = None
         if form == ZARR:
             if find_spec("zarr") is None:
@@ -151,7 +152,7 @@ class PredictionMaps:
         if not min(map(len, lines)):
             return
         try:
-            with locked_for_writing(path / "zarr.json" if self._zarr else path):
+            with _locked(path / "zarr.json" if self._zarr else path):
                 for rows in _in_chunks(lines[0]):
                     band = part.take(place.rows[rows] - rect[0], axes.index("Y"))
                     for cols in _in_chunks(lines[1]):
@@ -174,9 +175,8 @@ class PredictionMaps:
         mapped.flush()
 
     def _make_tiff(self, path: Path, place: MapPlace) -> None:
-        _, dtype, axes, names = self.kind
-        shape: Sequence[int] = self.kind.shape(place.size)
-        classes = [xml_text(name) for name in names]
+        _, dtype, axes, _ = self.kind
+        shape, classes = self.kind.shape(place.size), self._classes
         about: dict[str, Any] = {"axes": axes, "Creator": "hires"}
         about["UUID"] = str(uuid.uuid5(uuid.NAMESPACE_OID, os.fsencode(path.name).hex()))
         options: dict[str, Any] = {"photometric": "minisblack", "ome": True}
@@ -197,35 +197,28 @@ class PredictionMaps:
         tifffile.memmap(path, shape=shape, dtype=dtype, bigtiff=bigtiff, metadata=about, **options)
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        if place.num_predicted < math.prod(place.size):
-            _fill(path, self.kind.missing)
+            if place.num_predicted < math.prod(place.size):  # every pixel has a value at first
+                mapped = tifffile.memmap(path, mode="r")
+                block = np.full(CHUNK * CHUNK, self.kind.missing, mapped.dtype)
+                file.seek(mapped.offset)
+                for start in range(0, mapped.size, len(block)):
+                    file.write(block[: mapped.size - start].data)
 
     def _make_zarr(self, path: Path, place: MapPlace) -> None:
-        assert self._zarr is not None
-        _, dtype, axes, names = self.kind
-        shape = self.kind.shape(place.size)
-        classes = [xml_text(name) for name in names]
-        attributes: dict[str, Any] = {"classes": classes} if classes else {}
+        shape, axes = self.kind.shape(place.size), self.kind.axes
+        attributes: dict[str, Any] = {"classes": self._classes} if self._classes else {}
+        most = {"C": 1, "S": max(shape)}  # one class of a map, all colours of an image
+        chunks = tuple(min(n, most.get(a, CHUNK)) for n, a in zip(shape, axes, strict=True))
         self._zarr.create_array(
             str(path),
             shape=shape,
-            chunks=map_chunks(shape, axes),
-            dtype=np.dtype(dtype).name,
+            chunks=chunks,
+            dtype=np.dtype(self.kind.dtype).name,
             compressors=None,
             fill_value=self.kind.missing,
             dimension_names=[*axes.lower()],
             attributes=attributes | _placed_attributes(place.reference, axes),
         )
-
-
-def _fill(path: Path, value: Any) -> None:
-    # Gives every pixel of a new TIFF a value.
-    mapped = tifffile.memmap(path, mode="r")
-    block = np.full(CHUNK * CHUNK, value, mapped.dtype)
-    with path.open("r+b") as file:
-        file.seek(mapped.offset)
-        for start in range(0, mapped.size, len(block)):
-            file.write(block[: mapped.size - start].data)
 
 
 def _within(pixels: NDArray[np.intp], start: int, stop: int) -> NDArray[np.intp]:
@@ -277,25 +270,10 @@ def _placed_attributes(reference: Georeference, axes: str) -> dict[str, Any]:
     return made
 
 
-def map_chunks(shape: Sequence[int], axes: str) -> tuple[int, ...]:
-    """Returns the sizes of a chunk: one class of a map, all colours of an image.
-
-    ``axes`` are letters of ``CYXS``: class, row, column, colour.
-
-    >>> map_chunks([4, 9000, 300], "CYX")
-    (1, 1024, 300)
-    """
-    most = {"C": 1, "S": max(shape)}
-    return tuple(min(size, most.get(a, CHUNK)) for size, a in zip(shape, axes, strict=True))
-
-
 @contextlib.contextmanager
-def locked_for_writing(path: Path) -> Iterator[None]:
-    """Holds the lock of a file while parts of it are written; OSError: it cannot be opened.
-
-    Two nodes that write into one page of a network file system would each send the page as they see
-    it. A file system without locks is used without.
-    """
+def _locked(path: Path) -> Iterator[None]:
+    # Two nodes that write into one page of a network file system would each send the page as they
+    # see it. A file system without locks is used without.
     with path.open("r+b") as file:  # NFS locks only what is open for writing
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -303,15 +281,6 @@ def locked_for_writing(path: Path) -> Iterator[None]:
             if error.errno not in _NO_LOCKS:
                 raise
         yield
-
-
-def xml_text(name: str) -> str:
-    r"""Returns a name of a class without what neither XML nor UTF-8 can hold.
-
-    >>> xml_text("a\x01b\udcff")
-    'a_b_'
-    """
-    return _NO_XML.sub("_", name)
 
 
 def safe_names(ids: Iterable[str], suffix: str) -> list[str]:

@@ -46,26 +46,27 @@ def resume_point(run_dir: Path, config: RunConfig, plan: Plan, world: World) -> 
     there, problems = _candidates(run_dir, config, world)
     damaged, chosen = [Path(one.path) for one in there], None
     for checkpoint in there:
+        is_damaged = False
         try:
             checkpoint.verify(_files_read(checkpoint, plan, world.rank))
-            problem = 0
         except DamagedError as error:
             problems.append(str(error))
-            problem = 1
-        if not comm.max_all(problem, patient=True):
+            is_damaged = True
+        if not comm.max_all(int(is_damaged), patient=True):
             chosen = checkpoint
             damaged = damaged[: there.index(checkpoint)]
             break
-    result = (
-        f"{chosen.path} is used"
-        if chosen
-        else "there is no other to go on from: it begins at step 0"
-    )
-    if chosen is None and there and config.checkpoint.source:
+    is_lost = chosen is None and there and config.checkpoint.source
+    if chosen is not None:
+        result = f"{chosen.path} is used"
+    elif is_lost:
         result = "checkpoint.resume names no other one; name a whole one, or its run folder"
-    for problem_text in problems:
-        _warn(run_dir, world, f"{problem_text}; {result}")
-    if chosen is None and there and config.checkpoint.source:
+    else:
+        result = "there is no other to go on from: it begins at step 0"
+    for text in (f"{problem}; {result}" for problem in problems):
+        log.warning("%s", text)
+        records.rank_event(run_dir, world.attempt, "checkpoint_damaged", world.rank, text=text)
+    if is_lost:
         paths = ", ".join(str(path) for path in damaged)
         raise RunError(f"{'; '.join(problems) or f'{paths}: damaged'}; {result}")
     step, attempt = (0, None) if chosen is None else (checkpoints.begin_of(chosen, config), None)
@@ -106,19 +107,12 @@ def _candidates(
             there, damaged = checkpoints.candidates(run_dir, config)
         except HiresError as error:  # the other ranks wait for an answer in this case too
             failure = error
-    answer = [
-        [{**dataclasses.asdict(one), "path": str(one.path)} for one in there],
-        failure and str(failure),
-    ]
-    agreed, problem = json.loads(comm.broadcast_text(json.dumps(answer)))
+    plain = [{**dataclasses.asdict(one), "path": str(one.path)} for one in there]
+    answer = json.dumps([plain, failure and str(failure)])
+    agreed, problem = json.loads(comm.broadcast_text(answer))
     if problem is not None:
         raise failure or RunError(problem)
     return [build(Checkpoint, values) for values in agreed], damaged
-
-
-def _warn(run_dir: Path, world: World, problem: str) -> None:
-    log.warning("%s", problem)
-    records.rank_event(run_dir, world.attempt, "checkpoint_damaged", world.rank, text=problem)
 
 
 def _files_read(checkpoint: Checkpoint, plan: Plan, rank: int) -> list[str]:

@@ -29,11 +29,10 @@ from hires.core.store.step_lines import ENDED_LINE, EPOCH_LINE, VALIDATED_LINE
 from hires.engine.build import RankEngine
 from hires.engine.checkpoint import Saver
 from hires.engine.epochs import Epochs
-from hires.engine.finite_loss import FiniteLoss
+from hires.engine.finite_checks import FiniteLoss
 from hires.engine.loader import sample_names
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.owned_outputs import Observer
-from hires.engine.region_compiler import LateGraphs
 from hires.engine.tracking import Tracking
 from hires.engine.validate import Validation
 from hires.parallel.executor import StepResult
@@ -90,14 +89,11 @@ def run_steps(
     rank, done, trains = engine.context.rank, config.steps, config.task.name == "train"
     every = config.checkpoint.every if trains else 0
     hold_preemption()
-
-    def note(kind: str, **values: object) -> None:
-        append_metric(folder, rank, kind, **values)
-
+    note = functools.partial(append_metric, folder, rank)
     sizes = {"rss_import_bytes": meter.rss_import, "start_bytes": meter.end_start()}
     note("ready", **sizes, **engine.byte_counts())
     counted, log = records.counted_steps(config, saver.first), message_log(engine, config)
-    late, see = LateGraphs(config), None if observer is None else observer.see
+    see = None if observer is None else observer.see
     samples = functools.partial(sample_names, config, engine.context.replica)
     finite = FiniteLoss(config, engine.context, samples)
     with _recorded(engine, log, folder), comm.logged(log):
@@ -120,8 +116,6 @@ def run_steps(
             note("step", step=step, step_s=step_s, loss=loss, data_s=data_s, **facts)
             if observer is not None:
                 note(observer.line, step=step, **observer.take_rows().to_dict())
-            if graphs := late.of_step(step):
-                note("compiled_late", step=step, graphs=graphs)
             if log is not None:
                 log.end_step(step, step_s, step in counted)
             if step - saver.first == meter.step:  # long runs report their peak while they run

@@ -18,7 +18,7 @@ tiles, and returns their gradients when all tiles have theirs. So whatever hooks
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,6 @@ from hires.comm.torch_world import meeting_at
 from hires.core.config.precision_config import HALF, PRECISIONS
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import ConfigError
-from hires.engine.library_inputs import plain_tensor
 from hires.engine.tiled_pass import TiledPass
 from hires.nets.refusals import refuse_hooks
 from hires.nets.trace import trace
@@ -102,8 +101,6 @@ def shard(
     if gather not in GATHERS:
         raise ConfigError(f"gather={gather!r} is unknown; choose one of {', '.join(GATHERS)}")
     place = _Tiles(mesh, tiles)
-    if isinstance(model, ShardedModule):
-        raise ConfigError("this module is on tiles already; shard its plain one (module.plain)")
     refuse_hooks(model)
     example = _images("example", example)
     made = ShardedModule(model, place, gather, (example.shape[2], example.shape[3]))
@@ -118,8 +115,7 @@ class _Tiles:
         if not isinstance(mesh, DeviceMesh):
             raise ConfigError(
                 f"the mesh is {mesh!r:.80}, no device mesh of torch, whose ranks share an image; "
-                f'give one, as init_device_mesh("cpu", (4,)) after '
-                f"torch.distributed.init_process_group, in a script that torchrun starts"
+                f'give one, as init_device_mesh("cpu", (4,)), in a script that torchrun starts'
             )
         sizes = [*mesh.mesh.shape]
         if len(sizes) > 2:
@@ -141,13 +137,14 @@ class _Tiles:
 
     def share_memory(self) -> bool:
         """Whether plans may send through memory; all ranks call it together."""
-        if (joined := self._joined()) is not None:
+        joined = self._joined()
+        if joined is not None:
             return not {*MEMORY}.isdisjoint(joined.backends)
         if self._meeting is None:
             store: Any = dist.distributed_c10d._get_default_store()
-            words = f"tiles {self.ranks}"
+            words, size = f"tiles {self.ranks}", len(self.ranks)
             own = rendezvous.part(store, f"hires {words}")
-            self._meeting = meeting_at(own, self.index, len(self.ranks), words)
+            self._meeting = meeting_at(own, self.index, size, words)
         return self._meeting.world.local_size == self._meeting.world.size
 
     def join(self, plan: Plan) -> CommWorld:
@@ -200,7 +197,7 @@ class ShardedModule(nn.Module):
         except AttributeError:
             if "plain" not in self.__dict__:
                 raise
-            return getattr(self.__dict__["plain"], name)
+            return getattr(self.plain, name)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what a copy has: all but plans, which it makes again."""
@@ -218,7 +215,7 @@ class ShardedModule(nn.Module):
         self._call(self._whole_shape(images, size), images)
 
     def state_dict(self, *args: Any, **named: Any) -> Any:
-        """Returns that of the plain module, with what its class and its hooks do to it."""
+        """Returns that of the plain module."""
         return self.plain.state_dict(*args, **named)
 
     def load_state_dict(self, *args: Any, **named: Any) -> Any:
@@ -227,9 +224,6 @@ class ShardedModule(nn.Module):
 
     def _load_from_state_dict(self, *args: Any) -> None:  # of a module that holds this one
         self.plain._load_from_state_dict(*args)
-
-    def __prepare_scriptable__(self) -> Any:  # torch.jit.script calls it
-        raise ConfigError(_TRANSFORMED.format("torch.jit.script"))
 
     @torch.compiler.disable(reason="tiles exchange messages; export module.plain")  # type: ignore[no-untyped-call, untyped-decorator]
     def forward(self, images: Tensor, size: Sequence[int] | None = None) -> Tensor:
@@ -267,43 +261,34 @@ class ShardedModule(nn.Module):
         return n, channels, given[0], given[1]  # whole images of another size
 
     def _call(self, shape: tuple[int, ...], images: Tensor) -> TiledPass:
-        key = (shape, images.dtype, images.device.type, *self._mode(images))
+        kind, plain = images.device.type, self.plain
+        low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        modes = tuple(module.training for module in plain.modules())
+        learns = tuple(parameter.requires_grad for parameter in plain.parameters())
+        key = shape, images.dtype, kind, self._trains, low, modes, learns
         call: TiledPass | None = self._calls.pop(key, None)
         # .to() or a file may have put other tensors in the place of those that it reads.
-        if call is None or not call.is_of(self.plain):
-            call = self._planned(shape, images)
+        if call is None or not call.is_of(plain):
+            call = self._planned(shape, images, low)
         self._calls[key] = call  # the last one is the one used last
         if len(self._calls) > MOST_PLANS:
             del self._calls[next(iter(self._calls))]
         return call
 
-    def _mode(self, images: Tensor) -> Iterator[Any]:
-        # Whatever else decides the plan.
-        yield self._trains
-        yield self._autocast(images)
-        yield tuple(module.training for module in self.plain.modules())
-        yield tuple(parameter.requires_grad for parameter in self.plain.parameters())
-
     @property
     def _trains(self) -> bool:
         return torch.is_grad_enabled() and any(p.requires_grad for p in self.plain.parameters())
 
-    @staticmethod
-    def _autocast(images: Tensor) -> torch.dtype | None:
-        kind = images.device.type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-    def _planned(self, shape: tuple[int, ...], images: Tensor) -> TiledPass:
-        low = self._autocast(images)
+    def _planned(
+        self, shape: tuple[int, ...], images: Tensor, low: torch.dtype | None
+    ) -> TiledPass:
         tiles = self._tiles
         config = _config(shape, images, low, self._trains, tiles.grid, tiles.share_memory())
-        graph = trace(self.plain, [*shape], None, images.dtype)
-        plan = make_plan(config, graph)
+        plan = make_plan(config, trace(self.plain, [*shape], None, images.dtype))
         if not plan.ok:
-            errors = [f.text for f in plan.findings if f.severity == "error"]
-            raise ConfigError(f"hires.shard: {'; '.join(errors)}")
-        world = self._tiles.join(plan)
-        return TiledPass(plan, self.plain, self._tiles.index, images.device, low, world)
+            raise ConfigError(f"hires.shard: {plan.errors}")
+        world = tiles.join(plan)
+        return TiledPass(plan, self.plain, tiles.index, images.device, low, world)
 
 
 def _config(
@@ -341,12 +326,6 @@ def _config(
     )
 
 
-_TRANSFORMED = (
-    "{} cannot record or change a module on tiles, whose ranks exchange messages; apply it to the "
-    "plain module, which shares its parameters (module.plain)"
-)
-
-
 def _refuse_transforms(plain: nn.Module) -> None:
     owned = all(isinstance(one, nn.Parameter) for one in plain.parameters())
     active = {
@@ -355,9 +334,11 @@ def _refuse_transforms(plain: nn.Module) -> None:
         "torch.export": torch.compiler.is_exporting(),
         "torch.func": torch._C._functorch.peek_interpreter_stack() is not None,
     }
-    for name, applies in active.items():
-        if applies:
-            raise ConfigError(_TRANSFORMED.format(name))
+    for name in (name for name, applies in active.items() if applies):
+        raise ConfigError(
+            f"{name} cannot record or change a module on tiles, whose ranks exchange messages; "
+            f"apply it to the plain module, which shares its parameters (module.plain)"
+        )
 
 
 def _images(name: str, images: Tensor) -> Tensor:
@@ -365,3 +346,23 @@ def _images(name: str, images: Tensor) -> Tensor:
     if images.dim() != 4:
         raise ConfigError(f"{name} of shape {[*images.shape]} are no images; use (n, C, H, W)")
     return images
+
+
+def plain_tensor(name: str, tensor: object) -> Tensor:
+    """Returns a tensor, or the same numbers without the subclass that it is of.
+
+    A subclass, as loaders of other libraries return, may replace any operator. ConfigError, which
+    calls it ``name``: it is none, or holds no numbers of its own, as ``DTensor``.
+    """
+    kind: Any = type(tensor)
+    if not isinstance(tensor, Tensor):
+        raise ConfigError(f"{name} are a {kind.__name__}; give a tensor")
+    if kind is Tensor:
+        return tensor
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise ConfigError(
+            f"{name} of type {kind.__name__} hold no numbers of their own; give a plain tensor, of "
+            f"a DTensor its to_local() or full_tensor()"
+        )
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Tensor)

@@ -23,19 +23,15 @@ from hires.comm.backends import rendezvous
 from hires.comm.torch_world import meeting_at
 from hires.core.config.parallel_config import AUTO
 from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.config.training_config import LossConfig
 from hires.core.errors import ConfigError
+from hires.core.losses import CLASSES
 from hires.core.ranks.world import World
-from hires.engine.build import (
-    assemble,
-    contexts_of,
-    named_tensors,
-    names_of,
-    place_tensors,
-)
+from hires.engine.build import assemble, contexts_of, named_tensors, names_of, place_tensors
 from hires.engine.device import HOST, arithmetic_restored, open_device
-from hires.engine.finite_loss import FiniteLoss
-from hires.engine.library_inputs import plain_tensor, require_target
+from hires.engine.finite_checks import FiniteLoss
 from hires.engine.loader import image_dtype, needs_of
+from hires.engine.sharding import plain_tensor
 from hires.nets.refusals import refuse_hooks
 from hires.nets.trace import trace
 from hires.parallel.context import Context
@@ -64,12 +60,10 @@ class Engine:
         self.config, self.model = _settings(model, config), model
         self.plan = self._planned()
         rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        if size != self.plan.world:
-            ranks = f"{self.plan.world} rank{'' if self.plan.world == 1 else 's'}"
+        if size != (wanted := self.plan.world):
             raise ConfigError(
-                f"this layout has {ranks}, and the world has {size}; start "
-                f"{self.plan.world}, as `torchrun --nproc-per-node {self.plan.world} SCRIPT`, or "
-                f"change parallel"
+                f"this layout has {wanted} rank{'s' * (wanted != 1)}, and the world has {size}; "
+                f"start so many, as `torchrun --nproc-per-node {wanted} SCRIPT`, or change parallel"
             )
         local_rank = _join(self.plan, rank, size).local_rank
         with arithmetic_restored():
@@ -113,7 +107,7 @@ class Engine:
                 f"{wanted}; give that, or make an Engine for it"
             )
         output = self.plan.graph.shape(self.plan.graph.output)
-        require_target(self.config.objective, target, [self.config.batch, *output[1:]])
+        _require_target(self.config.objective, target, [self.config.batch, *output[1:]])
         feeds = [self._feed(context, images, target) for context in self._engine.contexts]
         with arithmetic_restored():
             self._engine.device.set_arithmetic()
@@ -167,11 +161,8 @@ _USABLE = (
 
 
 def _scaled(config: RunConfig, output: Sequence[int]) -> RunConfig:
-    """Returns the config with the scale of a module that makes images; ConfigError: it makes none.
-
-    Of other losses it stays as it is.
-    """
-    if config.target_size is None:
+    # With the scale of a module that makes images; ConfigError: it makes none.
+    if config.target_size is None:  # of a loss of something else
         return config
     channels, *size = output[1:]
     scale = size[0] // config.height if len(size) == 2 else 0
@@ -226,12 +217,53 @@ def _join(plan: Plan, rank: int, size: int) -> World:
 
 def _own_rect(context: Context) -> tuple[int, int, int, int] | None:
     # Of a label map, the rows and columns that the slot has of the output.
-    graph = context.plan.graph
-    if len(graph.shape(graph.output)) != 4:
-        return None
-    if context.stage.layout[graph.output] == TILED and context.stage.num_tiles > 1:
-        return context.own_of(graph.output)
-    return None
+    output, stage = context.plan.graph.output, context.stage
+    in_tiles = stage.layout[output] == TILED and stage.num_tiles > 1
+    has_rows = len(context.plan.graph.shape(output)) == 4
+    return context.own_of(output) if in_tiles and has_rows else None
+
+
+def _require_target(loss: LossConfig, target: Tensor, output: Sequence[int]) -> None:
+    """Refuses targets that a loss cannot compare with outputs, a batch of them.
+
+    Targets of ``loss=custom`` may be of any type, and their classes any number.
+    """
+    shape, (batch, channels, *size) = [*target.shape], output
+    given = f"a target of {shape}, {target.dtype}, where loss={loss.name} compares"
+    if loss.compares != CLASSES:
+        if shape != [*output] or not target.is_floating_point():
+            raise ConfigError(
+                f"{given} it with an output of {[*output]}; give images of that size in real "
+                f"numbers, or another loss.name"
+            )
+        return
+    shapes = [[batch], [batch, *size]] if size else [[batch]]
+    if shape not in shapes:
+        soft = "; soft labels are not supported" if shape == [*output] else ""
+        raise ConfigError(
+            f"{given} classes with an output of {[*output]}{soft}; give "
+            f"{' or '.join(map(str, shapes))} class numbers"
+        )
+    if loss.name == "custom":
+        return
+    if target.dtype is torch.bool or target.is_floating_point() or target.is_complex():
+        raise ConfigError(
+            f"{given} class numbers; give target.long(), or loss.name=l1 or l2 for images"
+        )
+    num_classes = max(2, channels)  # a single score is that of class 1
+    wrong = (target < 0) | (target >= num_classes)
+    if loss.ignore_index is not None:
+        wrong &= target != loss.ignore_index
+    if bool(wrong.any()):
+        place = wrong.nonzero()[0].tolist()
+        label, of, remedy = int(target[tuple(place)]), f"sample {place[0]}", "correct it"
+        if len(place) == 3:
+            of += f", row {place[1]}, column {place[2]},"
+            remedy += f", or name pixels without a class, loss.ignore_index={label}"
+        raise ConfigError(
+            f"label {label} of {of} is out of range: the network has {num_classes} classes, 0 to "
+            f"{num_classes - 1}; {remedy}"
+        )
 
 
 def _window(images: Tensor, rect: tuple[int, int, int, int]) -> Tensor:

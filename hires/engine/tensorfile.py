@@ -16,9 +16,10 @@ Source:
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -81,8 +82,9 @@ def write(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     found, size = hashlib.sha256(), 0
+    head: list[Any] = [len(text).to_bytes(8, "little") + text]
     with path.open("xb") as file:
-        for piece in _all_pieces(text, ordered.values()):
+        for piece in itertools.chain(head, *map(pieces, ordered.values())):
             file.write(piece)
             found.update(piece)
             size += len(piece)
@@ -90,12 +92,6 @@ def write(
         os.fsync(file.fileno())
     shapes = {name: list(tensor.shape) for name, tensor in ordered.items()}
     return StoredFile(size, found.hexdigest(), shapes)
-
-
-def _all_pieces(text: bytes, tensors: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
-    yield len(text).to_bytes(8, "little") + text
-    for tensor in tensors:
-        yield from pieces(tensor)
 
 
 def pieces(tensor: Tensor) -> Iterable[memoryview]:

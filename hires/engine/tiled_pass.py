@@ -82,7 +82,7 @@ class TiledPass:
         if self.plan.training:
             return _Pass.apply(self, full, images, *self.parameters)  # type: ignore[no-any-return, no-untyped-call]
         with torch.no_grad():
-            return self._out(self.forward(images), full)
+            return self.output_of(self.forward(images), full)
 
     def is_of(self, model: nn.Module) -> bool:
         """Whether the module still has the tensors that the pass reads."""
@@ -97,7 +97,9 @@ class TiledPass:
         self.context.step = self._calls  # random numbers of each call are its own
         self._calls += 1
         images = images.detach().contiguous(memory_format=torch.channels_last)
-        with self._events("F0"), self._casting():
+        low = self.autocast
+        casting = torch.autocast(self.device.type, dtype=low, enabled=low is not None)
+        with self._events("F0"), casting:
             if self.module.buffers.written:
                 self.module.buffers.begin_step()
             made = self.module.forward({INPUT: images})
@@ -119,15 +121,12 @@ class TiledPass:
             leaf = self.leaves[name]
             made = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             leaf.grad = None
-            made = made if _is_dense(made) else made.contiguous()
+            last = made.dim() == 4 and made.is_contiguous(memory_format=torch.channels_last)
+            made = made if last else made.contiguous()
             gradients.append(made.div_(share) if name in self.copied else made)
         comm.all_reduce_coalesced([*map(flat, gradients)], self.context.tiles)
         leaves = (self.leaves[name] for name in self.trained)  # as torch lays gradients out
         return [_laid_out(*pair) for pair in zip(gradients, leaves, strict=True)]
-
-    def _out(self, own: Tensor, full: bool) -> Tensor:
-        # In the usual order of memory, as plain torch's: the loop may call view.
-        return self.gathered(own) if full and self.in_tiles else own.contiguous()
 
     @property
     def in_tiles(self) -> bool:
@@ -135,8 +134,10 @@ class TiledPass:
         held = self.context.stage.layout[self.plan.graph.output] == TILED
         return held and self.context.stage.num_tiles > 1
 
-    def gathered(self, own: Tensor) -> Tensor:
-        """Returns the whole map of which each rank has its tile."""
+    def output_of(self, own: Tensor, full: bool) -> Tensor:
+        """Returns a rank's tile, or the whole map if that is asked for, laid out as in torch."""
+        if not (full and self.in_tiles):
+            return own.contiguous()  # the loop may call view
         n, channels = own.shape[:2]
         size = self.plan.graph.shape(self.plan.graph.output)[2:]
         rects = own_rects(size, self.context.stage.tiles)
@@ -147,15 +148,6 @@ class TiledPass:
         for (r0, r1, c0, c1), part in zip(rects, parts, strict=True):
             whole[:, :, r0:r1, c0:c1] = part
         return whole
-
-    def own_of(self, whole: Tensor) -> Tensor:
-        """Returns this rank's tile of the gradient of a whole output."""
-        r0, r1, c0, c1 = self.context.own_of(self.plan.graph.output)
-        return whole[:, :, r0:r1, c0:c1]
-
-    def _casting(self) -> torch.autocast:
-        low = self.autocast
-        return torch.autocast(self.device.type, dtype=low, enabled=low is not None)
 
     @contextlib.contextmanager
     def _events(self, action: str) -> Iterator[None]:
@@ -188,7 +180,7 @@ class _Pass(torch.autograd.Function):
         with torch.enable_grad():
             made = tiled.forward(images)
         ctx.tiled, ctx.full, ctx.made = tiled, full, made
-        return tiled._out(made.detach(), full)
+        return tiled.output_of(made.detach(), full)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -202,7 +194,8 @@ class _Pass(torch.autograd.Function):
             raise RunError("the gradients of a call were computed before; call the module again")
         ctx.made = None
         if ctx.full and tiled.in_tiles:
-            gradient = tiled.own_of(gradient)
+            r0, r1, c0, c1 = tiled.context.own_of(tiled.plan.graph.output)
+            gradient = gradient[:, :, r0:r1, c0:c1]
         return None, None, None, *tiled.backward(made, gradient.contiguous())
 
 
@@ -235,11 +228,6 @@ def _spans(context: Context) -> dict[str, tuple[int, int]]:
         elif event.kind == "end":
             spans[event.part.action] = begin[event.part.action], place
     return spans
-
-
-def _is_dense(x: Tensor) -> bool:
-    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    return last or x.is_contiguous()
 
 
 def _require_one_type(tensors: dict[str, Tensor]) -> None:

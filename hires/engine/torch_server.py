@@ -14,12 +14,7 @@ from hires.core.config.run_config import from_dict
 from hires.core.errors import ConfigError, HiresError, PlanError
 from hires.engine.build import named_tensors
 from hires.engine.footprint import footprint, network_of
-from hires.engine.network_files import (
-    output_noise,
-    write_network,
-    write_quantised,
-    write_weights,
-)
+from hires.engine.network_files import output_noise, write_network, write_quantised, write_weights
 from hires.engine.weights_file import open_weights
 from hires.nets.custom import error_line
 from hires.nets.trace import trace_config

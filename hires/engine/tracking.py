@@ -43,20 +43,15 @@ class Tracking:
     """Takes what ranks know of each step; rank 0 hands it on. All ranks make the same calls."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._names = dict.fromkeys(config.measure.track if config.task.name == "train" else ())
+        self.names = dict.fromkeys(config.measure.track if config.task.name == "train" else ())
         self._batch, self._holders = config.batch, 0.0
-        self._feeds: list[_Feed] = []
+        self.feeds: list[_Feed] = []
         self.status = FAILED
         """How the attempt ends, for the trackers."""
 
-    def open(self, config: RunConfig, run_dir: Path, first: int) -> None:
-        """Opens all trackers on this rank; ConfigError: one of them cannot be opened."""
-        for name in self._names:
-            self._feeds.append(_Feed(name, _tracked_run(config, run_dir, first)))
-
     def step(self, step: int, step_s: float, loss: float | None, facts: Mapping[str, Any]) -> None:
         """Takes a step of this rank: its seconds, its loss, and its rate, scale and norm."""
-        if not self._names:
+        if not self.names:
             return
         if not self._holders:  # as many ranks know the loss of their replica as in every step
             self._holders = comm.sum_all(0.0 if loss is None else 1.0)
@@ -71,16 +66,8 @@ class Tracking:
 
     def _put(self, step: int, numbers: Mapping[str, float]) -> None:
         finite = {name: number for name, number in numbers.items() if math.isfinite(number)}
-        for feed in self._feeds:
+        for feed in self.feeds:
             feed.put(lambda tracker: tracker.log(step, finite))
-
-    def close(self) -> None:
-        """Lets the trackers write what is left."""
-        for feed in self._feeds:
-            feed.put(lambda tracker: tracker.close(self.status))
-            feed.put(None)
-        for feed in self._feeds:
-            feed.join()
 
 
 def import_packages(config: RunConfig) -> None:
@@ -92,14 +79,21 @@ def import_packages(config: RunConfig) -> None:
 
 @contextlib.contextmanager
 def tracked(config: RunConfig, run_dir: Path, first: int, rank: int) -> Iterator[Tracking]:
-    """Opens the trackers of an attempt that begins at a step, and closes them at its end."""
+    """Opens the trackers of an attempt that begins at a step, and closes them at its end.
+
+    ConfigError: one of them cannot be opened.
+    """
     tracking = Tracking(config)
     try:
-        if rank == 0:
-            tracking.open(config, run_dir, first)
+        for name in tracking.names if rank == 0 else ():
+            tracking.feeds.append(_Feed(name, _tracked_run(config, run_dir, first)))
         yield tracking
     finally:
-        tracking.close()
+        for feed in tracking.feeds:
+            feed.put(lambda tracker: tracker.close(tracking.status))
+            feed.put(None)
+        for feed in tracking.feeds:
+            feed.join()
 
 
 class _Feed:

@@ -14,7 +14,6 @@ import contextlib
 import json
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 from hires import comm
@@ -57,10 +56,16 @@ class Validation:
         self.metric = metric_of(config, plan.graph)
         self.best: Best | None = None
         self._worse = 0  # evaluations since the best one
-        held = _lines_before(saver.run_dir, saver.attempt, world.rank)
-        for line in held:
+        run_dir, text = saver.run_dir, "[]"
+        if world.rank == 0:  # it reads the lines for all: a file server may show another rank fewer
+            before = Attempt(run_dir, saver.attempt, strict=True)
+            text = json.dumps(pass_lines(before, VALIDATED_LINE))
+        for line in json.loads(comm.broadcast_text(text)):
             self._take(line["step"] + 1, line.get(self.metric))
-        self._repair()
+        # A run that was killed between the two parts of keep_best.
+        differs = world.rank == 0 and self.best and checkpoints.read_best(run_dir) != self.best
+        if differs and self.best and checkpoints.place(run_dir, self.best.step).is_dir():
+            checkpoints.write_best(run_dir, self.best)
 
     @property
     def ends(self) -> bool:
@@ -77,14 +82,16 @@ class Validation:
 
     def evaluate(self, step: int) -> tuple[dict[str, Any], bool]:
         """Evaluates the network after a step; returns what to note, and whether it is the best."""
-        began_s = time.perf_counter()
-        recorder = comm.activity.recorder
+        began_s, recorder = time.perf_counter(), comm.activity.recorder
+        optimizer, weights = self._engine.optimizer, contextlib.nullcontext()
+        if self._training.validate.weights == "ema" and optimizer is not None:
+            weights = optimizer.ema_in_place()
         try:
             with comm.logged(None):
                 own = self._contexts, self._engine.tensors
                 beside = assemble(self._config, *own, [], self._engine.device)
                 comm.activity.recorder = beside.recorder
-                with self._evaluated_weights():
+                with weights:
                     facts = evaluate_pass(beside, self._config, self._source)
         finally:
             comm.activity.recorder = recorder
@@ -95,12 +102,6 @@ class Validation:
         if self._rank == 0:
             log.info("%s", evaluation_text({"step": step, **made}))
         return made, better
-
-    def _evaluated_weights(self) -> contextlib.AbstractContextManager[None]:
-        optimizer = self._engine.optimizer
-        if self._training.validate.weights == "ema" and optimizer is not None:
-            return optimizer.ema_in_place()
-        return contextlib.nullcontext()
 
     def end_early(self, done: int) -> dict[str, Any]:
         """Logs that the training ends after so many steps; returns why."""
@@ -126,20 +127,3 @@ class Validation:
         else:
             self._worse += 1
         return better
-
-    def _repair(self) -> None:
-        # A run that was killed between the two parts of keep_best.
-        run_dir, best = self._saver.run_dir, self.best
-        if self._rank or best is None or checkpoints.read_best(run_dir) == best:
-            return
-        if checkpoints.place(run_dir, best.step).is_dir():
-            checkpoints.write_best(run_dir, best)
-
-
-def _lines_before(run_dir: Path, attempt: int, rank: int) -> list[dict[str, Any]]:
-    # Rank 0 reads them for all: a file server may show another rank fewer.
-    text = "[]"
-    if rank == 0:
-        text = json.dumps(pass_lines(Attempt(run_dir, attempt, strict=True), VALIDATED_LINE))
-    lines: list[dict[str, Any]] = json.loads(comm.broadcast_text(text))
-    return lines

@@ -53,15 +53,14 @@ from hires.engine.verify_bounds import (
     lowest,
     tensor_error,
 )
-from hires.nets.custom import error_line, own_line
-from hires.nets.network_call import without_checkpoints
+from hires.nets.custom import error_line, own_line, without_checkpoints
 from hires.nets.random_draws import Draws
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.parallel.executor import StepResult
 from hires.parallel.loss import loss_draws, plain_loss
 from hires.parallel.stage import StageModule
-from hires.plan.graph import INPUT, Node
+from hires.plan.graph import INPUT
 from hires.plan.plan import Plan, Stage
 from hires.plan.rules import CROP, GATHER, WHOLE
 
@@ -153,20 +152,19 @@ def _tensors_of(engine: RankEngine, result: StepResult) -> Tensors:
 
 
 def _trained(parameters: Mapping[str, nn.Parameter]) -> Tensors:
-    reached = {n: p.grad for n, p in parameters.items() if p.grad is not None}
-    gradients = {f"gradients/{name}": gradient for name, gradient in reached.items()}
-    return gradients | {f"parameters/{name}": p.detach() for name, p in parameters.items()}
+    made = {f"gradients/{n}": p.grad for n, p in parameters.items() if p.grad is not None}
+    return made | {f"parameters/{n}": p.detach() for n, p in parameters.items()}
 
 
 def _compare(
     tensors: Tensors, reference: Tensors, engine: RankEngine, bounds: Bounds
 ) -> dict[str, float]:
     # The relative error of each tensor that this rank holds.
-    errors, largest = dict[str, float](), largest_values(reference)
-    for name, tensor in tensors.items():
-        expected = part_of(engine, name, reference[name])
-        errors[name] = tensor_error(to_host(tensor), expected, name, largest, bounds)
-    return errors
+    largest = largest_values(reference)
+    return {
+        n: tensor_error(to_host(t), part_of(engine, n, reference[n]), n, largest, bounds)
+        for n, t in tensors.items()
+    }
 
 
 def part_of(engine: RankEngine, name: str, expected: Tensor) -> Tensor:
@@ -184,9 +182,9 @@ def part_of(engine: RankEngine, name: str, expected: Tensor) -> Tensor:
 
 def words(worst: Mapping[str, Any]) -> str:
     """Returns the worst tensor of a kind with its error, its noise and what is allowed."""
-    noise = worst["noise"]
-    alone = "" if noise is None else f", where one process alone differs by {noise:.2e}"
-    return f"{worst['name']} by {worst['error']:.2e}{alone}, allowed is {worst['allowed']:.0e}"
+    text, noise = f"{worst['name']} by {worst['error']:.2e}", worst["noise"]
+    text += "" if noise is None else f", where one process alone differs by {noise:.2e}"
+    return f"{text}, allowed is {worst['allowed']:.0e}"
 
 
 def summary(
@@ -209,18 +207,18 @@ def summary(
             errors[name] = max(errors.get(name, 0.0), error)
     errors = {**dict.fromkeys(wanted, math.inf), **errors}
     tensors = [_judged(name, error, noise, bounds) for name, error in errors.items()]
-    named = {
-        verdict: [one["name"] for one in tensors if one["verdict"] == verdict]
-        for verdict in (NOISE, UNDECIDED)
-    }
     worst: dict[str, dict[str, Any] | None] = {}
     largest: dict[str, float | None] = {}
+
+    def severity(one: Mapping[str, Any]) -> tuple[bool, float]:
+        return one["verdict"] == WRONG, one["error"] / (one["allowed"] or TOLERANCE)
+
     for kind in KINDS:
         of_kind = [one for one in tensors if one["name"].startswith(f"{kind}/")]
         judged = [one for one in of_kind if bounds.exact or one["verdict"] != UNDECIDED]
-        worst[kind] = max(judged, key=_severity, default=None)
+        worst[kind] = max(judged, key=severity, default=None)
         largest[kind] = max((one["error"] for one in of_kind), default=None)
-    decisive = max(filter(None, worst.values()), key=_severity, default=None)
+    decisive = max(filter(None, worst.values()), key=severity, default=None)
     verdict = UNDECIDED if decisive is None else decisive["verdict"].replace(NOISE, EQUAL)
     return {
         "ok": verdict == EQUAL,
@@ -229,8 +227,8 @@ def summary(
         "max_rel_err": max(errors.values()),
         "errors": largest,
         "worst": worst,
-        "by_noise": named[NOISE],
-        "undecided": named[UNDECIDED],
+        "by_noise": [one["name"] for one in tensors if one["verdict"] == NOISE],
+        "undecided": [one["name"] for one in tensors if one["verdict"] == UNDECIDED],
     }
 
 
@@ -249,10 +247,6 @@ def _judged(
     return {**facts, "verdict": verdict}
 
 
-def _severity(one: Mapping[str, Any]) -> tuple[bool, float]:
-    return one["verdict"] == WRONG, one["error"] / (one["allowed"] or TOLERANCE)
-
-
 def noises(
     config: RunConfig, device: RankDevice, reference: Tensors, bounds: Bounds, scale: float = 1.0
 ) -> Iterator[dict[str, float]]:
@@ -261,13 +255,13 @@ def noises(
     In float64 it grows with each draw of moved pixels, by ulps of float32 where an ulp of float64
     is lost in a part of the network; otherwise it is the error in the lowest precision of the run.
     """
+    ulps: list[tuple[int, bool] | None] = [None]
     if bounds.exact:
         ulps = [(n, bounds is LOWERED) for n in range(1, MOST_ULPS + 1)]
-        steps = (reference_step(config, device, ulps=moves) for moves in ulps)
-    else:
-        steps = (reference_step(lowest(config), device, scale=scale) for _ in range(1))
+    config = config if bounds.exact else lowest(config)
     noise, largest = dict.fromkeys(reference, 0.0), largest_values(reference)
-    for again in steps:
+    for moves in ulps:
+        again = reference_step(config, device, moves, 1.0 if bounds.exact else scale)
         for name, tensor in reference.items():
             error = tensor_error(again[name], tensor, name, largest, bounds)
             noise[name] = max(noise[name], error)
@@ -275,10 +269,7 @@ def noises(
 
 
 def reference_step(
-    config: RunConfig,
-    device: RankDevice,
-    ulps: tuple[int, bool] | None = None,
-    scale: float = 1.0,
+    config: RunConfig, device: RankDevice, ulps: tuple[int, bool] | None = None, scale: float = 1.0
 ) -> Tensors:
     """Returns everything that one process computes in one step, by ``kind/name``, on the host.
 
@@ -287,9 +278,7 @@ def reference_step(
     """
     model, training = device.place_module(whole_model(config)), config.task.name == "train"
     low = None if config.autocast_type is None else getattr(torch, config.autocast_type)
-    replicas = range(config.parallel.replicas)
-    microbatches = [m for replica in replicas for m in whole_microbatches(config, replica)]
-    tensors: Tensors = {}
+    microbatches, tensors = _all_microbatches(config), Tensors()
     for index, batch in enumerate(microbatches):
         images, target = map(device.place, batch)
         images = images if ulps is None else _moved(images, *ulps)
@@ -318,20 +307,23 @@ def reference_step(
     return {name: to_host(tensor) for name, tensor in tensors.items()}
 
 
-def _output_of(model: nn.Module, images: Tensor) -> Tensor:
+def _all_microbatches(config: RunConfig) -> list[tuple[Tensor, Tensor]]:
+    replicas = range(config.parallel.replicas)
+    return [batch for replica in replicas for batch in whole_microbatches(config, replica)]
+
+
+def _output_of(model: nn.Module, images: Tensor) -> Any:
     # The ranks run the graph, in which all tensors are made on the device; the module need not.
     try:
-        output: Tensor = model(images)
+        return model(images)
     except RuntimeError as error:
         if images.is_cpu or "device" not in str(error):
             raise
         raise ParityError(
             f"the module itself cannot run on {images.device}{own_line(error)}: "
-            f"{error_line(error)}; make its "
-            f"tensors on the device of the input, as torch.zeros(4, device=x.device), or hold them "
-            f"with register_buffer"
+            f"{error_line(error)}; make its tensors on the device of the input, as "
+            f"torch.zeros(4, device=x.device), or hold them with register_buffer"
         ) from error
-    return output
 
 
 def _moved(images: Tensor, ulps: int, in_float32: bool) -> Tensor:
@@ -354,11 +346,9 @@ def quantised_step(config: RunConfig, plan: Plan) -> Tensors:
     own = filled_tensors(config, [context])
     place = placement(image_dtype(config), context.plan.graph)
     module = StageModule(context, {**own, **DerivedTensors([context], own, place).tensors})
-    replicas = range(config.parallel.replicas)
-    batches = [batch for replica in replicas for batch in whole_microbatches(config, replica)]
     tensors = {
         f"output/{index}": module.forward({INPUT: images})[plan.graph.output]
-        for index, (images, _) in enumerate(batches)
+        for index, (images, _) in enumerate(_all_microbatches(config))
     }
     buffers = {name: t for name, t in own.items() if not isinstance(t, nn.Parameter)}
     return tensors | {f"running_stats/{name}": t for name, t in buffers.items()}
@@ -366,16 +356,16 @@ def quantised_step(config: RunConfig, plan: Plan) -> Tensors:
 
 def alone(plan: Plan) -> Context:
     """Returns the only rank of a plan that has the same network and no other ranks."""
-    graph = dataclasses.replace(plan.graph, nodes=[_as_whole(node) for node in plan.graph.nodes])
+    # What brings values from tiles to all ranks, and back, does nothing on one rank.
+    nodes = [
+        dataclasses.replace(n, op="alias.default", args={"self": n.args["input"]})
+        if n.kind in (GATHER, CROP)
+        else n
+        for n in plan.graph.nodes
+    ]
+    graph = dataclasses.replace(plan.graph, nodes=nodes)
     layout = dict.fromkeys([INPUT, *graph.by_name], WHOLE)
     stage = Stage(0, 0, len(graph.nodes), [1, 1], 0, layout=layout)
     single = Plan(graph, [stage], [], 1, 1, False, plan.dtype, [["F0"]])
     ranks: Any = SimpleNamespace(ranks=[0], shared=None)
     return Context(single, 0, collections.defaultdict(lambda: ranks), Cursor([], {}))
-
-
-def _as_whole(node: Node) -> Node:
-    # What brings values from tiles to all ranks, and back, does nothing on one rank.
-    if node.kind not in (GATHER, CROP):
-        return node
-    return dataclasses.replace(node, op="alias.default", args={"self": node.args["input"]})

@@ -3,38 +3,35 @@ r"""States how far a layout may be from one process in float64.
 In float64 all that differs is the order of sums: 1e-10. A lower precision rounds every number, by u
 = 2^-8 of itself in bf16, 2^-11 in fp16 and tf32, 2^-24 in fp32. How errors grow:
 
-Forward. Each of d operators on the way rounds what it makes, and each product its weights, too. The
-errors are independent, so they grow with sqrt(d): to u sqrt(d / 3) of a usual number, as a rounding
-error is spread evenly over [-u, u]. The largest error of 10^8 numbers is 6 standard deviations. So
-outputs, losses and statistics, relative to the largest number, are within
+Forward. Each of d operators on the way rounds what it makes, and each product its weights, too.
+Independent errors grow with sqrt(d): to u sqrt(d / 3) of a usual number, as they are spread evenly
+over [-u, u]. The largest of 10^8 is 6 standard deviations, so outputs, losses and statistics,
+relative to the largest number, are within
 
     F = 6 u sqrt(d / 3) < 4 u sqrt(d)
 
-Backward. The way is twice as long: 4 u sqrt(2 d). And where an error crosses a kink, as that of a
-ReLU, the gradient is passed or not instead of the other way round. A number with a spread of 1 is
-within the error e of the kink, u sqrt(d / 3), with the probability e / 3 (density 0.4 at the kink,
-mean error 0.8 e), so of k kinks on the way each changes sqrt(e / 3) of the gradient's norm, and all
-together sqrt(k e / 3). Twice that for the largest number:
+Backward. The way is twice as long: 4 u sqrt(2 d). Where an error crosses a kink, as that of a ReLU,
+the gradient is passed or not instead of the other way round. A number with a spread of 1 is within
+the error e of the kink, u sqrt(d / 3), with the probability e / 3 (density 0.4, mean error 0.8 e),
+so k kinks change sqrt(k e / 3) of the gradient's norm. Twice that for the largest number:
 
     B = 4 u sqrt(2 d) + 2 sqrt(k u sqrt(d) / 5)
 
-Sums over pixels, samples and ranks are in fp32 and average these errors. But a sum of N pixels, as
-the mean of a batch norm, may round each of its partial sums: N operators more of u = 2^-24, which
-count in fp32 alone.
+A sum of N pixels, as the mean of a batch norm, may round each of its partial sums in fp32: N
+operators more of u = 2^-24, which count in fp32 alone.
 
-Messages. A codec changes a number by its own u at each of m messages on the way, independently of
-the arithmetic, so that u sqrt(d) becomes sqrt(u^2 d + u_codec^2 m). No way has more messages than
-all stages together have exchanges of pixels, and one between every two stages. Sums of gradients
-are coded twice, as terms and as sums, and an update of the parameters once more.
+Messages. A codec changes a number by its own u at each of m messages on the way, so that u sqrt(d)
+becomes sqrt(u^2 d + u_codec^2 m). No way has more messages than all stages together have exchanges
+of pixels, and one between every two stages. Sums of gradients are coded twice, as terms and as
+sums, and an update of the parameters once more.
 
 ``MOST`` bounds both: a gradient that is averaged over two tiles, not summed, is wrong by 0.5.
 
-Int8. A layout computes the same integers as one process, bit by bit, and so it does where layers
-stay in float and every rank computes them whole or number by number. Others sum in an order that
-follows from the tiles. Two sums of fp32 numbers in two orders differ by what each is rounded by,
-sqrt(2) times the error of one, so d operators behind the first such sum allow 4 u sqrt(2 d), u =
-2^-24. If such a value is rounded to 8 bits again, one that lies half way between two integers may
-become the one or the other: then u = 2^-8, and d counts what rounds to 8 bits.
+Int8. A layout computes the integers of one process, also where layers stay in float that every rank
+computes whole or number by number. Others sum in an order that follows from the tiles: two such
+sums differ by sqrt(2) times the error of one, so d operators behind the first allow 4 u sqrt(2 d),
+u = 2^-24. If such a value is rounded to 8 bits again, one that lies half way between two integers
+may become the one or the other: then u = 2^-8, and d counts what rounds to 8 bits.
 """
 
 from __future__ import annotations
@@ -124,21 +121,21 @@ def bounds_of(config: RunConfig, plan: Plan) -> Bounds:
 
 def lowers(graph: Graph) -> bool:
     """Whether a network computes a part in float32, as an attention behind ``x.float()``."""
-    casts = [
-        node for node in graph.nodes if facts_of(node.kind).converts and node.dtype == "float32"
-    ]
-    return any(node.needs_grad or node.name in graph.of_images for node in casts)
+    return any(
+        facts_of(node.kind).converts
+        and node.dtype == "float32"
+        and (node.needs_grad or node.name in graph.of_images)
+        for node in graph.nodes
+    )
 
 
 def longest_way(graph: Graph) -> tuple[int, int]:
     """Returns the most roundings, and the most kinks, on a way from the images to any value."""
     steps, kinks = {INPUT: 1}, {INPUT: 0}
     for node in graph.nodes:
-        facts = facts_of(node.kind)
-        rounds = 0 if facts.view else 2 if facts.multiplies else 1
-        steps[node.name] = rounds + max((steps[name] for name in node.inputs), default=0)
+        steps[node.name] = _roundings(node) + max((steps[n] for n in node.inputs), default=0)
         before = max((kinks[name] for name in node.inputs), default=0)
-        kinks[node.name] = before + facts.has_kinks
+        kinks[node.name] = before + facts_of(node.kind).has_kinks
     return max(steps.values()), max(kinks.values())
 
 
@@ -159,27 +156,14 @@ class FloatSums(NamedTuple):
     """What a layout of a quantised network sums in float, in an order that follows from it."""
 
     nodes: list[str]
-    steps: int
-    """Most roundings of fp32 behind the first such sum, on any way."""
-    integer_steps: int
-    """Most roundings to 8 bits behind it."""
-
-    @property
-    def bounds(self) -> Bounds:
-        """How far outputs may be from one process: not at all without such sums."""
-        if not self.nodes:
-            return BITWISE
-        precision, steps = (
-            (INT8, self.integer_steps) if self.integer_steps else ("fp32", self.steps)
-        )
-        bound = min(MOST, 4 * 2.0 ** -SIGNIFICANT_BITS[precision] * math.sqrt(2 * steps))
-        kinds = dict.fromkeys(("output", "loss"), bound)
-        return BITWISE._replace(by_kind={**BITWISE.by_kind, **kinds})
+    bounds: Bounds
+    """How far outputs may be from one process: not at all without such sums."""
 
 
 def float_sums(plan: Plan) -> FloatSums:
     """Returns what the ranks of a plan sum in float where one process sums in another order."""
     graph, nodes = plan.graph, list[str]()
+    # Most roundings of fp32, and to 8 bits, behind the first such sum, on any way.
     steps, integer_steps = {INPUT: 0}, {INPUT: 0}
     stages = [stage for stage in plan.stages for _ in range(stage.first, stage.last)]
     for stage, node in zip(stages, graph.nodes, strict=True):
@@ -188,11 +172,21 @@ def float_sums(plan: Plan) -> FloatSums:
         integers = max((integer_steps[one] for one in node.inputs), default=0)
         sums = _sums_in_parts(stage, node, plan)
         nodes += [name] if sums else []
-        rounds = 0 if facts.view else 2 if facts.multiplies else 1
-        steps[name] = before + rounds if before or sums else 0
+        steps[name] = before + _roundings(node) if before or sums else 0
         rounds_to_8 = facts.rounds or (node.dtype == "uint8" and not facts.is_selection)
         integer_steps[name] = integers + (rounds_to_8 and before > 0)
-    return FloatSums(nodes, max(steps.values()), max(integer_steps.values()))
+    if not nodes:
+        return FloatSums(nodes, BITWISE)
+    coarse, fine = max(integer_steps.values()), max(steps.values())
+    unit = 2.0 ** -SIGNIFICANT_BITS[INT8 if coarse else "fp32"]
+    bound = min(MOST, 4 * unit * math.sqrt(2 * (coarse or fine)))
+    kinds = BITWISE.by_kind | dict.fromkeys(("output", "loss"), bound)
+    return FloatSums(nodes, BITWISE._replace(by_kind=kinds))
+
+
+def _roundings(node: Node) -> int:
+    facts = facts_of(node.kind)
+    return 0 if facts.view else 2 if facts.multiplies else 1
 
 
 def _sums_in_parts(stage: Stage, node: Node, plan: Plan) -> bool:
@@ -202,21 +196,14 @@ def _sums_in_parts(stage: Stage, node: Node, plan: Plan) -> bool:
     rule = rule_in(stage, node, plan.graph)
     if rule.kind == "whole":
         return False
-    ways = {*facts.tiling} & {"window", "statistics", "reduction", "softmax", "product"}
-    return bool(ways or facts.multiplies) and not (rule.kind == "pointwise" and _is_by_row(node))
-
-
-def _is_by_row(node: Node) -> bool:
     # A norm of single rows sums all of them alike, however many there are.
-    return "layer_norm" in node.kind
+    is_by_row = rule.kind == "pointwise" and "layer_norm" in node.kind
+    ways = {*facts.tiling} & {"window", "statistics", "reduction", "softmax", "product"}
+    return bool(ways or facts.multiplies) and not is_by_row
 
 
 def tensor_error(
-    tensor: Tensor,
-    expected: Tensor,
-    name: str,
-    largest: Mapping[str, float],
-    bounds: Bounds = EXACT,
+    tensor: Tensor, expected: Tensor, name: str, largest: Mapping[str, float], bounds: Bounds
 ) -> float:
     """Returns the largest error of a tensor ``kind/name``, over its largest expected value.
 

@@ -16,9 +16,7 @@ of a step: the plan has no route of it, and the default backend carries it.
 from __future__ import annotations
 
 import json
-import logging
 import re
-import time
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,12 +26,10 @@ import torch
 from torch import Tensor
 
 from hires import comm
-from hires.comm import Group
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import frozen
 from hires.core.store.network_weights import COUNTER, WeightsPlace, find_weights, tensors_digest
-from hires.core.units import size
 from hires.engine.tensorfile import ContentsReader, TensorFile, pieces
 from hires.parallel.context import Context
 from hires.parallel.gradients import flat
@@ -42,10 +38,6 @@ from hires.plan.plan import Plan
 
 PIECE_BYTES = 2**22
 """Tensors travel in pieces of this size: all memory that sharing adds."""
-PROGRESS_S = 5.0
-
-log = logging.getLogger(__name__)
-
 _NESTED = ("state_dict", "model")
 """Keys under which training scripts keep a state dict."""
 _UNSAFE = re.compile("weights.only", re.IGNORECASE)
@@ -82,10 +74,9 @@ class WeightsFile:
         """Returns 16 digits of the tensors, the same in whatever file they lie."""
         if not self.place.is_pickle:
             return self.place.digest()
-        types, shapes = self.dtypes, self.shapes
+        types = self.dtypes
         return tensors_digest(
-            (name, types[name], shapes[name], pieces(tensor))
-            for name, tensor in self._tensors.items()
+            (name, types[name], list(one.shape), pieces(one)) for name, one in self._tensors.items()
         )
 
     def tensor(self, name: str) -> Tensor:
@@ -100,31 +91,27 @@ class WeightsFile:
             made.append(self._reader.tensor(part))
         return made[0] if len(made) == 1 else torch.cat(made)
 
+    @torch.no_grad()
     def fill_all(self, tensors: Mapping[str, Tensor]) -> None:
-        """Fills tensors of a network by their names; RunError as of :meth:`fill`."""
-        for name, tensor in tensors.items():
-            self.fill(name, tensor)
+        """Fills tensors of a network by their names, whatever their types; counters may be missing.
 
-    def fill(self, name: str, tensor: Tensor) -> None:
-        """Fills a tensor of a network, whatever its type; counters of norms may be missing.
-
-        RunError: it is missing, damaged, of another shape, or holds no fractions where the network
+        RunError: one is missing, damaged, of another shape, or holds no fractions where the network
         has some.
         """
-        if name not in self._names:
-            if name.rpartition(".")[2] == COUNTER:
-                return
-            raise RunError(f"{self.place.key} has no {name}; it has changed since the plan")
-        held = self.tensor(name)
-        other = held.is_floating_point() != tensor.is_floating_point()
-        # Wider numbers would overflow.
-        other = other or (tensor.dtype in (torch.int8, torch.uint8) and held.dtype != tensor.dtype)
-        if held.shape != tensor.shape or other:
-            raise RunError(
-                f"{name} of {self.place.key} is {held.dtype} {list(held.shape)} and the network's "
-                f"{tensor.dtype} {list(tensor.shape)}; name the weights of this network"
-            )
-        with torch.no_grad():
+        for name, tensor in tensors.items():
+            if name not in self._names and name.rpartition(".")[2] == COUNTER:
+                continue
+            if name not in self._names:
+                raise RunError(f"{self.place.key} has no {name}; it has changed since the plan")
+            held, dtype = self.tensor(name), tensor.dtype
+            other = held.is_floating_point() != tensor.is_floating_point()
+            # Wider numbers would overflow.
+            other = other or (dtype in (torch.int8, torch.uint8) and held.dtype != dtype)
+            if held.shape != tensor.shape or other:
+                raise RunError(
+                    f"{name} of {self.place.key} is {held.dtype} {list(held.shape)} and the "
+                    f"network's {dtype} {list(tensor.shape)}; name the weights of this network"
+                )
             tensor.copy_(held)
 
 
@@ -172,8 +159,9 @@ def share_weights(context: Context, by_stage: Mapping[int, Sequence[Tensor]]) ->
     for stage in held_stages(plan, context.rank):
         tensors = [tensor.detach() for tensor in by_stage.get(stage, ())]
         group = context.groups[gradient_group(plan, stage)]
-        if group.size > 1 and tensors:
-            _broadcast(tensors, group, reader_of(plan, stage), context.rank, f"stage {stage}")
+        for tensor in filter(torch.numel, tensors if group.size > 1 else ()):
+            for piece in torch.split(flat(tensor).view(torch.uint8), PIECE_BYTES):
+                comm.broadcast(piece, reader_of(plan, stage), group)
 
 
 def _unpickled(place: WeightsPlace) -> dict[str, Tensor]:
@@ -199,9 +187,8 @@ def _unpickled(place: WeightsPlace) -> dict[str, Tensor]:
 
 def _why(error: Exception) -> str:
     # Never torch's own advice, which is to trust the file and run its code.
-    lines = str(error).strip().splitlines() or [type(error).__name__]
     if not _UNSAFE.search(str(error)):
-        return lines[0]
+        return (str(error).strip().splitlines() or [type(error).__name__])[0]
     names = _GLOBAL.search(str(error))
     return f"it holds {names[1] if names else 'more than tensors'}"
 
@@ -209,14 +196,3 @@ def _why(error: Exception) -> str:
 def _is_plain(tensor: Any) -> bool:
     dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided
     return dense and not tensor.is_quantized and tensor.device.type == "cpu"
-
-
-def _broadcast(tensors: Sequence[Tensor], group: Group, source: int, rank: int, what: str) -> None:
-    total, done, shown_s = sum(tensor.nbytes for tensor in tensors), 0, time.monotonic()
-    for tensor in filter(torch.numel, tensors):
-        for piece in torch.split(flat(tensor).view(torch.uint8), PIECE_BYTES):
-            comm.broadcast(piece, source, group)
-            done += len(piece)
-        if rank == source and time.monotonic() - shown_s > PROGRESS_S:
-            shown_s = time.monotonic()
-            log.info("%s of %s of the weights of %s are shared", size(done), size(total), what)

@@ -18,13 +18,7 @@ from torch.export.graph_signature import InputKind, InputSpec
 
 from hires.core.errors import ConfigError
 from hires.nets.attention_dropout import attention_with_dropout, drops_weights
-from hires.nets.buffer_updates import (
-    READ,
-    check_updates,
-    constant_updates,
-    with_reads,
-    written,
-)
+from hires.nets.buffer_updates import READ, check_updates, constant_updates, with_reads, written
 from hires.nets.build_network import constant_of
 from hires.nets.program_calls import NO_GRAD, Call, inline, layer_of, overload_of
 from hires.nets.traced_memory import (

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import pickle
 import random
 import sys
 import tempfile
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -93,24 +91,24 @@ def refuse_means_of_all(model: nn.Module, training: bool | None) -> None:
 @contextlib.contextmanager
 def traceable(model: nn.Module, training: bool) -> Iterator[None]:
     """Raises ConfigError if a forward pass of ``model`` in the block does what no graph holds."""
-    numbers, draws = _numbers(model), contextlib.ExitStack()
+    numbers = _numbers(model)
     states: list[tuple[Any, bytes]] = []
-    reads: list[str] = []
 
     def begin(*call: Any) -> None:  # torch draws, too, when it does not call the network
         states[:] = _generator_states()
-        draws.enter_context(_entropy_reads(reads))
 
     def end(*call: Any) -> None:
-        draws.close()
-        if reads or any(pickle.dumps(one) != before for one, before in states):
+        if any(pickle.dumps(one) != before for one, before in states):
             raise ConfigError(_DRAWS)
 
-    refusal = mock.patch.object(Tensor, "register_hook", _refuse_hook)
+    def refuse_hook(tensor: Tensor, hook: Any) -> None:
+        raise ConfigError(_GRADIENT.format("a hook on a tensor (register_hook)"))
+
+    refusal = mock.patch.object(Tensor, "register_hook", refuse_hook)
     hooks = refusal if training else contextlib.nullcontext()
     handles = model.register_forward_pre_hook(begin), model.register_forward_hook(end)
     try:
-        with draws, hooks, _own_functions() as functions:
+        with hooks, _own_functions() as functions:
             yield
     finally:
         for handle in handles:
@@ -120,10 +118,6 @@ def traceable(model: nn.Module, training: bool) -> Iterator[None]:
     changed = [name for name, value in _numbers(model).items() if numbers.get(name, value) != value]
     if changed:
         raise ConfigError(_STATE.format(changed[0]))
-
-
-def _refuse_hook(tensor: Tensor, hook: Any) -> None:
-    raise ConfigError(_GRADIENT.format("a hook on a tensor (register_hook)"))
 
 
 @contextlib.contextmanager
@@ -139,41 +133,6 @@ def _own_functions() -> Iterator[dict[str, None]]:
 
     with mock.patch.object(torch.autograd.Function, "apply", classmethod(noted)):
         yield names
-
-
-@contextlib.contextmanager
-def _entropy_reads(reads: list[str]) -> Iterator[None]:
-    """Adds what a block seeds from the system, as a new generator does."""
-    seed = random.Random.seed
-
-    def noted_read(size: int) -> bytes:
-        if _is_of_network():
-            reads.append("os.urandom")
-        return os.urandom(size)
-
-    def noted_seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
-        if a is None and _is_of_network():
-            reads.append("random.Random()")
-        seed(generator, a, version)
-
-    # The first is what SystemRandom, secrets and NumPy's unseeded generators call.
-    with (
-        mock.patch.object(random, "_urandom", noted_read),
-        mock.patch.object(random.Random, "seed", noted_seed),
-    ):
-        yield
-
-
-def _is_of_network() -> bool:
-    # What first calls, behind Python's and NumPy's own functions, is no part of torch: it names
-    # temporary files and symbols while it traces.
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in sys.stdlib_module_names and package != "numpy":
-            return package not in ("torch", "sympy")
-        frame = frame.f_back
-    return True
 
 
 def _generator_states() -> list[tuple[Any, bytes]]:

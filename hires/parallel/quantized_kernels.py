@@ -165,7 +165,7 @@ def conv_transpose(w: Window, x: Tensor, args: Args) -> Tensor:
     """Computes a transposed convolution as one convolution of all its phases."""
     # Output row o, counted from the first that any input reaches, is of phase o % stride. All of a
     # phase are a convolution of the input with every stride-th row of the kernel; the weight holds
-    # the phases as channels (``hires.engine.quantized_tensors``).
+    # the phases as channels (``hires.engine.derived_tensors``).
     #
     #     kernel 4, stride 2     phase 0  o = 0 2 4 ..  taps 2 0  of input rows o/2 - 1, o/2
     #                            phase 1  o = 1 3 5 ..  taps 3 1

@@ -18,6 +18,7 @@ Source:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -73,7 +74,8 @@ class Observed:
         if self.counts is not None and not bool(broken.any()):
             self.raise_to(_level(max(-float(low.min()), float(high.max()))))
             for piece in torch.split(rows.flatten(), PIECE):
-                self.counts += _counted(piece, self.level).cpu()
+                counts = torch.bincount(_bins(piece, self.level), minlength=2 * HALF)
+                self.counts += counts.cpu()
 
     def raise_to(self, level: int) -> None:
         """Widens the bins until they reach as far as 2 ** ``level``."""
@@ -82,15 +84,6 @@ class Observed:
         bins = torch.arange(-HALF, HALF) >> min(level - self.level, 62)
         self.counts = torch.zeros_like(self.counts).index_add_(0, bins + HALF, self.counts)
         self.level = level
-
-    def merge(self, other: Observed) -> None:
-        """Adds what was seen of other pixels or images of the same calibration."""
-        self.lows = torch.minimum(self.lows, other.lows)
-        self.highs = torch.maximum(self.highs, other.highs)
-        if self.counts is not None and other.counts is not None:
-            self.raise_to(other.level)
-            other.raise_to(self.level)
-            self.counts = self.counts + other.counts
 
     def range(self, observer: str, percentile: float) -> tuple[float, float]:
         """Returns the range that an observer chooses; ValueError: nan, infinite, or nothing seen.
@@ -217,10 +210,6 @@ def _level(largest: float) -> int:
     return max(math.frexp(largest)[1], LEAST_LEVEL) if largest > 0 else LEAST_LEVEL
 
 
-def _counted(numbers: Tensor, level: int) -> Tensor:
-    return torch.bincount(_bins(numbers, level), minlength=2 * HALF)
-
-
 def _bins(numbers: Tensor, level: int) -> Tensor:
     return (numbers * math.ldexp(HALF, -level)).floor_().to(torch.int64).add_(HALF)
 
@@ -231,7 +220,4 @@ def _rows(part: Tensor) -> Tensor:
 
 
 def _average(ends: list[float]) -> float:
-    mean = ends[0]
-    for end in ends[1:]:
-        mean += AVERAGING * (end - mean)
-    return mean
+    return functools.reduce(lambda mean, end: mean + AVERAGING * (end - mean), ends)

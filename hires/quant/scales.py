@@ -144,8 +144,7 @@ def scales_place(config: RunConfig) -> tuple[Path, str] | None:
     if config.quant.scales:
         return Path(config.quant.scales), f"quant.scales={config.quant.scales}"
     file = Path(config.weights or "")
-    beside = file.with_suffix(SUFFIX) if file.suffix in SAFETENSORS else None
-    if beside is not None and beside.is_file():
+    if file.suffix in SAFETENSORS and (beside := file.with_suffix(SUFFIX)).is_file():
         return beside, f"weights={config.weights}: {beside}"
     return None
 
@@ -186,24 +185,17 @@ def stored_scales(config: RunConfig) -> Scales | None:
             f"weights={file} holds a quantised network; use it with task={', '.join(INFERENCE)} "
             f"and precision={INT8}, and the file that it was made from for everything else"
         )
+    wrong, has, again = "", "", "leave it out, or make another file with `hires quantize {}`"
     if config.quant.linear == DYNAMIC != scales.linear:
-        raise ConfigError(
-            f"quant.linear={DYNAMIC} does not go with weights={file}, which holds linear layers "
-            f"with static scales; leave it out, make another file with `hires quantize "
-            f"quant.linear={DYNAMIC}`, or give the float weights and "
-            f"quant.scales={file.with_suffix(SUFFIX)}"
-        )
+        wrong, has = f"quant.linear={DYNAMIC}", "holds linear layers with static scales"
     if config.quant.weights == INT7 != scales.weight_type:
-        raise ConfigError(
-            f"quant.weights={INT7} does not go with weights={file}, which holds weights of "
-            f"{scales.weight_type}; leave it out, or make another file of the float weights with "
-            f"`hires quantize quant.weights={INT7}`"
-        )
-    if config.quant.scales not in (None, str(file.with_suffix(SUFFIX))):
-        raise ConfigError(
-            f"quant.scales={config.quant.scales} does not go with weights={file}, which has scales "
-            f"of its own; leave it out"
-        )
+        wrong, has = f"quant.weights={INT7}", f"holds weights of {scales.weight_type}"
+    if config.quant.scales not in (None, str(beside)):
+        wrong, has = f"quant.scales={config.quant.scales}", "has scales of its own"
+        again = "leave it out"
+    if wrong:
+        has = f"does not go with weights={file}, which {has}"
+        raise ConfigError(f"{wrong} {has}; {again.format(wrong)}")
     return scales
 
 

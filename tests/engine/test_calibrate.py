@@ -17,7 +17,6 @@ from hires.data.order import step_images
 from hires.engine import kept_layers
 from hires.engine.build import whole_model
 from hires.engine.calibrate import GAIN_DB, POOR_DB
-from hires.engine.calibration_values import decibels, fake_quantized
 from hires.plan.passes.int8 import kept_by_name, observed_values
 from hires.quant.scales import calibration_key, read_scales
 from tests.helpers.evaluations import GEMS, calibration
@@ -149,48 +148,6 @@ def test_layers_are_chosen_with_scales_that_are_there(tmp_path):
     digests = frozen.read(paths[1]).inputs.digests
     keys = [calibration_key(one, digests) for one in (plain, config)]
     assert [found.source, chosen.source] == keys
-
-
-@pytest.mark.dist
-def test_layer_alone_has_the_error_of_what_it_reads_and_makes(tmp_path):
-    net = {"name": "preact_resnet", "depth": 11, "classes": 4}
-    quant = {"auto": "150dB", "observer": "min_max"}
-    config = calibration(model=net, quant=quant, engine={"fuse": "off"})
-    path = run_folder(tmp_path, config)
-    plan = plan_of(config)
-    run_ranks(run_folders, 1, [str(path)])
-    found, model = scales_in(path), whole_model(config)
-    source, rows, cols = open_data(config), (0, config.height), (0, config.width)
-    first = step_images(config, source, 0)
-    images = torch.stack([torch.from_numpy(source.window(i, rows, cols)).double() for i in first])
-    with torch.no_grad():
-        exact = model(images)
-        readers = plan.graph.consumers
-        layers = [n for n in plan.graph.nodes if n.kind == "conv2d" and n.name in found.values]
-        layers = [n for n in layers if len(readers[n.inputs[0]]) == 1]
-        assert len(layers) > 4
-        for node in layers[::2]:
-            layer, scale = model.get_submodule(node.layer), found.values[node.name]
-            read = found.values[node.inputs[0]]
-            handle = layer.register_forward_hook(
-                lambda module, args, y, scale=scale: fake_quantized(y, scale)
-            )
-            before_it = layer.register_forward_pre_hook(
-                lambda module, args, read=read: (fake_quantized(args[0], read),)
-            )
-            noise = (model(images) - exact).square().sum() / exact.square().sum()
-            handle.remove()
-            before_it.remove()
-            wanted = -10 * math.log10(float(noise))
-            assert found.kept[node.name] == f"quant.auto: {wanted:.1f} dB alone"
-
-
-def test_decibels_of_any_powers():
-    assert decibels(1.0, 0.001) == pytest.approx(30)
-    assert decibels(1.0, 0.0) == decibels(0.0, 1.0) == 200
-    assert decibels(1e-300, 1e300) == -200  # their quotient is 0
-    for powers in ((1.0, math.nan), (1.0, math.inf), (math.nan, 1.0), (math.nan, 0.0)):
-        assert decibels(*powers) == -200
 
 
 def test_layer_is_kept_by_the_name_of_a_module_that_is_fused_into_it():

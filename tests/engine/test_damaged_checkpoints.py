@@ -20,7 +20,7 @@ from hires.engine.resume_point import resume_point
 from hires.plan.plan import Plan
 from tests.helpers.file_faults import STRUCTURAL
 from tests.helpers.ranks import run_ranks
-from tests.helpers.saved import attempt, losses, make, numbered
+from tests.helpers.saved import attempt, make, numbered
 
 pytestmark = pytest.mark.dist
 
@@ -97,18 +97,11 @@ HARMS |= {
     "left out": left_out(MEAN),
     "emptied": left_out(*TENSORS),
 }
-RESUMED = [f"{EMA} bit -1", "swapped"]
-"""Harms with which a whole attempt runs."""
 HARMS |= {
     f"{file} {name}": lambda folder, file=file, harm=harm: harm(folder / file)
     for file in (STAGE, checkpoints.MANIFEST)
     for name, harm in STRUCTURAL.items()
 }
-
-
-def attempts_of(world: World, folders: list[str]) -> list[int]:
-    """Runs the second attempt of some run folders, one after the other, on one rank."""
-    return [numbered(world, folder, 1, None) for folder in folders]
 
 
 def begins_of(world: World, folders: list[str]) -> list[str | None]:
@@ -149,21 +142,6 @@ def test_every_damage_of_every_file_is_named_and_the_checkpoint_before_is_used(s
         assert texts, name
         assert all("step000004" in text and "step000002 is used" in text for text in texts), name
         assert not any("\x1b" in text for text in texts), name
-
-
-def test_run_goes_on_from_the_checkpoint_before_with_the_same_bits(stopped, tmp_path):
-    copies = {name: shutil.copytree(stopped, tmp_path / name / "run") for name in RESUMED}
-    copies["unharmed"] = shutil.copytree(stopped, tmp_path / "unharmed" / "run")
-    for name in RESUMED:
-        HARMS[name](checkpoints.place(copies[name], 4))
-    [codes] = run_ranks(attempts_of, 1, [str(path) for path in copies.values()])
-    assert set(codes) == {0}
-    whole = losses(copies.pop("unharmed"), 0, 1)
-    for name, run in copies.items():
-        resumed = records.read_record(run)["resumed"]
-        assert (name, resumed["checkpoint"]) == (name, "step000002")
-        before = {key: loss for key, loss in losses(run, 0).items() if key[0] < 2}
-        assert {**before, **losses(run, 1)} == whole, name  # bit for bit
 
 
 def test_each_rank_verifies_its_part_of_a_divided_state(tmp_path):

@@ -19,8 +19,7 @@ from hires.engine.loader import whole_microbatches
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.plan.plan import Plan
-from hires.quant.emptied_weights import empty, is_emptied
-from hires.quant.int8_kernels import Geometry, Rescale, convolve_int8, is_packed, product_of
+from hires.quant.emptied_weights import is_emptied
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.quantised_nets import QuantisedNet
 from tests.helpers.simulated_tiles import laid_out
@@ -52,33 +51,6 @@ def test_random_networks_are_the_same_fused_and_not(seed: int):
             assert (got - wanted).abs().max() <= 1e-12 * wanted.abs().max()
 
 
-class TurnedClamp(torch.nn.Module):
-    """Clamps between ends that are the wrong way round: torch makes all numbers ``max``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.fc = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x).clamp(min=3.0, max=2.0).mean((2, 3))
-        return self.fc(x).clamp(min=float("nan"), max=1.0)  # type: ignore[no-any-return]
-
-
-def turned_clamp() -> torch.nn.Module:
-    return TurnedClamp()
-
-
-def test_a_clamp_that_no_kernel_takes_is_not_fused():
-    # oneDNN: RuntimeError: could not append an elementwise post-op.
-    config = config_of(
-        model={"name": "custom", "target": f"{__name__}:turned_clamp", "classes": 4},
-        precision={"name": "fp32"},
-        task={"name": "infer"},
-    )
-    assert {node.kind for node in plan_of(config).graph.nodes} >= {"conv2d", "clamp", "linear"}
-    assert all(made.isnan().all() for made in outputs(config))
-
-
 @pytest.fixture(scope="module")
 def quantised() -> QuantisedNet:
     net = torch.nn.Sequential(
@@ -104,7 +76,7 @@ def test_layers_in_pieces_have_the_numbers_of_plain_arithmetic(quantised, monkey
     rows = DerivedTensors([context_of(quantised)], quantised.own).tensors
     for name, tensor in whole.items():
         assert torch.equal(tensor, rows[name]), name
-    # From the formulas of hires.engine.quantized_tensors, all at once.
+    # From the formulas of hires.engine.derived_tensors, all at once.
     graph, own = quantised.graph, {n: t.detach().double() for n, t in quantised.own.items()}
     scale = own["1.weight"] / (own["1.running_var"] + 1e-5).sqrt()
     weight = own["0.weight"] * scale.view(-1, 1, 1, 1)
@@ -154,17 +126,3 @@ def test_weight_that_kernels_keep_leaves_its_shape_alone(precision, monkeypatch)
     # What is held is one copy, and a number of each emptied one: as much as without packing.
     held, without = (e.byte_counts()["params_bytes"] for e in (engine, plain))
     assert held - without == sum(engine.parameters[name].element_size() for name in read)
-
-
-def test_emptied_weight_is_never_read(quantised):
-    weight = torch.nn.Parameter(torch.ones(8, 3, 3, 3, dtype=torch.int8), requires_grad=False)
-    how, scales = Geometry(), torch.ones(8)
-    x = torch.zeros(1, 3, 9, 9, dtype=torch.uint8)
-    expected = convolve_int8(x, weight, how, Rescale(scales, scales))
-    if not is_packed([1, 3, 9, 9], weight, 127):
-        pytest.skip("oneDNN's sums of 8 bits are not exact on this processor")
-    product_of(weight, [1, 3, 9, 9], how)
-    empty(weight)
-    assert torch.equal(convolve_int8(x, weight, how, Rescale(scales, scales)), expected)
-    with pytest.raises(AssertionError, match="is packed for"):
-        convolve_int8(x[:, :, 1:], weight, how, Rescale(scales, scales))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from pathlib import Path
 from typing import Any
 
@@ -88,27 +87,6 @@ def test_module_that_makes_a_tensor_on_the_wrong_device_is_named():
     [error] = run_ranks(device_jobs.careless_step, 1, to_dict(config))
     assert "custom_nets.py" in error
     assert "device=x.device" in error
-
-
-def test_gpu_of_a_rank_is_its_own_in_turn(monkeypatch: pytest.MonkeyPatch):
-    chosen = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    monkeypatch.setattr(torch.backends, "cudnn", types.SimpleNamespace(allow_tf32=True))
-    wide = types.SimpleNamespace(
-        allow_tf32=True,
-        allow_fp16_reduced_precision_reduction=True,
-        allow_bf16_reduced_precision_reduction=True,
-    )
-    monkeypatch.setattr(torch.backends.cuda, "matmul", wide)
-    devices = [open_device("cuda", local_rank) for local_rank in range(3)]
-    assert not any(vars(wide).values())  # sums are fp32
-    assert [device.torch.index for device in devices] == [0, 1, 0]
-    assert chosen == [device.torch for device in devices]
-    assert not devices[0].has_tf32
-    assert not torch.backends.cudnn.allow_tf32  # fp32 is fp32
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch is built for CUDA")

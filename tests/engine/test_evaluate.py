@@ -6,7 +6,6 @@ import json
 import math
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,7 @@ from hires.core.store import file_names, records
 from hires.data.opening import PairSource, open_data
 from hires.engine import evaluation_intervals
 from hires.engine.evaluate import Evaluator
-from hires.engine.evaluation_intervals import (
-    RESAMPLES,
-    intervals,
-    mean_interval,
-    overlap_intervals,
-)
+from hires.engine.evaluation_intervals import mean_interval, overlap_intervals
 from hires.metrics import image_metrics
 from hires.metrics.image_metrics import Ssim
 from hires.plan.validation import is_better
@@ -177,23 +171,8 @@ class Brier(SampleMetric):
         return float((output.softmax(0) - wanted).square().sum())
 
 
-class AbsoluteError(SampleMetric):
-    """The mean error of the numbers of an image, whose neighbours it gets, too."""
-
-    outputs, title, reach = (IMAGES,), "error", 1
-
-    @classmethod
-    def count(cls, output: torch.Tensor, target: torch.Tensor) -> float:
-        return float((output - target)[:, 1:-1, 1:-1].abs().sum())
-
-    @classmethod
-    def of_sample(cls, total: float, shape: Sequence[int]) -> float:
-        return total / math.prod(shape)
-
-
 def test_metric_of_a_module_is_counted_summed_up_judged_and_shown(monkeypatch):
     monkeypatch.setitem(METRICS._items, "brier", Brier)
-    monkeypatch.setitem(METRICS._items, "error", AbsoluteError)
     assert metrics_of(CLASSES, (3, 2)).keys() == {"top1", "mean_recall", "brier"}
     config = evaluation()
     assert is_better(config, "brier", 0.1, 0.2)
@@ -205,9 +184,6 @@ def test_metric_of_a_module_is_counted_summed_up_judged_and_shown(monkeypatch):
     assert columns["brier"] == pytest.approx(errors.tolist())
     facts = summary(CLASSES, columns, {}, list("abcd"), scores.shape)
     assert facts["brier"] == pytest.approx(float(errors.mean()))
-    image, white = torch.zeros(3, 24, 20), np.full((3, 24, 20), 2.0)
-    row, _ = counted_in_one_process(image, white, **EDSR)
-    assert columns_of(IMAGES, [row], (1, *image.shape))["error"] == [2 * 22 * 18 / (24 * 20)]
 
 
 @pytest.mark.parametrize(("n", "t_975"), [(5, 2.776), (30, 2.045)])
@@ -255,25 +231,8 @@ def test_draws_are_counted_by_the_formula_of_the_whole(monkeypatch):
         low, high = found[name]
         assert 0 <= low < value < high <= 1, name
     assert overlap_intervals(dict(reversed(counts.items())), 7, 3) == found  # bit for bit
-    drawn = []
-
-    def shares(sums: Any) -> Any:
-        right, actual, _ = sums.reshape(-1, 3, 3).transpose(1, 0, 2)
-        drawn.append(right.sum(1) / actual.sum(1))
-        return drawn[-1][:, None]
-
-    table = np.zeros((7, 3, 3))
-    for (image, label, made), number in counts.items():
-        table[image, 0, label] += number * (label == made)
-        table[image, 1, label] += number
-        table[image, 2, made] += number
     monkeypatch.setattr(evaluation_intervals, "_AT_ONCE", 7 * 300)  # several blocks of draws
-    intervals(table.reshape(7, -1), shares)
-    assert drawn[1].shape == (RESAMPLES,)
-    rng = np.random.default_rng(95)
-    rows = rng.integers(7, size=(300, 7))[:40].tolist()
-    wanted = [shares_by_hand(counts, row)[0] for row in rows]
-    assert drawn[1][:40].tolist() == pytest.approx(wanted, rel=1e-12)
+    assert overlap_intervals(counts, 7, 3) == found
 
 
 def test_image_without_labels_leaves_no_interval_undefined():

@@ -6,22 +6,25 @@ import functools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.store.records import read_record
 from hires.data.sources.arrays import CIFAR10_RECORD
-from hires.engine.footprint import footprint, named_tensors, network_of, rehearse
+from hires.engine.footprint import backend_bytes, footprint, named_tensors, network_of, rehearse
+from hires.engine.live_bytes import LiveBytes
 from hires.launcher.launch_attempt import launch
 from hires.nets.build_network import build_model, materialise
 from hires.parallel import torch_faults
-from hires.plan.memory import RankMemory, needed_bytes
+from hires.plan.memory import RankMemory, Room, needed_bytes
 from hires.plan.plan import Plan
 from tests.helpers import traces
 from tests.helpers.image_files import cifar10_folder
@@ -59,7 +62,7 @@ def test_no_tile_needs_more_than_the_one_that_stands_for_it():
     config = dict(rows())["overlap, eight neighbours"].config()
     plan = plan_of(config)
     real = named_tensors(network_of(config))
-    need = [needed_bytes(rehearse(config, plan, rank, real).to_dict()) for rank in (0, 1, 4, 7)]
+    need = [needed_bytes(rehearse(config, plan, rank, real).to_dict()) for rank in (0, 4)]
     assert max(need) == needed_bytes(footprint(config, plan)[0].to_dict())
 
 
@@ -92,13 +95,6 @@ def test_schedule_and_recomputation_keep_fewer_activations():
     # Of four microbatches in flight a stage keeps the inputs, and one pass computed again.
     less = predicted(parallel=layout, memory={"checkpoint": "block"})[0]
     assert less.activations_bytes < 0.6 * first.activations_bytes
-
-
-def test_tiles_divide_activations_and_not_parameters():
-    [single], (upper, lower) = predicted(), predicted(parallel={"tiles": [2, 1]})
-    assert upper == lower
-    assert upper.params_bytes == single.params_bytes
-    assert upper.activations_bytes < 0.75 * single.activations_bytes
 
 
 def test_images_read_ahead_are_buffers():
@@ -283,3 +279,55 @@ def test_images_in_tiles_stay_until_an_evaluation_has_their_borders():
         peaks[batch] = held[0].peak_bytes
     # While the last one is computed: of each other image, half of 3 x 48 x 48 numbers of fp32.
     assert peaks[4] - peaks[1] == 3 * (3 * 24 * 48 * 4)
+
+
+def planned(folder: Path, route: str) -> tuple[Any, Any]:
+    """Returns a config of three replicas and its plan, whose messages go through a backend."""
+    rules = [{"operations": [name], "route": route} for name in ("send", "all_reduce")]
+    path = folder / "table.json"
+    path.write_text(json.dumps({"format": 2, "rules": rules, "default": "gloo"}))
+    config = config_of(batch=6, parallel={"replicas": 3}, comm={"table": str(path)})
+    return config, plan_of(config)
+
+
+def test_memory_of_backends_is_a_part_that_a_node_counts_once(tmp_path: Path):
+    config, plan = planned(tmp_path, "shm")
+    plan = replace(plan, memory=[one.to_dict() for one in footprint(config, plan)])
+    [one] = {entry["shm_bytes"] for entry in plan.memory}
+    assert one == backend_bytes(plan, 0) > 2**17
+    apart = replace(plan, memory=[entry | {"shm_bytes": 0} for entry in plan.memory])
+    more, less = (Room(None, None).per_node(it)[0].bytes for it in (apart, plan))
+    assert more - less == 3 * one // 2
+    assert backend_bytes(planned(tmp_path, "gloo")[1], 0) == 0
+
+
+def test_views_count_once_and_freed_storages_not_at_all():
+    with LiveBytes() as live:
+        x = torch.zeros(10)
+        view = x[2:]
+        assert live.now["activations"] == 40
+        y = x + 1
+        del y
+        assert live.now["activations"] == 40
+        del x
+        assert live.now["activations"] == 40
+        del view
+    assert live.now["activations"] == 0
+    assert sum(live.at_peak.values()) == 80
+
+
+def test_convolution_holds_its_weights_twice_while_it_runs():
+    x, weight = torch.zeros(2, 4, 8, 8), torch.zeros(6, 4, 3, 3)
+    with LiveBytes() as live:
+        F.conv2d(x, weight, padding=1)
+    output = 2 * 6 * 8 * 8 * 4
+    assert live.at_peak["activations"] == output
+    assert live.at_peak["buffers"] == weight.numel() * 4
+
+
+def test_small_image_or_float64_is_written_out_in_columns():
+    for dtype, batch in ((torch.float32, 1), (torch.float64, 2)):
+        x, weight = torch.zeros(batch, 4, 8, 8, dtype=dtype), torch.zeros(6, 4, 3, 3, dtype=dtype)
+        with LiveBytes() as live:
+            F.conv2d(x, weight, padding=1)
+        assert live.at_peak["buffers"] == batch * 8 * 8 * 4 * 3 * 3 * x.element_size()

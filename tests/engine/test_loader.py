@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -119,19 +117,3 @@ def test_a_forgotten_loader_stops_its_thread():
     del forgotten
     gc.collect()
     assert threads() == []
-
-
-def test_a_process_ends_although_nobody_closed_the_loader():
-    script = """
-import torch
-from hires.core.config.data_config import DataConfig
-from hires.data.opening import open_source
-from hires.engine.loader import Loader, image_of, read_microbatches, split_steps
-source = open_source(DataConfig(), (64, 64), 3, seed=0)
-image, parts = image_of(source, (0, 64, 0, 64)), split_steps(lambda step: [0, 1], 1, range(10**9))
-loader = Loader(read_microbatches(parts, image, source.label, torch.float32), 2)
-next(loader)
-"""
-    words = [sys.executable, "-c", script]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stderr) == (0, "")

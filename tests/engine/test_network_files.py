@@ -13,15 +13,9 @@ from safetensors.torch import load_file, save_file
 from hires.core.errors import ConfigError
 from hires.engine import network_files
 from hires.engine.build import named_tensors, whole_model
-from hires.engine.network_files import (
-    export_program,
-    write_network,
-    write_onnx,
-    write_weights,
-)
+from hires.engine.network_files import write_network, write_weights
 from tests.helpers.layouts import config_of
 from tests.helpers.new_runs import left_by_a_killed_process
-from tests.helpers.saved import attempt, make
 
 MODEL = {"name": "resnet", "depth": 18, "classes": 4}
 
@@ -45,29 +39,6 @@ def test_tensors_get_their_new_names_and_the_rest_is_of_the_seed(tmp_path, suffi
     assert written.keys() == expected.keys()
     assert all(torch.equal(written[name], expected[name]) for name in expected)
     assert sorted(tmp_path.iterdir()) == sorted([source, path])
-
-
-def test_operator_that_onnx_lacks_is_named(tmp_path):
-    class Odd(torch.nn.Module):
-        def forward(self, x):
-            return torch.special.bessel_j0(x)
-
-    images = torch.zeros(2, 3, 8, 8)
-    with pytest.raises(ConfigError, match=r"cannot be written as ONNX: .*bessel_j0") as caught:
-        write_onnx(export_program(Odd(), images), images, tmp_path / "odd.onnx")
-    assert str(caught.value).isprintable()
-
-
-@pytest.mark.dist
-def test_weights_of_stages_are_one_file(tmp_path):
-    run = make(tmp_path, parallel={"stages": 2}, steps=3, checkpoint={"every": 3})
-    assert attempt(run) == [0, 0]
-    path = tmp_path / "net.safetensors"
-    names = {name: name for name in state()}
-    write_weights(str(run), path, names, [], config_of())
-    of_run, of_file = (state(1.0, weights=str(one)) for one in (run, path))
-    assert all(torch.equal(of_run[name], of_file[name]) for name in of_run)
-    assert not torch.equal(of_file["conv1.weight"], state(1.0)["conv1.weight"])
 
 
 @pytest.mark.parametrize("name", ["new.safetensors", "new.pt2"])

@@ -19,7 +19,6 @@ import zarr
 
 from hires.core.store import file_names, records
 from hires.data.image_format import normalised, open_image
-from hires.data.make_data import make_data
 from hires.data.opening import open_data
 from hires.engine.predict import Predictor, class_type
 from hires.report.plots.predicted_maps import overviews
@@ -244,36 +243,3 @@ def test_what_is_not_finite_is_no_class(tmp_path: Path):
     (_, label, share), (_, broken, none) = rows
     assert (label, share, broken) == (1, pytest.approx(1 / (1 + math.exp(-1))), -1)
     assert math.isnan(none)
-
-
-SIZE, SEAM = (150, 204), (75, 102)
-"""Of a slide, and the row and column at which its tiles meet."""
-MARGIN = 24
-"""Pixels around a crop that its outputs depend on: 4 + 8 of the convolutions of two levels, and a
-pixel of the coarser one at each way."""
-
-
-def test_map_of_a_slide_in_tiles_has_no_seam(tmp_path: Path):
-    assert make_data("slides", tmp_path / "slides", 2, 2, SIZE, 0) == 2
-    slide = tmp_path / "slides" / "slides" / "000.tif"
-    data = {"name": "slide", "path": str(slide), "cut": "whole"}
-    net = {"model": UNET["model"], "batch": 1}
-    # Corners divide by 4, the stride of the network: its coarse pixels are those of the slide.
-    row, col = SEAM[0] // 4 * 4 - 32, SEAM[1] // 4 * 4 - 32
-    tiles = prediction(**net, image=[*SIZE], parallel={"tiles": [2, 2]}, data=data)
-    part = prediction(**net, image=[64, 64], data={**data, "region": [row, col, 64, 64]})
-    whole, crop = (run_folder(tmp_path, config) for config in (tiles, part))
-    run_ranks(run_folders, 4, [str(whole)])
-    run_ranks(run_folders, 1, [str(crop)])
-    [big], [small] = (
-        [tifffile.imread(file) for file in (path / "predictions").iterdir()]
-        for path in (whole, crop)
-    )
-    assert big.shape == (4, *SIZE)
-    inner = slice(MARGIN, 64 - MARGIN)
-    found = big[:, row : row + 64, col : col + 64][:, inner, inner]
-    assert row + MARGIN < SEAM[0] < row + 64 - MARGIN
-    assert col + MARGIN < SEAM[1] < col + 64 - MARGIN
-    np.testing.assert_allclose(found, small[:, inner, inner], atol=1e-6)
-    assert (found.argmax(0) == small[:, inner, inner].argmax(0)).all()
-    assert found.std() > 1e-3

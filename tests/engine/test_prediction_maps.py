@@ -81,21 +81,6 @@ def test_names_stay_in_the_folder_and_differ():
     assert len({*safe_names(["a/b", "a_b-2", "a b", "a_b"], ".tif")}) == 4
 
 
-def test_a_file_is_written_through_a_name_that_network_file_systems_can_lock(tmp_path, monkeypatch):
-    # NFS locks for writing only what is open for writing; the file was open for reading.
-    modes, lock = [], prediction_maps.fcntl.flock
-
-    def noted(file, how):
-        modes.append((file.mode, how))
-        lock(file, how)
-
-    monkeypatch.setattr(prediction_maps.fcntl, "flock", noted)
-    maps = PredictionMaps(tmp_path, ["x"], GREY)
-    maps.make(0, all_of(2, 2))
-    maps.write(0, all_of(2, 2), np.ones((2, 2), np.uint8), (0, 2, 0, 2))
-    assert modes == [("rb+", prediction_maps.fcntl.LOCK_EX)]
-
-
 def test_a_rank_holds_its_part_and_never_the_map(tmp_path):
     kind = MapKind(3, np.float32, "CYX", "abc")  # 48 MiB
     part = np.ones((3, 16, 2048), np.float32)

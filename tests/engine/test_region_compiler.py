@@ -13,7 +13,7 @@ from hires.core.ranks import machine
 from hires.engine import region_compiler
 from hires.engine.build import filled_tensors, place_tensors
 from hires.engine.device import HOST
-from hires.engine.region_tensorrt import RegionModule
+from hires.engine.region_compiler import RegionModule
 from hires.engine.verify import alone
 from hires.parallel import compiled_region
 from hires.parallel.compiled_region import CompiledRegion
@@ -31,30 +31,18 @@ TINY: dict[str, Any] = {
 }
 LONGER = {"name": "custom", "target": NETS + "Scaled", "args": {"classes": 4}}
 """Has neighbours without messages on tiles that train, too."""
+GEMS = {"stages": 2, "directions": 2, "schedule": "gems"}
+INFER = {"task": {"name": "infer"}}
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "single": {"parallel": {"microbatches": 2}},
-    "recomputed": {"memory": {"checkpoint": "block"}},
-    "sp": {"model": LONGER, "parallel": {"tiles": [2, 2]}},
-    "sp in inference": {
-        "model": LONGER,
-        "parallel": {"tiles": [1, 2]},
-        "task": {"name": "infer"},
-    },
+    "recomputed": {"memory": {"checkpoint": "block"}, "parallel": {"microbatches": 2}},
+    "sp in inference": {"model": LONGER, "parallel": {"tiles": [1, 2]}, **INFER},
     "pp": {"parallel": {"stages": 2, "microbatches": 2, "schedule": "1f1b"}},
-    "gems": {"parallel": {"stages": 2, "directions": 2, "schedule": "gems"}},
-    "sp+gems": {
-        "model": LONGER,
-        "parallel": {"tiles": [2, 2], "stages": 2, "directions": 2, "schedule": "gems"},
-    },
-    "dp": {"parallel": {"replicas": 2}},
+    "sp+gems": {"model": LONGER, "parallel": {"tiles": [2, 2], **GEMS}},
     "local_dp": {"parallel": {"tiles": [2, 1], "stages": 2, "local_dp": 2}},
-    "infer in fp32": {"precision": {"name": "fp32"}, "task": {"name": "infer"}},
+    "infer in fp32": {"precision": {"name": "fp32"}, **INFER},
     "bf16": {"precision": {"name": "bf16"}},
-    "bf16 in inference": {"precision": {"name": "bf16"}, "task": {"name": "infer"}},
     "fp16": {"precision": {"name": "fp16"}},
 }
-
-
 needs_compiler = pytest.mark.skipif(
     machine.missing_compiler("cpu") is not None, reason=str(machine.missing_compiler("cpu"))
 )

@@ -66,16 +66,3 @@ def test_signal_that_another_thread_took_is_seen_at_once():
         assert run.is_preempted(clear=True)
         thread.join()
         assert not run.is_preempted()
-
-
-def test_thread_that_started_meanwhile_never_sees_it():
-    run.hold_preemption()
-    blocked: list[bool] = []
-
-    def look() -> None:
-        blocked.append(run.PREEMPTION_SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, []))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert blocked == [True]

@@ -25,15 +25,7 @@ from hires.parallel import loss_scale
 from hires.parallel.loss_scale import MOST_SKIPPED, LossScale
 from tests.helpers.layouts import plan_of
 from tests.helpers.plain_training import plain_training, torch_rates
-from tests.helpers.saved import (
-    attempt,
-    config_at,
-    lines_of,
-    losses,
-    make,
-    mean_losses,
-    tensors_at,
-)
+from tests.helpers.saved import attempt, config_at, lines_of, make, mean_losses, tensors_at
 
 SHAPES = [(8, 4, 3, 3), (8, 4, 1, 1), (5, 7), (9,)]
 
@@ -228,32 +220,6 @@ def test_training_equals_that_of_torch(tmp_path: Path):
     assert [one.optimizer_bytes for one in memory] == measured
     parts = checkpoints.read(checkpoints.place(run, 4)).files
     assert {"exp_avg00.000.safetensors", "exp_avg00.001.safetensors"} <= parts.keys()
-
-
-@pytest.mark.dist
-def test_divided_update_has_the_bits_of_the_whole_one_with_a_part_of_its_state(tmp_path: Path):
-    # Shares of a sum are added in the order of ranks, however they are divided.
-    keys = {"precision": {"name": "fp16"}, "parallel": {"replicas": 2}, "steps": 4, "batch": 4}
-    updates, runs = ({}, SHARD, {**SHARD, "exchange": "scatter"}), []
-    for number, update in enumerate(updates):
-        run = make(tmp_path / str(number), optimizer=update, checkpoint={"every": 4}, **keys)
-        assert attempt(run) == [0, 0]
-        runs.append(run)
-    whole, *others = (losses(run, 0) for run in runs)
-    assert all(other == whole for other in others)
-    saved = [tensors_at(run, 4) for run in runs]
-    for other in saved[1:]:
-        for (file, name), tensor in saved[0].items():
-            assert not file.startswith("stage") or tensor.equal(other[file, name])
-        sizes = [
-            sum(
-                t.numel()
-                for (file, _), t in other.items()
-                if file == f"momentum_buffer00.00{n}.safetensors"
-            )
-            for n in range(2)
-        ]
-        assert 0 < max(sizes) <= 0.55 * sum(sizes)
 
 
 @pytest.mark.dist

@@ -125,7 +125,7 @@ def test_changed_file_is_refused_by_the_rank_that_reads_it(tmp_path):
     weights = open_weights(str(tmp_path / "w.safetensors"))
     for name, tensor in (("w", torch.zeros(4)), ("v", torch.zeros(3)), ("w", torch.zeros(3).int())):
         with pytest.raises(RunError):
-            weights.fill(name, tensor)
+            weights.fill_all({name: tensor})
 
 
 def test_weights_of_another_kind_of_numbers_are_refused_when_planning(tmp_path, monkeypatch):

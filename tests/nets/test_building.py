@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from hires.core.config.model_config import ModelConfig
 from hires.core.errors import ConfigError
 from hires.nets.build_network import NETS, build_model, materialise
-from hires.nets.custom import custom
-from hires.nets.network_call import chosen, on_images
+from hires.nets.custom import chosen, custom, on_images
 from hires.nets.trace import trace
 
 SMALL = ModelConfig(name="preact_resnet", depth=11, classes=4)
@@ -245,9 +244,3 @@ def test_images_are_given_as_the_network_takes_them(inputs, take):
     assert set(graph.params) == {"conv.weight", "conv.bias"}  # what else it computes is left out
     again = on_images(net, inputs, "unused")  # a module that its file keeps and returns again
     assert set(trace(again, SHAPE, True).params) == {"unused.weight", "unused.bias"}
-
-
-def test_forward_that_was_assigned_is_the_one_that_is_called():
-    net = nn.Conv2d(3, 4, 1)
-    net.forward = lambda x: (x * 2, x)
-    assert torch.equal(on_images(net, None, "0")(torch.ones(SHAPE)), torch.full(SHAPE, 2.0))

@@ -83,7 +83,7 @@ REFUSED = {
     ),
     "random": (lambda: rare(random.random), RARE),
     "seeded": (lambda: rare(random.Random(3).random), RARE),
-    "numpy": (lambda: rare(lambda: np.random.default_rng().random()), RARE),
+    "numpy": (lambda: rare(np.random.default_rng(3).random), RARE),
 }
 
 

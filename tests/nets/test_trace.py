@@ -161,16 +161,6 @@ def test_what_the_output_does_not_depend_on_is_left_out():
     assert set(graph.params) == {"used.weight", "used.bias"}
 
 
-def test_writes_become_operations_that_tiles_know():
-    def channels(n: Any, x: Tensor) -> Tensor:
-        y = x * 2
-        y[:, :3] = 1
-        return y
-
-    kinds = [node.kind for node in traced(channels).nodes]
-    assert kinds == ["mul", "slice", "full_like", "slice_scatter"]
-
-
 def test_two_names_of_one_parameter_are_one_parameter():
     # The copy that is traced forgets the tie, so the second name was one that no rank could find.
     one, other = nn.Conv2d(4, 4, 1, bias=False), nn.Conv2d(4, 4, 1, bias=False)
@@ -213,18 +203,6 @@ def test_constants_are_part_of_the_graph():
     assert sum(fact.is_constant for fact in graph.params.values()) == 5
     assert torch.equal(constant_tensor(graph.params["constant.mean"]), parts["mean"])
     assert not any(node.needs_grad for node in graph.nodes)
-
-
-def test_type_of_the_images_decides_the_types_of_the_network():
-    # In float64 the types were those of a float32 trace, and the graph lost half of the digits.
-    def forward(n: Any, x: Tensor) -> Tensor:
-        y = torch.zeros(2, 4, 6, 8, dtype=x.dtype) + n.mean
-        return n.conv(x.float().to(n.conv.weight.dtype)) + y
-
-    parts = {"conv": nn.Conv2d(4, 4, 1), "mean": torch.rand(4, 1, 1)}
-    for dtype in (torch.float32, torch.float64):
-        graph = trace(Net(forward, **parts), list(SHAPE), True, dtype)
-        assert graph.by_name[graph.output].dtype == str(dtype).removeprefix("torch.")
 
 
 def test_flops_are_those_that_torch_counts():

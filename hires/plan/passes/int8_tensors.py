@@ -3,7 +3,7 @@
     weight -> scale8 -> multiplier8      weight8, multiplier8, bias -> offset8
     weight, scale8 -> weight8
 
-``hires.engine.quantized_tensors`` has the functions that they name.
+``hires.engine.derived_tensors`` has the functions that they name.
 """
 
 from __future__ import annotations
