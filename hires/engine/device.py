@@ -41,8 +41,10 @@ def open_device(name: str, local_rank: int) -> RankDevice:
 def arithmetic_restored() -> Iterator[None]:
     """Leaves what :meth:`RankDevice.set_arithmetic` changes for all of a process as it was."""
     of_products = "tf32", "fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction"
-    settings = [(torch.backends.cuda.matmul, f"allow_{name}") for name in of_products]
-    settings += [(torch.backends.cudnn, name) for name in ("deterministic", "allow_tf32")]
+    settings: list[tuple[Any, str]] = [
+        *((torch.backends.cuda.matmul, f"allow_{name}") for name in of_products),
+        *((torch.backends.cudnn, name) for name in ("deterministic", "allow_tf32")),
+    ]
     before = [getattr(*setting) for setting in settings]
     try:
         yield

@@ -83,7 +83,8 @@ class Validation:
     def evaluate(self, step: int) -> tuple[dict[str, Any], bool]:
         """Evaluates the network after a step; returns what to note, and whether it is the best."""
         began_s, recorder = time.perf_counter(), comm.activity.recorder
-        optimizer, weights = self._engine.optimizer, contextlib.nullcontext()
+        weights: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        optimizer = self._engine.optimizer
         if self._training.validate.weights == "ema" and optimizer is not None:
             weights = optimizer.ema_in_place()
         try:

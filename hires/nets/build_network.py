@@ -81,17 +81,13 @@ def build_model(config: ModelConfig, seed: int, image: tuple[int, int] | None = 
     keys = {name: known[name] for name in inspect.signature(make).parameters if name in known}
     if keys.get("classes", 0) is None:
         raise ConfigError("model.classes is unset; give the number of classes, as model.classes=10")
-
-    def build() -> nn.Module:
-        model: nn.Module = called(make, f"model={config.name}", config.args, **keys)
-        return model
-
+    build = functools.partial(called, make, f"model={config.name}", config.args, **keys)
     with torch.device("meta"):
-        model = build()
+        model: nn.Module = build()
     if all(map(_can_be_filled, model.modules())):
         return model
     with _seeded(seed):
-        return build()
+        return build()  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -36,21 +36,12 @@ def _output(func: Any, x: Tensor) -> Tensor:
     return x if writes(func) else torch.empty_like(x)
 
 
-def _even(numbers: Numbers, shape: Any, device: Any) -> Tensor:
-    return numbers(shape, torch.float64, lambda u: u, device)
-
-
-def _bell(u: Tensor) -> Tensor:
-    curve: Tensor = torch.special.ndtri(u + 2.0**-54)
-    return curve
-
-
 def _keep_with(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
     # bernoulli() takes its probabilities from its input, if it gets no others.
     x: Tensor = args["self"]
     given = args.get("p", 0.5 if writes(func) else x)
     if isinstance(given, Tensor):
-        ones = _even(numbers, x.shape, x.device) < given
+        ones = numbers(x.shape, torch.float64, lambda u: u, x.device) < given
     else:
         ones = numbers(x.shape, x.dtype, lambda u: u < given, x.device)
     return _output(func, x).copy_(ones)
@@ -82,24 +73,20 @@ def _fresh(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
 
 def _created(func: Any, args: Arguments, dtype: torch.dtype | None = None) -> Tensor:
     # An empty tensor of a size, or like another, for an operator that makes one.
-    like = func._schema.name.endswith("_like")
     keys = ("dtype", "layout", "device", "pin_memory", "memory_format")
     kept = {key: args[key] for key in keys if args.get(key) is not None}
-    if dtype is not None:
-        kept.setdefault("dtype", dtype)
-    return (torch.empty_like if like else torch.empty)(args["self" if like else "size"], **kept)
+    if func._schema.name.endswith("_like"):
+        return torch.empty_like(args["self"], **kept)
+    return torch.empty(args["size"], **({} if dtype is None else {"dtype": dtype}) | kept)
 
 
 def _whole_numbers(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
     # randint(low, high, size), randint_like(x, low, high), x.random_(from, to)
     if "random" in func._schema.name:
         out, low, high = _output(func, args["self"]), args.get("from", 0), args.get("to")
-        if high is None:
-            high = _largest(out.dtype) + 1
+        high = _largest(out.dtype) + 1 if high is None else high
     else:
-        like = func._schema.name.endswith("_like")
-        out = _created(func, args, None if like else torch.int64)
-        low, high = args.get("low", 0), args["high"]
+        out, low, high = _created(func, args, torch.int64), args.get("low", 0), args["high"]
     low, high = int(low), int(high)
 
     def finish(u: Tensor) -> Tensor:
@@ -122,11 +109,8 @@ def _spread(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
 
 
 def _normal(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
-    return (
-        _write(numbers, _output(func, args["self"]), True)
-        .mul_(args.get("std", 1.0))
-        .add_(args.get("mean", 0.0))
-    )
+    drawn = _write(numbers, _output(func, args["self"]), True)
+    return drawn.mul_(args.get("std", 1.0)).add_(args.get("mean", 0.0))
 
 
 def _exponential(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
@@ -154,7 +138,7 @@ def _bell_of(numbers: Numbers, func: Any, args: Arguments) -> Tensor:
 def _write(numbers: Numbers, out: Tensor, normal: bool) -> Tensor:
     def finish(u: Tensor) -> Tensor:
         if normal:
-            return _bell(u)
+            return torch.special.ndtri(u + 2.0**-54)  # type: ignore[no-any-return]
         # Of 24 bits in float32, as torch has them: rounding must not reach 1.
         return u if out.dtype == torch.float64 else (u * 2**24).floor_() * 2.0**-24
 
@@ -162,36 +146,21 @@ def _write(numbers: Numbers, out: Tensor, normal: bool) -> Tensor:
     return out
 
 
-Draw = Callable[[Numbers, Any, Arguments], Any]
-
-_aten = torch.ops.aten
-_DRAWN: dict[Any, Draw] = {
-    _aten.native_dropout: _dropout,
-    _aten.bernoulli: _keep_with,
-    _aten.bernoulli_: _keep_with,
-    _aten.rrelu_with_noise: _rrelu,
-    _aten.rrelu_with_noise_: _rrelu,
-    _aten.rrelu_with_noise_functional: _rrelu,
-    _aten.rand: _fresh,
-    _aten.randn: _fresh,
-    _aten.rand_like: _fresh,
-    _aten.randn_like: _fresh,
-    _aten.randint: _whole_numbers,
-    _aten.randint_like: _whole_numbers,
-    _aten.random: _whole_numbers,
-    _aten.random_: _whole_numbers,
-    _aten.uniform: _spread,
-    _aten.uniform_: _spread,
-    _aten.exponential: _exponential,
-    _aten.exponential_: _exponential,
-    _aten.normal_functional: _normal,
-    _aten.normal_: _normal,
-    _aten.normal: _bell_of,
+_NAMES: dict[Callable[[Numbers, Any, Arguments], Any], str] = {
+    _dropout: "native_dropout",
+    _keep_with: "bernoulli bernoulli_",
+    _rrelu: "rrelu_with_noise rrelu_with_noise_ rrelu_with_noise_functional",
+    _fresh: "rand randn rand_like randn_like",
+    _whole_numbers: "randint randint_like random random_",
+    _spread: "uniform uniform_",
+    _exponential: "exponential exponential_",
+    _normal: "normal_functional normal_",
+    _bell_of: "normal",
 }
-
-DRAWN: dict[Any, Draw] = {
+DRAWN: dict[Any, Callable[[Numbers, Any, Arguments], Any]] = {
     getattr(packet, overload): draw
-    for packet, draw in _DRAWN.items()
+    for draw, names in _NAMES.items()
+    for packet in (getattr(torch.ops.aten, name) for name in names.split())
     for overload in packet.overloads()
     if "out" not in overload
 }

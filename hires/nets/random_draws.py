@@ -81,11 +81,10 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Runs an operator, or draws for it."""
-        draw = DRAWN.get(func)
         names = [argument.name for argument in func._schema.arguments]
         given = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
-        if draw is not None:
-            return draw(self.numbers, func, {**given, "generator": None})
+        if func in DRAWN:
+            return DRAWN[func](self.numbers, func, {**given, "generator": None})
         # Attention without dropout draws nothing.
         drops = "dropout_p" not in names or given.get("dropout_p", 0.0) > 0
         if drops and torch.Tag.nondeterministic_seeded in func.tags:
@@ -100,9 +99,7 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ``shape`` is that of the part; the places may name its dims in finer ones.
         """
         places: Places = [range(size) for size in shape]
-        whole = shape
-        if self.places is not None:
-            places, whole = self.places(shape)
+        places, whole = (places, shape) if self.places is None else self.places(shape)
         count = math.prod(whole)
         per_sample = count // self.samples if count % self.samples == 0 else count
         key = key_of(self.seed, self.step, next(self._draws))
@@ -113,14 +110,12 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _seeded(self, func: Any, given: dict[str, Any], takes_generator: bool) -> Any:
         # Numbers are drawn in the order of memory, which may differ from one process to tiles.
         key = key_of(self.seed, self.step, next(self._draws), self.first_sample)
-        dense = {
-            name: arg.contiguous() if isinstance(arg, Tensor) else arg
-            for name, arg in given.items()
-        }
+        dense = {n: a.contiguous() if isinstance(a, Tensor) else a for n, a in given.items()}
         device = next((a.device for a in given.values() if isinstance(a, Tensor)), None)
         if takes_generator:
-            dense["generator"] = new_generator(device).manual_seed(key)
-            made = func(**dense)
+            has_own = device is not None and _own_generator(device) is not None
+            generator = torch.Generator(device) if has_own else torch.Generator()
+            made = func(**{**dense, "generator": generator.manual_seed(key)})
         else:
             with seeded(device or torch.get_default_device(), key):
                 made = func(**dense)
@@ -142,13 +137,9 @@ def fill(
 ) -> Tensor:
     """Fills a dense tensor with what ``finish`` makes of the numbers of its places.
 
-    Args:
-        out: holds the ``places`` of a tensor of shape ``whole``.
-        key: of the draw.
-        places: as above.
-        whole: as above.
-        finish: numbers in [0, 1), float64, some at a time -> those of ``out``.
-        first: place of the whole tensor's first number in the batch.
+    ``out`` holds the ``places`` of a tensor of shape ``whole``; ``finish`` gets some numbers in
+    [0, 1), float64, at a time, and ``first`` is the place of the whole tensor's first number in the
+    batch.
     """
     strides = [math.prod(whole[dim + 1 :]) for dim in range(len(whole))]
     cut = len(places)
@@ -200,12 +191,6 @@ def _signed(bits: int) -> int:
 
 _ONE_AT_A_TIME = threading.RLock()
 """Threads of a process, as those of tiles in a test, share the generators that are seeded."""
-
-
-def new_generator(device: torch.device | None) -> torch.Generator:
-    """Returns a generator for operators on a device."""
-    has_own = device is not None and _own_generator(device) is not None
-    return torch.Generator(device) if has_own else torch.Generator()
 
 
 @contextlib.contextmanager

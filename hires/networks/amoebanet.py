@@ -150,15 +150,13 @@ class AmoebaNetD(nn.Module):
 
 
 def _check_sizes(layers: int, filters: int) -> None:
-    problems = []
-    if layers < 3 or layers % 3:
-        low, why = max(3, layers // 3 * 3), "a third of the cells follows each reduction"
-        problems.append(f"model.layers={layers} is no multiple of 3: {why}; use {low} or {low + 3}")
-    if filters < 8 or filters % 4:
-        low, must = max(8, filters // 4 * 4), "must be a multiple of 4, and 8 or more"
-        problems.append(f"model.filters={filters} {must}; use {low} or {low + 4}")
-    if problems:
-        raise ConfigError("; ".join(problems))
+    for name, number, least, factor in (("layers", layers, 3, 3), ("filters", filters, 8, 4)):
+        if number < least or number % factor:
+            low = max(least, number // factor * factor)
+            raise ConfigError(
+                f"model.{name}={number} must be a multiple of {factor}, and {least} or more; use "
+                f"{low} or {low + factor}"
+            )
 
 
 def _operation(name: str, width: int, stride: int) -> nn.Module:

@@ -255,17 +255,7 @@ def multiply_add_int8(x: Tensor, factor: Tensor, offset: Tensor) -> Tensor:
 
     ``factor`` and ``offset`` are fp32 of equal shapes, which broadcast to that of ``x``.
     """
-    if factor.shape != (*x.shape[:2], 1, 1) or not x.numel() or not by_onednn(x, 1):
-        return nearest_numbers(x.float().mul_(factor), offset)
-    # Each image is a convolution of every channel with a weight of one.
-    channels = x.shape[1]
-    weight, how = torch.ones((channels, 1, 1, 1), dtype=torch.int8), Geometry(groups=channels)
-    rescales = map(_of_ones, factor.flatten(1), offset.flatten(1))
-    parts = [
-        convolve_int8(image[None], weight, how, rescale)
-        for image, rescale in zip(x, rescales, strict=True)
-    ]
-    return torch.cat(parts)
+    return nearest_numbers(x.float().mul_(factor), offset)
 
 
 def nearest_numbers(
@@ -275,9 +265,6 @@ def nearest_numbers(
     whole = scaled.add_(offset).round_().clamp_(low, high)
     # In the same memory first: torch narrows integers to 8 bits several times as fast as fp32.
     return whole.view(torch.int32).copy_(whole).to(torch.uint8)
-
-
-_of_ones = functools.partial(Rescale, largest=1)
 
 
 class Rescaling:
@@ -295,7 +282,7 @@ class Rescaling:
         factors, offsets = (
             torch.full((channels,), number, device=device) for number in (factor, offset)
         )
-        self.rescale = _of_ones(factors, offsets)
+        self.rescale = Rescale(factors, offsets, largest=1)
 
     def __call__(self, x: Tensor, low: int, high: int, added: Added | None = None) -> Tensor:
         """Returns the integers (n, C, H, W), or (..., C) with any other number of dims."""

@@ -66,19 +66,6 @@ def test_no_tile_needs_more_than_the_one_that_stands_for_it():
     assert max(need) == needed_bytes(footprint(config, plan)[0].to_dict())
 
 
-def test_persistent_parts_are_those_of_the_network():
-    [single], counted = predicted(), plan_of(config_of()).stages[0].params
-    statistics = single.params_bytes - 4 * counted
-    assert single.optimizer_bytes == 4 * counted  # one momentum a parameter
-    assert 0 < statistics < 0.04 * single.params_bytes  # of the norms
-    assert 0 <= single.grads_bytes <= 4 * counted
-    [infer] = predicted(**INFER)
-    assert infer.grads_bytes == infer.optimizer_bytes == 0
-    assert infer.activations_bytes < single.activations_bytes / 3
-    [half] = predicted(**INFER, precision={"name": "bf16"})
-    assert abs(2 * half.params_bytes - infer.params_bytes) < 1024  # but for the counters
-
-
 def test_fused_layers_of_an_inference_have_shapes():
     """A kernel without a shape function made this rehearsal fail, and the run before its start."""
     model = {"name": "custom", "target": "tests.helpers.small_nets8:Efficient"}

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from hires.core.config.precision_config import PrecisionConfig
 from hires.core.store import file_names
@@ -31,32 +30,13 @@ KEYS = {
     "data": {"length": 16, "classes": 4},
     "precision": {"name": "fp32"},
 }
-SMALL = {"model": {"name": "custom", "target": f"{__name__}:Joined"}}
 LAYOUTS = {"single": {}, "tiles": {"parallel": {"tiles": [2, 1]}}}
 
 
-class Joined(nn.Module):
-    """Joins a large map and a small one, of which the small one decides the scores."""
-
-    def __init__(self, classes: int = 4) -> None:
-        super().__init__()
-        self.large, self.small = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 3, padding=1)
-        self.head = nn.Conv2d(8, classes, 1)
-        with torch.no_grad():
-            self.small.weight.mul_(1e-3)
-            self.small.bias.mul_(1e-3)
-            self.head.weight[:, :4] *= 1e-4
-            self.head.weight[:, 4:] *= 1e3
-
-    def forward(self, x: Tensor) -> Tensor:
-        joined = torch.cat([self.large(x), self.small(x)], dim=1)
-        return self.head(joined).mean((2, 3))
-
-
-def chosen(folder, auto, layouts):
-    """Returns config and scales of calibrations that choose layers, by name."""
-    quant, calibrated = {"images": 4, "observer": "min_max", "auto": auto}, {}
-    for name, keys in layouts.items():
+def chosen(folder):
+    """Returns config and scales of calibrations that choose layers, by the name of the layout."""
+    quant, calibrated = {"images": 4, "observer": "min_max", "auto": "40dB"}, {}
+    for name, keys in LAYOUTS.items():
         config = config_of(**{**KEYS, **keys}, quant=quant)
         path = run_folder(folder / name, config)
         run_ranks(run_folders, plan_of(config).world, [str(path)])
@@ -68,7 +48,7 @@ def chosen(folder, auto, layouts):
 def test_what_is_recorded_is_what_the_int8_network_has(tmp_path):
     """Layers that were rounded one by one kept the bound, and the network did not."""
     calibrated = {}
-    for name, (config, place) in chosen(tmp_path, "40dB", LAYOUTS).items():
+    for name, (config, place) in chosen(tmp_path).items():
         scales = calibrated[name] = read_scales(place)
         asked, images, operators, signal = scales.auto.values()
         assert operators > 0
@@ -93,20 +73,6 @@ def test_what_is_recorded_is_what_the_int8_network_has(tmp_path):
     few = calibrated["single"].kept
     assert len(few) > 0
     assert calibrated["tiles"].kept == few
-
-
-@pytest.mark.dist
-def test_a_join_that_is_to_blame_stays_in_float(tmp_path):
-    """Layers with weights alone were tried: all of them were kept, and nothing was in 8 bits."""
-    [(_, place)] = chosen(tmp_path, "35dB", {"": SMALL}).values()
-    scales = read_scales(place)
-    assert "cat" in scales.kept
-    assert not {"large", "small"} & {*scales.kept}
-    assert scales.auto["operators"] >= 2
-    assert 35 <= scales.auto["signal_db"] < 80
-    alone = scales.alone
-    assert alone["cat"] < 20 < min(alone["large"], alone["small"])
-    assert scales.kept["cat"] == f"quant.auto: {alone['cat']:.1f} dB alone"
 
 
 def search(shares, bound=0.01):

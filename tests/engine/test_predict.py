@@ -99,7 +99,10 @@ def test_tiles_write_the_maps_of_plain_torch_in_every_format(tmp_path: Path):
         shares = tifffile.imread(files["ome-tiff"][i])
         assert shares.shape == (4, 20, 12)
         np.testing.assert_allclose(shares, output.softmax(0).numpy(), atol=1e-6)
-        assert zarr.open_array(files["zarr"][i], mode="r")[:].tobytes() == shares.tobytes()
+        array = zarr.open_array(files["zarr"][i], mode="r")
+        assert array[:].tobytes() == shares.tobytes()
+        assert array.metadata.dimension_names == ("c", "y", "x")
+        assert len(array.attrs["classes"]) == 4
     for i, output in enumerate(plain(configs["images"])[0]):
         image = open_image(files["images"][i])
         assert (image.size, image.colours) == ((22, 18), 3)

@@ -132,22 +132,3 @@ def test_ome_readers_find_axes_type_and_classes(tmp_path, monkeypatch, axes):
         assert named == ["a<b", "{é}", "c__"]
     elif axes == "YX":
         assert listed == ["a<b", "{é}", "c__"]
-
-
-@pytest.mark.parametrize("axes", KINDS)
-def test_zarr_itself_reads_what_tiles_wrote(tmp_path, monkeypatch, axes):
-    monkeypatch.setattr(prediction_maps, "CHUNK", 9)
-    kind, _ = KINDS[axes]
-    whole = np.random.default_rng(0).random(kind.shape((20, 31))).astype(kind.dtype)
-    maps = PredictionMaps(tmp_path, ["x"], kind, "zarr")
-    maps.make(0, all_of(20, 31))
-    for rows in ((0, 7), (7, 14), (14, 20)):
-        for columns in ((0, 16), (16, 31)):
-            spans = {"Y": slice(*rows), "X": slice(*columns)}
-            part = whole[tuple(spans.get(axis, slice(None)) for axis in axes)]
-            maps.write(0, all_of(20, 31), part, (*rows, *columns))
-    array = zarr.open_array(tmp_path / "x.zarr", mode="r")
-    assert array.metadata.dimension_names == tuple(axes.lower())
-    assert (array.dtype, array.shape) == (whole.dtype, whole.shape)
-    assert (array[:] == whole).all()
-    assert array.attrs.asdict() == ({"classes": ["a<b", "{é}", "c__"]} if kind.classes else {})

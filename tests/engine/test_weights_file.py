@@ -19,7 +19,7 @@ from hires.engine.build import whole_model
 from hires.engine.torch_server import reply_to
 from hires.engine.weights_file import open_weights
 from tests.helpers.layouts import config_of, plan_of, verified
-from tests.helpers.saved import attempt, losses, make
+from tests.helpers.saved import attempt
 
 
 def trained(path, **keys):
@@ -43,20 +43,6 @@ def test_layout_with_weights_is_one_process_with_weights(tmp_path, suffix, task)
     keys = {"weights": str(path), "task": {"name": task}}
     answer = verified(tmp_path, parallel=layout, image=[32, 32], **keys)
     assert answer["max_rel_err"] < 1e-10
-
-
-@pytest.mark.dist
-def test_run_begins_with_weights_of_another_layout_and_goes_on_without_them(tmp_path):
-    keys = {"precision": {"name": "fp32"}, "checkpoint": {"every": 3}, "steps": 3}
-    first = make(tmp_path / "first", parallel={"stages": 2}, **keys)
-    assert attempt(first) == [0, 0]
-    path = str(first / "checkpoints" / "step000003")
-    run = make(tmp_path / "second", **keys, weights=path, parallel={"tiles": [2, 1]})
-    whole = make(tmp_path / "whole", **keys, weights=path)
-    assert attempt(run) == [0, 0]
-    assert attempt(whole) == [0]
-    assert losses(run, 0)[0, 0] == pytest.approx(losses(whole, 0)[0, 0], rel=1e-5)
-    assert losses(run, 0)[0, 0] != losses(first, 0)[0, 1]
 
 
 @pytest.mark.dist
