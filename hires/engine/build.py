@@ -44,7 +44,7 @@ from hires.plan.operators.operator_table import updates_statistics, uses_batch_s
 from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.regions import regions_of
-from hires.quant.emptied_weights import held_bytes
+from hires.quant.int8_kernels import is_emptied
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,10 @@ class RankEngine:
         state = self.optimizer.state() if self.optimizer else []
         packed = {id(tensor): tensor for tensor in self.packed}.values()
         parts = {"params": [*parameters, *packed], "grads": gradients, "optimizer": state}
-        return {f"{part}_bytes": sum(map(held_bytes, parts[part])) for part in parts}
+        return {
+            f"{part}_bytes": sum(t.element_size() if is_emptied(t) else t.nbytes for t in tensors)
+            for part, tensors in parts.items()
+        }
 
 
 def build_rank(

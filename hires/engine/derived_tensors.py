@@ -36,7 +36,7 @@ from hires.nets.build_network import constant_tensor
 from hires.parallel.compile_node import local_operator
 from hires.parallel.context import Context
 from hires.plan.graph import Node
-from hires.quant.emptied_weights import empty
+from hires.quant.int8_kernels import empty
 
 PIECE_ELEMENTS = 2**19
 """Of a weight, that are computed in float64 at once."""

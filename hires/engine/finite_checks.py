@@ -27,7 +27,7 @@ from hires.parallel.context import Context
 from hires.parallel.executor import StepResult
 from hires.plan.graph import Graph
 from hires.plan.operators.operator_facts import facts_of
-from hires.quant.emptied_weights import is_emptied
+from hires.quant.int8_kernels import is_emptied
 
 _VARIANCE = "running_var"
 _NAMED = 4

@@ -36,14 +36,10 @@ def main() -> int:
 
 
 def reply_to(request: dict[str, Any]) -> dict[str, Any]:
-    """Returns the answer to a request of the front end.
+    """Returns the answer to a request of the front end, as ``hires.cli.tracing`` makes them.
 
-    These are ``{"trace": config}``, ``{"memory": {"config": config, "plan": plan}}``,
-    ``{"weights": path}``,
-    ``{"quantised": {"config": config, "plan": plan, "path": path, "mark": mark}}``,
-    ``{"output_noise": {"config": config, "plans": {name: plan}}}``,
-    ``{"stored": {"config", "source", "path", "names", "first"}}`` and
-    ``{"exported": {"config", "form", "path"}}``.
+    ``{"trace": config}``, ``{"weights": path}``, or a name with a dict of ``config`` and what else
+    the answer needs.
     """
     [(name, values)] = request.items()
     try:

@@ -6,9 +6,10 @@ whose numbers are part of the graph. What ran under ``torch.no_grad`` ends in a 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -17,11 +18,11 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 
 from hires.core.errors import ConfigError
-from hires.nets.attention_dropout import attention_with_dropout, drops_weights
 from hires.nets.buffer_updates import READ, check_updates, constant_updates, with_reads, written
 from hires.nets.build_network import constant_of
 from hires.nets.program_calls import NO_GRAD, Call, inline, layer_of, overload_of
 from hires.nets.traced_memory import (
+    Emit,
     Ref,
     TracedMemory,
     name_of,
@@ -156,8 +157,8 @@ class GraphWriter:
         if call.name == "as_strided":
             _check_strides(node)
         args = {name: self._encode(arg) for name, arg in call.arguments.items()}
-        if drops_weights(call):
-            self.memory.add(node, attention_with_dropout(node, args, self._emit))
+        if call.name == "scaled_dot_product_attention" and call.arguments["dropout_p"] > 0:
+            self.memory.add(node, _attention_with_dropout(node, args, self._emit))
             return
         self.memory.add(node, self._emit(call.op, args, value, node), shows)
 
@@ -308,3 +309,54 @@ def _check_strides(node: fx.Node) -> None:
             f"the network reads memory by strides ({node.target} at {where}) of a tensor that is a "
             f"view; call contiguous() before it, or use reshape, unfold or slices"
         )
+
+
+class _Value(NamedTuple):
+    ref: Ref
+    like: Tensor  # without numbers
+
+
+def _attention_with_dropout(node: fx.Node, args: dict[str, Any], emit: Emit) -> Ref:
+    """Writes attention that drops weights, over (..., L, E) of q, k and v, as single operators.
+
+    In one kernel the weights have no place in the graph, so their noise could not follow from it.
+    The order of operations is that of torch's own ``_scaled_dot_product_attention_math``:
+    dropout(softmax(q k^T * scale, masked)) v. ``args`` are the node's arguments as plain values.
+    """
+    given = Call.of(node).arguments
+
+    def value(name: str) -> _Value:
+        like = value_of(given[name])
+        return _Value(args[name], torch.empty(like.shape, dtype=like.dtype, device="meta"))
+
+    def step(op: str, *operands: Any) -> _Value:
+        operator = overload_of(op)
+        like = operator(*[one.like if isinstance(one, _Value) else one for one in operands])
+        plain = {a.name: a.default_value for a in operator._schema.arguments}
+        refs = [one.ref if isinstance(one, _Value) else one for one in operands]
+        plain |= {a.name: ref for a, ref in zip(operator._schema.arguments, refs, strict=False)}
+        return _Value(emit(op, plain, like, node), like)
+
+    query, key, values = map(value, ("query", "key", "value"))
+    if given["enable_gqa"]:  # several heads of queries share one of keys and values
+        key, values = (
+            step("repeat_interleave.self_int", one, query.like.shape[-3] // one.like.shape[-3], -3)
+            for one in (key, values)
+        )
+    root = math.sqrt(given["scale"] or 1 / math.sqrt(query.like.shape[-1]))
+    keys = step("transpose.int", step("mul.Tensor", key, root), -2, -1)
+    weights = step("matmul.default", step("mul.Tensor", query, root), keys)
+    mask = value("attn_mask") if given["attn_mask"] is not None else None
+    if given["is_causal"]:
+        ones = torch.ones(weights.like.shape[-2:], device="meta", dtype=torch.bool)
+        row = {"size": list(ones.shape), "dtype": {"dtype": "bool"}, "device": {"device": None}}
+        full = {**row, "layout": None, "pin_memory": None}
+        mask = step("tril.default", _Value(emit("ones.default", full, ones, node), ones))
+    if mask is not None and mask.like.dtype == torch.bool:
+        weights = step("masked_fill.Scalar", weights, step("logical_not.default", mask), -math.inf)
+    elif mask is not None:
+        weights = step("add.Tensor", weights, mask)
+    # A row whose weights are all masked is 0 and not NaN.
+    softmax = "softmax.int" if given["attn_mask"] is None else "_safe_softmax.default"
+    weights = step("dropout.default", step(softmax, weights, -1), given["dropout_p"], True)
+    return step("matmul.default", weights, values).ref

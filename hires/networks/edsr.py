@@ -1,8 +1,7 @@
 """EDSR baseline, 16 blocks of 64 channels (Lim et al. 2017); model.scale=2, 3 or 4.
 
-Residual blocks have no norms; after them channels become the pixels of a larger image.
-
-The data is normalised already, so the network does not shift the mean.
+Residual blocks have no norms; after them channels become the pixels of a larger image. The data is
+normalised already, so the network does not shift the mean.
 
 Source:
     Lim et al., "Enhanced deep residual networks for single image super-resolution", CVPR Workshops

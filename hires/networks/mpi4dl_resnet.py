@@ -5,10 +5,8 @@ Pre-activation blocks on maps of 64 channels at full size:
     images -> 3x3 stem, 16 -> n blocks, 64 -> n blocks, 128 -> n blocks, 256 -> norm, ReLU, head
               full size       full size      a half           a quarter
 
-It is the network that the thesis on MPI4DL calls ResNet101 (n=12: depth 110). It differs from
-``preact_resnet`` in its blocks (3x3, 3x3 and 1x1 instead of 1x1, 3x3 and 1x1, and four to eight
-times as wide inside), in the first of them, which has no norm before its first convolution, in
-projections of the input as it is, and in the biases of all convolutions: five times the operations.
+It differs from ``preact_resnet`` in its blocks (3x3, 3x3 and 1x1, four to eight times as wide
+inside), in projections of the input as it is, and in biases: five times the operations.
 
 Source:
     ``get_resnet_v2`` of MPI4DL (github.com/OSU-Nowlab/MPI4DL, src/models/resnet.py), which follows

@@ -1,7 +1,4 @@
-"""Pre-activation ResNet of depth 9n+2, stride-1 stem (He et al. 2016).
-
-It ends in a global average pool and returns logits, as the ResNet of 2015 does.
-"""
+"""Pre-activation ResNet of depth 9n+2, stride-1 stem (He et al. 2016)."""
 
 from __future__ import annotations
 
@@ -40,9 +37,6 @@ class PreactBlock(nn.Module):
 @NETS.register("preact_resnet")
 class PreactResNet(nn.Module):
     """Pre-activation bottleneck ResNet of depth 9n+2 with a stride-1 3x3 stem.
-
-    A depth of 110 is that of the "ResNet101" that the MPI4DL scripts train; the blocks there are
-    wider (3x3, 3x3 and 1x1 of 16, 64 and 128 channels).
 
     Source:
         He et al., "Identity mappings in deep residual networks", ECCV 2016.

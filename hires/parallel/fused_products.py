@@ -27,8 +27,7 @@ from hires.parallel.torch_faults import (
 )
 from hires.plan.graph import Node
 from hires.plan.operators.activations import POST_OPERATIONS
-from hires.quant.emptied_weights import is_emptied
-from hires.quant.int8_kernels import Geometry
+from hires.quant.int8_kernels import Geometry, is_emptied
 
 if TYPE_CHECKING:
     from hires.parallel.window import Window

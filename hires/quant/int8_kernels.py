@@ -44,7 +44,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from hires.core.config.precision_config import INT8
 from hires.quant.affine import LARGEST, LAST
-from hires.quant.emptied_weights import is_emptied
 
 Sizes = Sequence[int]
 
@@ -202,6 +201,21 @@ def product_of(
         assert not is_emptied(weight), f"a weight is packed for {[*held]}, and needed for {key}"
         held[key] = OnednnProduct(weight, shape, how, border, by_rows=bool(by_rows))
     return held[key]  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def empty(weight: Tensor) -> None:
+    """Releases the memory of a weight that all kernels keep in an order of their own.
+
+    What is left has the shape and the type, and one number for all places: NaN, or 0.
+    """
+    number = float("nan") if weight.is_floating_point() else 0
+    weight.data = weight.new_full((), number).expand(weight.shape)
+
+
+def is_emptied(weight: Tensor) -> bool:
+    """Whether a weight of more than one number has none of them any more."""
+    return weight.numel() > 1 and not any(weight.stride())
 
 
 def is_packed(shape: Sizes, weight: Tensor, largest: int) -> bool:

@@ -6,10 +6,9 @@
     x_q                     = round(x * (1 / scale) + zero_point), 0 to 255
     y (rows, outputs)       = ((float(sum) * multiplier) + zero_point * offset) * scale + bias
 
-A row is what the layer sums over: one sample, pixel or token. A tile, stage, replica, shard or
-microbatch holds a row as a whole or not at all, whereas the elements of a batch, or of an image in
-tiles, are on several ranks: so a scale of a row costs no message and has the bits of one process,
-and no image changes the scores of the one beside it in its batch.
+A row is what the layer sums over: one sample, pixel or token, which a rank holds as a whole or not
+at all: so its scale costs no message and has the bits of one process, and no image changes the
+scores of the one beside it in its batch.
 
 Sums of products are exact, in int32 (:mod:`hires.quant.int8_kernels`). All else is the sequence of
 fp32 operations above, each rounded once, of single elements: a kernel that fuses two of them would

@@ -19,7 +19,7 @@ from hires.engine.loader import whole_microbatches
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.plan.plan import Plan
-from hires.quant.emptied_weights import is_emptied
+from hires.quant.int8_kernels import is_emptied
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.quantised_nets import QuantisedNet
 from tests.helpers.simulated_tiles import laid_out
