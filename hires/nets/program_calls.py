@@ -34,8 +34,6 @@ class Call(NamedTuple):
     overload: str
     arguments: dict[str, Any]
     """All of them by name, with the defaults of the operator."""
-    aliases: bool = False
-    """Whether it may return its input's memory, as a view or after a write."""
     into: fx.Node | None = None
     """The argument that it writes into: its first one, or ``out``."""
 
@@ -78,19 +76,19 @@ class Call(NamedTuple):
                 f"the network calls {target}, which may return or change the memory of its input; "
                 f"return a new tensor"
             )
-        if any(written[1:]):
+        if any(written[1:]):  # ``out``, as in the normalisation of spectral_norm
             plain = variant_of(name, [str(a.type) for a in schema.arguments if a.name != "out"])
             out = arguments.pop("out", None)
             if plain is None or sum(written) > 1 or not _fits(node, out):
                 raise ConfigError(f"the network calls {target}; use the variant without out=")
             written_to = cast(fx.Node, out)
-            return cls(plain, name, plain._overloadname, arguments, aliases, written_to)
+            return cls(plain, name, plain._overloadname, arguments, written_to)
         changed = any(written) and name not in ONLY_SHAPE
         into = cast(fx.Node, node.args[0]) if changed else None
         name = name.removesuffix("_") if name in ONLY_SHAPE else name
         if facts_of(name).converts and facts_of(name).may_share:  # also to another tensor's type
-            return cls(target, "to", "dtype", _conversion(node), aliases)
-        return cls(target, name, target._overloadname, arguments, aliases, into)
+            return cls(target, "to", "dtype", _conversion(node))
+        return cls(target, name, target._overloadname, arguments, into)
 
 
 def packet_of(name: str) -> Any:
