@@ -81,14 +81,6 @@ def test_images_have_the_layout_and_type_that_the_network_wants(dtype):
     with_labels.close(), with_images.close()
 
 
-def test_a_rank_without_pixels_reads_none():
-    source = Numbers()
-    got = list(loader(source, rect=None))
-    assert all(m.images is None for m in got)
-    assert [m.target.tolist() for m in got][:2] == [[0, 1], [2, 3]]
-    assert source.read == []
-
-
 def test_it_reads_ahead_as_far_as_asked_and_no_further():
     source = Numbers()
     ahead = loader(source, prefetch=2)

@@ -149,11 +149,3 @@ def test_bias_before_a_norm_of_a_large_map_is_equal(tmp_path: Path):
     model = {"name": "custom", "target": "tests.helpers.library_jobs:biased", "classes": 10}
     answer = verified(tmp_path, image=160, batch=8, model=model, parallel={"tiles": [2, 1]})
     assert answer["ok"], answer
-
-
-@pytest.mark.dist
-def test_network_that_takes_views_of_maps_runs_as_in_plain_torch(tmp_path: Path):
-    # One process gets images in the usual order of memory, in which the view is possible.
-    model = {"name": "custom", "target": "tests.helpers.library_jobs:flattening", "classes": 4}
-    answer = verified(tmp_path, image=[12, 10], model=model, parallel={"tiles": [2, 1]})
-    assert answer["ok"], answer

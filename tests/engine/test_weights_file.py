@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hires.cli.planning import Planner
 from hires.cli.tracing import TorchProcess
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import rundir
@@ -112,16 +111,3 @@ def test_changed_file_is_refused_by_the_rank_that_reads_it(tmp_path):
     for name, tensor in (("w", torch.zeros(4)), ("v", torch.zeros(3)), ("w", torch.zeros(3).int())):
         with pytest.raises(RunError):
             weights.fill_all({name: tensor})
-
-
-def test_weights_of_another_kind_of_numbers_are_refused_when_planning(tmp_path, monkeypatch):
-    # They fitted, and the ranks failed.
-    config = config_of(precision={"name": "fp32"})
-    path = tmp_path / "w.pt"
-    state = {n: t.clone() for n, t in whole_model(config).state_dict().items()}
-    state["fc.weight"] = state["fc.weight"].to(torch.complex64)
-    torch.save(state, path)
-    config.weights = str(path)
-    monkeypatch.setattr(TorchProcess, "_ask", lambda process, what, question: reply_to(question))
-    with Planner() as planner, pytest.raises(ConfigError, match=r"fc\.weight is \w+ there"):
-        planner.plan(config, memory=False)

@@ -40,10 +40,6 @@ class Flattening(nn.Module):
         self.note = state
 
 
-def flattening(classes: int = 4) -> nn.Module:
-    return Flattening((12, 10), classes)
-
-
 def biased(classes: int = 10) -> nn.Module:
     """Returns a network with a bias before a norm, whose gradient is zero but for rounding."""
     head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)
