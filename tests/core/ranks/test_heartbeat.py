@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -144,19 +145,35 @@ def test_status_and_stacks_are_written_on_request(run):
     assert "test_heartbeat.py" in heartbeat.stacks_file(run / "a0", 2).read_text()
 
 
-def test_rank_whose_attempt_was_ended_without_it_ends(run):
-    script = (
-        "import sys, time\n"
-        "from hires.core.ranks import heartbeat\n"
-        "from hires.core.ranks.heartbeat import Activity\n"
-        "with heartbeat.beat(sys.argv[1], 0, 0, Activity(), 60.0):\n"
-        "    print('beats', flush=True)\n"
-        "    time.sleep(500)\n"
-    )
-    command = [sys.executable, "-c", script, str(run)]
+RANK = """
+import sys, time
+from hires.core.ranks import heartbeat
+from hires.core.ranks.heartbeat import Activity
+with heartbeat.beat(sys.argv[1], 0, 0, Activity(), 60.0):
+    print("beats", flush=True)
+    sys.setswitchinterval(float(sys.argv[2]))
+    sleep_s = float(sys.argv[3])
+    while not sleep_s:
+        pass  # as C code that does not let go of the interpreter
+    time.sleep(sleep_s)
+"""
+
+
+@contextlib.contextmanager
+def rank_of(run: Path, switch_s: float, sleep_s: float):
+    """Yields the process of a rank that beats."""
+    command = [sys.executable, "-c", RANK, str(run), str(switch_s), str(sleep_s)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as rank:
-        rank.stdout.readline()
+        try:
+            rank.stdout.readline()
+            yield rank
+        finally:
+            rank.kill()
+
+
+def test_rank_whose_attempt_was_ended_without_it_ends(run):
+    with rank_of(run, 0.005, 500.0) as rank:
         (run / "a0" / "exit.json").write_text("{}")
         assert rank.wait(60) == -signal.SIGTERM
 
@@ -177,27 +194,8 @@ def test_rank_whose_launcher_has_ended_does_not_begin(run):
         (run / "a0" / "exit.json").write_text("{}")
 
 
-BUSY = """
-import sys, time
-from hires.core.ranks import heartbeat
-from hires.core.ranks.heartbeat import Activity
-with heartbeat.beat(sys.argv[1], 0, 0, Activity(), 60.0):
-    print("ready", flush=True)
-    sys.setswitchinterval(1e6)  # as C code that does not let go of the interpreter
-    while True:
-        pass
-"""
-
-
 def test_signal_brings_the_stacks_of_a_rank_that_lets_no_thread_run(run):
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", BUSY, str(run)]
-    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            process.send_signal(signal.SIGUSR1)
-            until(lambda: "<string>" in heartbeat.stacks_file(run / "a0", 0).read_text())
-            assert process.poll() is None
-        finally:
-            process.kill()
+    with rank_of(run, 1e6, 0.0) as rank:
+        rank.send_signal(signal.SIGUSR1)
+        until(lambda: "<string>" in heartbeat.stacks_file(run / "a0", 0).read_text())
+        assert rank.poll() is None
