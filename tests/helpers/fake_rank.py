@@ -19,8 +19,8 @@ from hires.core.ranks import heartbeat, world
 from hires.core.store import file_names, records
 from hires.core.store.files import append_metric
 
-LONG_S = 400.0
-"""Longer than any test waits for the end of a rank that hangs."""
+LONG_S = 90.0
+"""Longer than a test waits for the end of a rank that hangs."""
 
 connections: list = []
 
@@ -101,7 +101,7 @@ def full(here, run_dir, argument):
 
 def leaves(here, run_dir, argument):
     """Starts a child, then behaves well."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(400)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(90)"])
     (run_dir / "child.pid").write_text(str(child.pid))
     ok(here, run_dir)
 

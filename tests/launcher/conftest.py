@@ -67,7 +67,7 @@ def launch(torchrun_forks):
         finally:
             world = RunDir(Path(run), number)
             if places.starter is not None:  # a rank that had just begun sees that its command ended
-                until(lambda: not alive(rank_pids(world)), "the end of all ranks")
+                until(lambda: not alive(rank_pids(world)), "the end of all ranks", patience_s=60.0)
             assert not alive(rank_pids(world))
 
     return checked

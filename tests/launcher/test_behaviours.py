@@ -281,7 +281,7 @@ def test_callback_that_fails_stops_the_ranks(fake_world, launch, launcher):
 
 
 def gone(pids: list[int]) -> None:
-    until(lambda: not alive(pids), "the end of all processes")
+    until(lambda: not alive(pids), "the end of all processes", patience_s=60.0)
 
 
 SUPERVISOR = """

@@ -11,6 +11,7 @@ import pytest
 
 import hires
 from hires.core.config.run_config import LauncherConfig, RunConfig
+from hires.core.ranks import heartbeat
 from hires.core.ranks.heartbeat import RankStatus, stacks_file
 from hires.core.store.ends import END_REASONS, JOB_ENDS, End
 from hires.core.store.provenance import collect
@@ -157,6 +158,17 @@ def test_silent_heart_is_noticed_by_the_watchers_own_clock(tmp_path, monkeypatch
     os.utime(beat, (2.0, 2.0))
     assert [dog.look() for _ in range(4)] == [False, False, False, True]
     assert not dog.look({0})  # it has ended well
+
+
+def test_rank_that_never_shows_a_heartbeat_is_noticed(tmp_path, monkeypatch):
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    dog = watchdog.Watchdog(tmp_path, timeout_s=10.0, world=2)
+    clock.now_s = 10.0 * heartbeat.PREPARES
+    assert not dog.look()
+    clock.now_s += watchdog.SILENT_S + 1
+    assert dog.look()
+    assert not dog.look({0, 1})  # both have ended
 
 
 STACKS = """Thread 0x01 (most recent call first):
