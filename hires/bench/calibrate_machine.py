@@ -50,7 +50,7 @@ from hires.plan.simulation.machine_calibration import (
     load_calibration,
     this_machine,
 )
-from hires.plan.simulation.node_work import ARITHMETIC, NodeWork
+from hires.plan.simulation.node_work import ARITHMETIC
 
 _DATA = yaml.safe_load((resources.files(__package__) / "rows/calibration.yaml").read_text("utf-8"))
 CHAINS: list[dict[str, Any]] = _DATA["chains"]
@@ -164,7 +164,8 @@ def calibration_of(measured: list[Measured], links: Links) -> Calibration:
     rates: dict[str, float] = {}
     for work, _, seconds in samples:
         if work.family in ARITHMETIC:
-            rates[work.dtype] = max(rates.get(work.dtype, 0.0), _amount(work) / seconds)
+            flops = work.flops * (BACK if work.back and work.input_grad else 1)
+            rates[work.dtype] = max(rates.get(work.dtype, 0.0), flops / seconds)
     updates = [one for one in alone if one["update_s"]]
     overheads = Overheads(
         launch_s=min(sample.seconds for sample in samples),
@@ -176,12 +177,6 @@ def calibration_of(measured: list[Measured], links: Links) -> Calibration:
     memory = [1 / typical([1 / one["bytes_per_s"] for one in ones]) for ones in (alone, busy)]
     speeds = rates, *memory, links, overheads, *paces
     return Calibration(this_machine(), provenance.now(), samples, *speeds)
-
-
-def _amount(work: NodeWork) -> float:
-    # Operations of arithmetic, or bytes of other work.
-    amount = work.flops if work.family in ARITHMETIC else work.num_bytes
-    return amount * (BACK if work.back and work.input_grad else 1)
 
 
 def speed_facts(calibration: Calibration) -> list[str]:

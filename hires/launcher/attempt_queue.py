@@ -49,11 +49,6 @@ class Running:
     end: End | None = None
     """How it ended, once its thread has."""
 
-    @property
-    def wall_s(self) -> float:
-        """Seconds since it began."""
-        return time.monotonic() - self.began_s
-
 
 @dataclass(frozen=True)
 class Ended:
@@ -130,7 +125,8 @@ class LocalQueue:
                             assert run.thread is not None
                             run.thread.join()  # as long as that lives, its attempt seems to
                             self.running.remove(run)
-                            self._end(Ended(run.task, run.attempt, ended, run.wall_s))
+                            wall_s = time.monotonic() - run.began_s
+                            self._end(Ended(run.task, run.attempt, ended, wall_s))
                     self.stopped = self._stop_reason()
                     for run in self.running:  # a second Ctrl-C makes it hurry
                         for number in self.interrupts.received[run.signals :]:

@@ -152,8 +152,7 @@ class JobWait:
         """What the scheduler answered last."""
         self.attempt = run.attempt
         number, _, index = job.partition("_")
-        named = {"job": number, "index": int(index) if index.isdecimal() else None}
-        self._submitted = Attempt(run, run.attempt).job or named  # its file may be damaged
+        self._submitted = {"job": number, "index": int(index) if index else None}
         self._tail = LinesTail(run.attempt_dir, file_names.METRICS)
         self._queried_s = 0.0
         self._ends: list[JobStatus] = []  # its last answers, if all say that the job ended
