@@ -30,9 +30,8 @@ from hires.nets.build_network import build_model, materialise
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.parallel.executor import Executor
-from hires.parallel.gradient_clip import GradientClip
+from hires.parallel.gradient_factors import GradientClip, LossScale
 from hires.parallel.gradients import GradientSync
-from hires.parallel.loss_scale import LossScale
 from hires.parallel.published_parameters import PublishedParameters
 from hires.parallel.slot_pass import SlotPass
 from hires.parallel.stage import StageModule

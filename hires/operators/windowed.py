@@ -26,14 +26,13 @@ if TYPE_CHECKING:
     from hires.parallel.window import Window
 
 _INT8 = "hires.plan.passes.int8_rules:"
-_PACKS = "hires.parallel.fused_products:packed_convolution"
 
 
 def convolution(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     """Returns a convolution, with what follows it where it is fused."""
     from hires.parallel.fused_products import convolve_fused
 
-    return convolve_fused(x, args, w.padding, w.kept.get("packed"), w.overwrites)
+    return convolve_fused(x, args, w.padding, w.overwrites)
 
 
 def conv_transpose(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
@@ -60,7 +59,6 @@ declare(
         WindowFacts(windows.convolution, convolution, ring=0.0, pads=True, strips=True),
         multiplies="output",
         overwritable=True,
-        packs=_PACKS,
         weight_channels=0,
         fused="fused_conv2d",
         int8=f"{_INT8}convolution",
@@ -73,7 +71,6 @@ declare(
         multiplies="output",
         residual_arg="other",
         overwritable=True,
-        packs=_PACKS,
         int8=f"{_INT8}convolution",
     ),
 )

@@ -22,10 +22,9 @@ from hires.core.registry import imported
 from hires.nets.program_calls import overload_of
 from hires.nets.random_draws import Draws, Places
 from hires.parallel.context import Context, Packer
-from hires.parallel.conversion_kernels import CONVERSIONS, count_once
+from hires.parallel.conversion_kernels import CONVERSIONS, count_once, on_tile
 from hires.parallel.halo import Exchange, Frame, exchange_at, gather_window, part
 from hires.parallel.image_kernels import Bind, Operator, Values, share
-from hires.parallel.map_views import on_tile
 from hires.parallel.reductions import sum_over_tiles
 from hires.parallel.torch_faults import SUBSTITUTES
 from hires.parallel.window import Window, window_of
@@ -84,8 +83,7 @@ def _alone(
         kernel = own(node, context)
         _pack_later(node, context, tensors, kernel)
         return lambda values: kernel(bind(values))
-    packs = facts.packs is not None and not context.plan.training and len(node.shape or []) == 4
-    if facts.quantized or packs:
+    if facts.quantized or overload_of(node.op) is None:  # an operator of hires alone
         source, window = node.inputs[0], window_of(node, context, whole=True, overwrites=overwrites)
         _pack_later(node, context, tensors, window)
         return lambda values: window(values[source], None, bind(values))

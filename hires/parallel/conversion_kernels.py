@@ -10,6 +10,7 @@ Shards have a part of that gradient each, so there the gather also has messages 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +21,11 @@ from hires.core.registry import Registry
 from hires.parallel.context import Context
 from hires.parallel.halo import Piece, new_map, new_part, part, paste
 from hires.parallel.image_kernels import Operator, Values
-from hires.parallel.map_views import from_map, tile_of, to_map
-from hires.plan.factors import map_shape
+from hires.plan.factors import Dims, local_factors, local_shape, map_order, map_shape
 from hires.plan.graph import Node, Rect
 from hires.plan.groups import sent_as
 from hires.plan.halos import map_grid
+from hires.plan.operators.operator_facts import facts_of
 from hires.plan.rules import TILED, dims_of
 from hires.plan.tiling import own_rect
 
@@ -163,3 +164,45 @@ class _CountOnce(torch.autograd.Function):
 def count_once(parameter: Tensor, tile: int) -> Tensor:
     """Returns a parameter to which only tile 0 adds the gradient of a use that is whole on all."""
     return _CountOnce.apply(parameter, tile == 0)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def to_map(x: Tensor, dims: Dims, rect: Rect) -> Tensor:
+    """Returns the map (n, C, h, w) of a value's tile, which holds ``rect``; a view if possible."""
+    n, channels, *_ = map_shape(dims)
+    factors = x.reshape(local_factors(dims, rect)).permute(map_order(dims))
+    return factors.reshape(n, channels, rect[1] - rect[0], rect[3] - rect[2])
+
+
+def from_map(y: Tensor, dims: Dims, rect: Rect) -> Tensor:
+    """Returns a value's tile from its map (n, C, h, w), which holds ``rect``."""
+    order, sizes = map_order(dims), local_factors(dims, rect)
+    places = sorted(range(len(order)), key=order.__getitem__)
+    factors = y.reshape([sizes[place] for place in order]).permute(places)
+    return factors.reshape(local_shape(dims, rect))
+
+
+def tile_of(whole: Tensor, dims: Dims, rect: Rect) -> Tensor:
+    """Returns the part of a complete value that a tile holds, if tiles cut it as ``dims`` say."""
+    factors = [factor for dim in dims for factor in dim]
+    part = whole.reshape([factor.size for factor in factors])
+    for place, factor in enumerate(factors):
+        if factor.axis is not None:
+            first, end = rect[2 * factor.axis : 2 * factor.axis + 2]
+            part = part.narrow(place, first, end - first)
+    return part.reshape(local_shape(dims, rect))
+
+
+def on_tile(node: Node, dims: Dims, rect: Rect) -> Node:
+    """Returns the operation with which a tile makes its part of a node's value.
+
+    Sizes among the arguments become those of the part. A reshape is computed as such whatever its
+    name: a part lies in memory in another order than the whole.
+    """
+    ways, sizes = facts_of(node.kind).tiling, local_shape(dims, rect)
+    source = {"self": next(iter(node.args.values()))}
+    if "regrouped" in ways:
+        return dataclasses.replace(node, op="reshape.default", args={**source, "shape": sizes})
+    if "expanded" in ways:
+        args = {**source, "size": sizes, "implicit": False}
+        return dataclasses.replace(node, op="expand.default", args=args)
+    return node

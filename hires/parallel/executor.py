@@ -22,9 +22,8 @@ from hires.core.errors import RunError
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import Recorder
 from hires.parallel.context import Context
-from hires.parallel.gradient_clip import GradientClip
+from hires.parallel.gradient_factors import GradientClip, LossScale
 from hires.parallel.gradients import GradientSync
-from hires.parallel.loss_scale import LossScale
 from hires.parallel.published_parameters import PublishedParameters
 from hires.parallel.slot_pass import NOTHING, Arrived, Batch, Flight, SlotPass
 from hires.plan.event import Event

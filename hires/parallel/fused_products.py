@@ -9,11 +9,11 @@ torch's two operators on one thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from hires.parallel.context import Context
 from hires.parallel.torch_faults import (
@@ -27,51 +27,23 @@ from hires.parallel.torch_faults import (
 )
 from hires.plan.graph import Node
 from hires.plan.operators.activations import POST_OPERATIONS
-from hires.quant.int8_kernels import Geometry, is_emptied
-
-if TYPE_CHECKING:
-    from hires.parallel.window import Window
-
-
-class PackedConvolution(NamedTuple):
-    """What follows from the shape of an input, found once."""
-
-    weight: Tensor
-    """In the order in which oneDNN reads it."""
-    how: Geometry
-    shape: torch.Size
-    dtype: torch.dtype
-
-    def fits(self, x: Tensor, other: Tensor | None) -> bool:
-        """Whether its kernel computes with these operands; with gradients torch's own do."""
-        dtype = self.dtype
-        return (
-            x.shape == self.shape
-            and x.dtype == dtype
-            and (other is None or other.dtype == dtype)
-            and product_type(x) == dtype
-            and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-        )
+from hires.quant.int8_kernels import Geometry
 
 
 def convolve_fused(
     x: Tensor,
     args: dict[str, Any],
     padding: Sequence[int] | None = None,
-    packed: PackedConvolution | None = None,
     overwrites: bool = False,
 ) -> Tensor:
     """Returns ``activation(conv2d(x, weight, bias) + other)`` of a node's arguments by name.
 
     ``other`` has the shape of the result, (n, K, rows, cols), or is None; with ``overwrites`` it
-    may be written over. ``padding`` replaces theirs. ``packed`` is for inputs of one shape.
+    may be written over. ``padding`` replaces theirs.
     """
     weight, bias, other = args["weight"], args["bias"], args.get("other")
     activation = args.get("activation")
     x, how = in_numbers(x, weight, geometry_of(args, padding))
-    if packed is not None and packed.fits(x, other):
-        return _by_onednn(x, packed.weight, bias, packed.how, other, activation, overwrites)
-    assert not is_emptied(weight), f"packed for {packed and packed.shape}, used for {x.shape}"
     operands = [tensor for tensor in (x, weight, bias, other) if tensor is not None]
     # Where nothing follows, torch's own kernel: a training's passes without gradients, as those
     # that are computed again, have the bits of the others.
@@ -81,54 +53,17 @@ def convolve_fused(
     return with_sum_and_activation(convolve(x, weight, bias, how), other, activation)
 
 
-def packed_convolution(w: Window, like: Tensor, args: dict[str, Any]) -> Tensor | None:
-    """Returns the weight of a convolution as oneDNN reads it, kept for its kernel; None: nothing.
+def fused_linear(node: Node, context: Context) -> Callable[[dict[str, Any]], Tensor]:
+    """Returns what computes ``activation(linear(input, weight, bias))``; without gradient."""
 
-    ``like`` is its input without memory; of its arguments by name no values are read.
-    """
-    weight = args["weight"]
-    known = weight.dtype == like.dtype and isinstance(weight, nn.Parameter)
-    if not (known and by_fused_kernel([weight], args.get("activation"))):
-        return None
-    x, how = in_numbers(like, weight, geometry_of(args, w.padding))
-    if not x.numel() or not is_safe(x, weight, how):
-        return None
-    place = how.padding, how.stride, how.dilation, how.groups, [*x.shape]
-    packed = torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *place)
-    w.kept["packed"] = PackedConvolution(packed, how, x.shape, like.dtype)
-    return packed  # type: ignore[no-any-return]
-
-
-class FusedLinear:
-    """A linear layer and an activation, as a node of a network computes them."""
-
-    packed: Tensor | None = None
-    """Its weight as oneDNN reads it, for inputs of any shape."""
-
-    def __call__(self, args: dict[str, Any]) -> Tensor:
-        """Returns ``activation(linear(input, weight, bias))``, (..., outputs); without gradient."""
+    def run(args: dict[str, Any]) -> Tensor:
         x, weight, bias, activation = (args[n] for n in ("input", "weight", "bias", "activation"))
         if not by_fused_kernel([t for t in (x, weight, bias) if t is not None], activation):
-            assert not is_emptied(weight), "a packed weight is used by another kernel"
             return with_sum_and_activation(F.linear(x, weight, bias), None, activation)
-        weight = weight if self.packed is None else self.packed
         kernel = torch.ops.mkldnn._linear_pointwise
         return kernel(x, weight, bias, *post_operation(activation))  # type: ignore[no-any-return]
 
-
-def fused_linear(node: Node, context: Context) -> FusedLinear:
-    """Returns the kernel of a linear layer with its activation."""
-    return FusedLinear()
-
-
-def packed_linear(layer: FusedLinear, like: Tensor, args: dict[str, Any]) -> Tensor | None:
-    """Returns the same as :func:`packed_convolution` of a linear layer."""
-    weight = args["weight"]
-    known = weight.dtype == like.dtype and isinstance(weight, nn.Parameter)
-    if not (known and by_fused_kernel([weight], args["activation"])):
-        return None
-    layer.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-    return layer.packed
+    return run
 
 
 def fused_norm(node: Node, context: Context) -> Callable[[dict[str, Any]], Tensor]:

@@ -111,12 +111,5 @@ def divides_output(context: Context) -> bool:
     return layout != WHOLE and context.stage.num_ranks > 1
 
 
-def require_loss(keys: LossConfig, divides: bool) -> None:
-    """Raises ConfigError if a loss cannot be computed; ``divides``: of an output in parts."""
-    loss = loss_named(keys)
-    if divides:
-        loss.require_parts()
-
-
 def _wide(output: Tensor) -> Tensor:
     return output if output.dtype == torch.float64 else output.float()

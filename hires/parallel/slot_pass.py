@@ -13,10 +13,11 @@ from torch import Tensor
 
 from hires.core.codecs import JOIN, STAGE
 from hires.core.config.training_config import LossConfig
+from hires.core.losses import loss_named
 from hires.parallel.context import Context
+from hires.parallel.conversion_kernels import from_map, to_map
 from hires.parallel.halo import new_map, part
-from hires.parallel.loss import divides_output, loss_of, require_loss
-from hires.parallel.map_views import from_map, to_map
+from hires.parallel.loss import divides_output, loss_of
 from hires.parallel.stage import StageModule
 from hires.plan.event import Event
 from hires.plan.factors import Dims, map_shape, unpack
@@ -68,8 +69,8 @@ class SlotPass:
         self.dtype = torch.float32 if autocast is not None and coded else own
         """Of what arrived: autocast lowers it at the products, and not before."""
         self.is_last = stage == len(plan.stages) - 1
-        if self.is_last and plan.training:
-            require_loss(loss, divides_output(context))
+        if self.is_last and plan.training and divides_output(context):
+            loss_named(loss).require_parts()
         self.reads_images = any(INPUT in node.inputs for node in module.nodes)
 
     def begin_step(self) -> None:

@@ -13,20 +13,16 @@ from the same rounded numbers, forward and backward, and each result is rounded.
 
 Strided 1x1 kernels in fp32: on processors with AVX-512, the gradient of a weight with fewer than 16
 channels per group is written beyond its memory if the maps are large, and the process dies later or
-computes with overwritten numbers. Such a convolution reads one pixel of every stride, so these are
-selected first and convolved with stride 1. Measured with a checking allocator on 1920 strided 1x1
+computes with overwritten numbers. Measured with a checking allocator on 1920 strided 1x1
 convolutions of 1 to 104 channels in fp32 and bf16, of which 102 failed, all of this shape, and on
 1360 random others.
 
-Row strides above the rows of the kernel: on processors with AVX-512, outputs on narrow maps may be
-wrong in any type but float64, and memory overwritten, as a buffer is sized for a stride cut to the
-kernel (https://github.com/uxlfoundation/oneDNN/pull/5494). Such a convolution skips rows of its
-input, so the rows that it reads are copied first, after which stride and kernel are equal:
+Row strides above the rows of the kernel, also of the gradient of a transposed convolution: on
+processors with AVX-512, outputs on narrow maps may be wrong in any type but float64, and memory
+overwritten, as a buffer is sized for a stride cut to the kernel
+(https://github.com/uxlfoundation/oneDNN/pull/5494).
 
-    kernel of 2 rows, stride 3    rows 0 1 . 3 4 . 6 7    copied 0 1 3 4 6 7, stride 2
-
-The gradient of a transposed convolution's input is such a convolution: its kernel gets rows of
-zeros, and the result loses the rows that they add.
+These and the strided 1x1 kernels are computed in float64, which oneDNN does not take.
 
 Gradients of norms on a CPU, of maps that lie channels-last (torch 2.13):
 
@@ -80,18 +76,10 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, how: Geometry) -> T
         return convolve(x[None], weight, bias, how)[0]
     x, how = in_numbers(x, weight, how)
     dtype = product_type(x)
-    in_fp32 = lacks_kernel(x, dtype) or _fails(
-        x, dtype, weight, how.stride, _columns(x, weight, how)
-    )
-    kind = torch.float32 if in_fp32 else dtype
+    safe = _safe_type(x, dtype, weight, how, _columns(x, weight, how))
     how = how._replace(dilation=_dilation(weight, how.dilation))
-    if _overruns(kind, weight, how):
-        x, how = _picked(x, how.stride), how._replace(stride=[1, 1])
-    elif _skips_rows(kind, weight, how):
-        x, (_, step), (_, apart) = _read_rows(x, weight.shape[2], how), how.stride, how.dilation
-        how = Geometry([weight.shape[2], step], [0, how.padding[1]], [1, apart], how.groups)
-    if in_fp32:
-        return _in_fp32(x, weight, bias, (*how[:3], False, [0, 0], how.groups), dtype)
+    if safe != dtype:
+        return _in_type(x, weight, bias, (*how[:3], False, [0, 0], how.groups), dtype, safe)
     return torch.conv2d(x, weight, bias, *how)
 
 
@@ -113,16 +101,11 @@ def convolve_transposed(
     rest = (stride, padding, output_padding, groups, dilation)
     if x.dim() == 3:
         return convolve_transposed(x[None], weight, bias, *rest)[0]
-    dtype, skipped = product_type(x), pair(stride)[0] - weight.shape[2]
-    if dtype != torch.float64 and skipped > 0 and by_onednn(x):
-        # The gradient of x is a convolution whose row stride is above the kernel's rows.
-        weight = F.pad(weight, (0, 0, 0, skipped))
-        longer = convolve_transposed(x, weight, bias, *rest)
-        kept = longer[:, :, : longer.shape[2] - skipped * pair(dilation)[0]]
-        return kept.contiguous(memory_format=torch.channels_last)
-    if lacks_kernel(x, dtype) or _fails(x, dtype, weight, stride, x.shape[3]):
-        how = pair(stride), pair(padding), pair(dilation), True, pair(output_padding), groups
-        return _in_fp32(x, weight, bias, how, dtype)
+    dtype, how = product_type(x), Geometry(pair(stride), pair(padding), pair(dilation), groups)
+    safe = _safe_type(x, dtype, weight, how, x.shape[3])
+    if safe != dtype:
+        facts = how.stride, how.padding, how.dilation, True, pair(output_padding), groups
+        return _in_type(x, weight, bias, facts, dtype, safe)
     return torch.conv_transpose2d(x, weight, bias, *rest)
 
 
@@ -133,32 +116,21 @@ def convolve_backward(
 
     ``grad`` is that of the convolution, (n, K, rows, cols), of the type of ``x`` and ``weight``.
     """
-    dtype, dilation = x.dtype, _dilation(weight, how.dilation)
-    is_slow = lacks_kernel(x, dtype) or (dtype == torch.float16 and by_onednn(x))
-    if is_slow or _fails(x, dtype, weight, how.stride, grad.shape[3]):
-        grads = convolve_backward(grad.float(), x.float(), weight.float(), how, mask)
-        return tuple(None if g is None else g.to(dtype) for g in grads)
-    if _overruns(dtype, weight, how):
-        picked = _picked(x, how.stride).contiguous(memory_format=torch.channels_last)
-        once = how._replace(stride=[1, 1])
-        grad_picked, *others = convolve_backward(grad, picked, weight, once, mask)
-        grad_x = None
-        if grad_picked is not None:
-            grad_x = torch.zeros_like(x, memory_format=torch.channels_last)
-            _picked(grad_x, how.stride).copy_(grad_picked)
-        return grad_x, others[0], others[1]
+    dtype = x.dtype
+    safe = _safe_type(x, dtype, weight, how, grad.shape[3])
+    if safe == torch.float16 and by_onednn(x):
+        safe = torch.float32
+    dilation = _dilation(weight, how.dilation)
     rest = how.stride, how.padding, dilation, False, [0, 0], how.groups, mask
-    return torch.ops.aten.convolution_backward(grad, x, weight, [weight.shape[0]], *rest)
+    operands = (one.to(safe) for one in (grad, x, weight))
+    grads = torch.ops.aten.convolution_backward(*operands, [weight.shape[0]], *rest)
+    return tuple(None if one is None else one.to(dtype) for one in grads)
 
 
 def is_safe(x: Tensor, weight: Tensor, how: Geometry) -> bool:
     """Whether oneDNN computes a convolution of a batch without a fault; it is in numbers."""
     dtype = product_type(x)
-    return not (
-        _overruns(dtype, weight, how)
-        or _skips_rows(dtype, weight, how)
-        or _fails(x, dtype, weight, how.stride, _columns(x, weight, how))
-    )
+    return _safe_type(x, dtype, weight, how, _columns(x, weight, how)) == dtype
 
 
 def product_type(x: Tensor) -> torch.dtype:
@@ -235,13 +207,15 @@ def in_numbers(x: Tensor, weight: Tensor, how: Geometry) -> tuple[Tensor, Geomet
     return x, Geometry(stride, pads, dilation, how.groups)
 
 
-class _Fp32Convolution(torch.autograd.Function):
+class _WideConvolution(torch.autograd.Function):
     # It keeps its operands in their own type for the way back.
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Any) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Any, kind: torch.dtype
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.how = how
-        wide = (None if t is None else t.float() for t in (x, weight, bias))
+        ctx.how, ctx.kind = how, kind
+        wide = (None if t is None else t.to(kind) for t in (x, weight, bias))
         with torch.autocast(x.device.type, enabled=False):
             y: Tensor = torch.ops.aten.convolution(*wide, *how)
         return y.to(x.dtype)
@@ -251,17 +225,41 @@ class _Fp32Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         is_transposed, groups = ctx.how[3], ctx.how[5]
         channels = weight.shape[1] * groups if is_transposed else weight.shape[0]
-        operands, mask = (grad.float(), x.float(), weight.float()), [*ctx.needs_input_grad[:3]]
+        operands = (one.to(ctx.kind) for one in (grad, x, weight))
+        mask = [*ctx.needs_input_grad[:3]]
         grads = torch.ops.aten.convolution_backward(*operands, [channels], *ctx.how, mask)
-        return *(None if g is None else g.to(x.dtype) for g in grads), None
+        return *(None if g is None else g.to(x.dtype) for g in grads), None, None
 
 
-def _in_fp32(
-    x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, ...], dtype: torch.dtype
+def _in_type(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    how: tuple[Any, ...],
+    dtype: torch.dtype,
+    kind: torch.dtype,
 ) -> Tensor:
     # The operands are rounded outside, so that autograd takes their gradients back to their types.
     rounded = (None if t is None else t.to(dtype) for t in (x, weight, bias))
-    return _Fp32Convolution.apply(*rounded, how)  # type: ignore[no-any-return,no-untyped-call]
+    return _WideConvolution.apply(*rounded, how, kind)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _safe_type(
+    x: Tensor, dtype: torch.dtype, weight: Tensor, how: Geometry, columns: int
+) -> torch.dtype:
+    # In which a product is computed without a fault of oneDNN; ``columns`` are those of the result,
+    # or of the input of a transposed convolution. 1x1 kernels without padding take another way
+    # through the library where rows are skipped.
+    if dtype == torch.float64 or not by_onednn(x):
+        return dtype
+    is_pointwise = not any(how.padding) and tuple(weight.shape[2:]) == (1, 1)
+    overruns = dtype == torch.float32 and weight.shape[1] < BLOCK and tuple(how.stride) != (1, 1)
+    if overruns if is_pointwise else how.stride[0] > weight.shape[2]:
+        return torch.float64
+    is_narrow = columns == 1 and how.stride[1] > 1 and weight.shape[3] > 1
+    if lacks_kernel(x, dtype) or (dtype in HALF and is_narrow):
+        return torch.float32
+    return dtype
 
 
 def _columns(x: Tensor, weight: Tensor, how: Geometry) -> int:
@@ -275,47 +273,6 @@ def _dilation(weight: Tensor, dilation: Size) -> Any:
     # are dilated, which changes nothing in a 1x1 kernel.
     small = tuple(weight.shape[2:]) == (1, 1) and weight.dtype == torch.float32
     return [2, 2] if small and by_onednn(weight) else dilation
-
-
-def _fails(x: Tensor, dtype: torch.dtype, weight: Tensor, stride: Size, columns: int) -> bool:
-    # One output column in half precision.
-    half = dtype in HALF and by_onednn(x)
-    return half and columns == 1 and pair(stride)[1] > 1 and weight.shape[3] > 1
-
-
-def _overruns(dtype: torch.dtype, weight: Tensor, how: Geometry) -> bool:
-    # Strided 1x1 kernels in fp32.
-    narrow = dtype == torch.float32 and weight.shape[1] < BLOCK
-    strided = tuple(how.stride) != (1, 1) and _is_pointwise(weight, how)
-    return narrow and strided and by_onednn(weight)
-
-
-def _skips_rows(dtype: torch.dtype, weight: Tensor, how: Geometry) -> bool:
-    # Row strides above the rows of the kernel. 1x1 kernels without padding take another way through
-    # the library.
-    if dtype == torch.float64 or not by_onednn(weight):
-        return False
-    return how.stride[0] > weight.shape[2] and not _is_pointwise(weight, how)
-
-
-def _is_pointwise(weight: Tensor, how: Geometry) -> bool:
-    return not any(how.padding) and tuple(weight.shape[2:]) == (1, 1)
-
-
-def _read_rows(x: Tensor, rows: int, how: Geometry) -> Tensor:
-    # The rows that a kernel of so many rows reads, in order, for one output after another; zeros
-    # above and below the map are among them.
-    step, zeros, apart = how.stride[0], how.padding[0], how.dilation[0]
-    x = F.pad(x, (0, 0, zeros, zeros)) if zeros else x
-    num_outputs = (x.shape[2] - apart * (rows - 1) - 1) // step + 1
-    first = torch.arange(0, num_outputs * step, step, device=x.device)
-    read = (first[:, None] + torch.arange(0, rows * apart, apart, device=x.device)).flatten()
-    return x.index_select(2, read).contiguous(memory_format=torch.channels_last)
-
-
-def _picked(x: Tensor, stride: Size) -> Tensor:
-    rows, columns = pair(stride)
-    return x[:, :, ::rows, ::columns]
 
 
 @SUBSTITUTES.register("group_norm")

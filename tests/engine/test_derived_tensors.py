@@ -13,13 +13,12 @@ from torch import Tensor
 from hires.comm import rehearsal
 from hires.core.config.run_config import RunConfig
 from hires.engine import derived_tensors
-from hires.engine.build import RankEngine, build_rank, whole_model
+from hires.engine.build import build_rank, whole_model
 from hires.engine.derived_tensors import DerivedTensors
 from hires.engine.loader import whole_microbatches
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.plan.plan import Plan
-from hires.quant.int8_kernels import is_emptied
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.quantised_nets import QuantisedNet
 from tests.helpers.simulated_tiles import laid_out
@@ -92,37 +91,3 @@ def test_layers_in_pieces_have_the_numbers_of_plain_arithmetic(quantised, monkey
     offset = facts["add"] + bias * facts["bias_factor"]
     offset -= facts["zero_point"] * numbers.sum((1, 2, 3)) * made["multiplier"].double()
     assert torch.allclose(made["offset"].double(), offset, rtol=1e-6)
-
-
-PACKS_BF16 = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bf16 on this processor"
-)
-
-
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=PACKS_BF16)])
-def test_weight_that_kernels_keep_leaves_its_shape_alone(precision, monkeypatch):
-    config = config_of(
-        precision={"name": precision},
-        task={"name": "infer"},
-        model={"name": "unet", "width": 8, "levels": 2, "classes": 3},
-    )
-    plan = plan_of(config)
-    with rehearsal(0), torch.no_grad():
-        engine = build_rank(config, plan, 0, 1)
-        monkeypatch.setattr(RankEngine, "prepare", lambda self: [])  # nothing is packed
-        plain = build_rank(config, plan, 0, 1)
-        made, expected = (
-            e.executor.step(e.loaders, keep_outputs=True).outputs for e in (engine, plain)
-        )
-        for one in (engine, plain):
-            one.close()
-    emptied = {n for n, t in engine.derived.tensors.items() if is_emptied(t)}
-    packs = "conv2d", "fused_conv2d"
-    read = {n.args["weight"]["param"] for n in plan.graph.nodes if n.kind in packs}
-    assert read
-    assert read & engine.derived.tensors.keys() == emptied
-    for key, value in expected.items():
-        assert torch.equal(made[key], value)
-    # What is held is one copy, and a number of each emptied one: as much as without packing.
-    held, without = (e.byte_counts()["params_bytes"] for e in (engine, plain))
-    assert held - without == sum(engine.parameters[name].element_size() for name in read)

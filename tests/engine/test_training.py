@@ -21,8 +21,8 @@ from hires.core.store.network_weights import find_weights
 from hires.engine.footprint import footprint
 from hires.engine.optimizer import make_optimizer, optimizer_of
 from hires.engine.weights_file import open_weights
-from hires.parallel import loss_scale
-from hires.parallel.loss_scale import MOST_SKIPPED, LossScale
+from hires.parallel import gradient_factors
+from hires.parallel.gradient_factors import MOST_SKIPPED, LossScale
 from tests.helpers.layouts import plan_of
 from tests.helpers.plain_training import plain_training, torch_rates
 from tests.helpers.saved import attempt, config_at, lines_of, make, mean_losses, tensors_at
@@ -115,7 +115,7 @@ def test_refused_optimisers_name_the_cause():
 @pytest.fixture
 def one_rank(monkeypatch):
     """There is one rank, without a transport."""
-    monkeypatch.setattr(loss_scale, "max_all", lambda number: number)
+    monkeypatch.setattr(gradient_factors, "max_all", lambda number: number)
 
 
 def test_loss_scale_follows_that_of_torch(one_rank):
@@ -167,7 +167,7 @@ def test_loss_scale_stays_in_range_or_fixed_and_ends_a_run_that_always_overflows
 
 
 def test_rank_whose_own_gradients_are_finite_skips_with_the_others(monkeypatch):
-    monkeypatch.setattr(loss_scale, "max_all", lambda number: 1)
+    monkeypatch.setattr(gradient_factors, "max_all", lambda number: 1)
     ours = LossScale(2000)
     ours.agree([torch.ones(2)])
     assert ours.skips

@@ -1,9 +1,9 @@
-"""Products with what follows them compute what torch's operators do, packed or not."""
+"""Products with what follows them compute what torch's operators do."""
 
 from __future__ import annotations
 
 import collections
-from types import SimpleNamespace
+import itertools
 
 import pytest
 import torch
@@ -15,12 +15,7 @@ from hires.nets.trace import trace
 from hires.parallel import torch_faults
 from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
-from hires.parallel.fused_products import (
-    FusedLinear,
-    convolve_fused,
-    packed_convolution,
-    packed_linear,
-)
+from hires.parallel.fused_products import convolve_fused, fused_linear
 from hires.parallel.torch_faults import convolve
 from hires.plan.graph import INPUT
 from hires.plan.operators.activations import unfused
@@ -28,6 +23,7 @@ from hires.plan.plan import Plan
 from hires.quant.int8_kernels import Geometry
 from tests.helpers.simulated_tiles import laid_out
 
+LINEAR = fused_linear(None, None)
 ACTIVATIONS = (
     ["relu"], ["silu"], ["gelu", "none"], ["gelu", "tanh"], ["clamp", -0.5, 0.5], ["sigmoid"],
     ["leaky_relu", 0.1], ["hardswish"], ["mish"]
@@ -35,9 +31,6 @@ ACTIVATIONS = (
 # In units in the last place of the largest number: the sum of 33 products rounds at most as often.
 # In bf16 it is made in fp32; it is rounded, and its activation is rounded again, by half a unit.
 ULPS = {torch.float64: 33, torch.float32: 33, torch.bfloat16: 2}
-
-BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-"""Without AVX-512 oneDNN takes no product of bf16."""
 
 
 def expected(x, weight, bias, activation):
@@ -51,35 +44,27 @@ def expected(x, weight, bias, activation):
 @torch.no_grad()
 def test_every_activation(dtype, shape):
     x, bias = torch.randn(shape).to(dtype), torch.randn(17).to(dtype)
-    weight = nn.Parameter((torch.randn(17, 33) / 6).to(dtype), requires_grad=False)
-    for activation in ACTIVATIONS:
-        for own in (bias, None):
-            exact = expected(x, weight, own, activation)
-            plain, packed = FusedLinear(), FusedLinear()
-            args = {"input": x, "weight": weight, "bias": own, "activation": activation}
-            kept = packed_linear(packed, x, args)
-            by_kernel = dtype == torch.float32 or (dtype == torch.bfloat16 and BF16)
-            assert (kept is not None) == (by_kernel and activation != ["mish"])
-            for layer in (plain, packed):
-                y = layer(args)
-                assert y.dtype == dtype
-                assert y.shape == (*shape[:-1], 17)
-                if y.numel():
-                    error = (y.double() - exact).abs().max() / exact.abs().max()
-                    assert error <= ULPS[dtype] * torch.finfo(dtype).eps, (activation, own is None)
+    weight = (torch.randn(17, 33) / 6).to(dtype)
+    for activation, own in itertools.product(ACTIVATIONS, (bias, None)):
+        exact = expected(x, weight, own, activation)
+        y = LINEAR({"input": x, "weight": weight, "bias": own, "activation": activation})
+        assert y.dtype == dtype
+        assert y.shape == (*shape[:-1], 17)
+        if y.numel():
+            error = (y.double() - exact).abs().max() / exact.abs().max()
+            assert error <= ULPS[dtype] * torch.finfo(dtype).eps, (activation, own is None)
 
 
-def test_with_gradients_nothing_is_packed():
-    weight, x, layer = nn.Parameter(torch.randn(4, 3)), torch.randn(2, 3), FusedLinear()
+def test_with_gradients_torchs_own_operators_compute():
+    weight, x = nn.Parameter(torch.randn(4, 3)), torch.randn(2, 3)
     args = {"input": x, "weight": weight, "bias": None, "activation": ["relu"]}
-    assert packed_linear(layer, x, args) is None
-    layer(args).sum().backward()
+    LINEAR(args).sum().backward()
     assert weight.grad is not None
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("kernel", [(4, 2), (2, 3), (3, 4), (3, 3)])
-def test_packed_convolution_of_a_whole_map_pads_it_once(kernel):
+def test_convolution_of_a_whole_map_pads_it_once(kernel):
     net, x = nn.Conv2d(8, 8, kernel, padding="same"), torch.randn(2, 8, 9, 12)
     graph = trace(net, [*x.shape], False, torch.float32)
     graph, stage = laid_out(graph, (1, 1))
@@ -87,11 +72,7 @@ def test_packed_convolution_of_a_whole_map_pads_it_once(kernel):
     context = Context(plan, 0, collections.defaultdict(lambda: None), None)
     run = compile_node(graph.nodes[0], context, dict(net.named_parameters()))
     with torch.no_grad():
-        [packer] = context.packers
-        assert packer.pack() is not None
-        expected = net(x)
-        net.weight.fill_(torch.nan)  # it is read no more
-        torch.testing.assert_close(run({INPUT: x}), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(run({INPUT: x}), net(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("groups", [1, 8])
@@ -114,7 +95,6 @@ def test_bf16_without_a_kernel_of_onednn_is_computed_in_fp32(monkeypatch, kernel
     with torch.no_grad():
         how = Geometry(padding=pads, groups=groups)
         args |= {"groups": groups, "activation": ["relu"]}
-        assert packed_convolution(SimpleNamespace(padding=pads), x, args) is None
         with Seen():
             made = convolve_fused(x, args)
         exact = F.conv2d(x.float(), weight.float(), padding=pads, groups=groups)

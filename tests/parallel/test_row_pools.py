@@ -7,7 +7,7 @@ import random
 import torch
 import torch.nn.functional as F
 
-from hires.parallel.row_pools import max_pool_by_rows
+from hires.parallel.window import max_pool_by_rows
 
 
 def test_random_pools_have_the_maxima_of_torch():

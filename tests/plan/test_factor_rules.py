@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hires.parallel.map_views import from_map, tile_of, to_map
+from hires.parallel.conversion_kernels import from_map, tile_of, to_map
 from hires.plan.factors import Dims, local_shape, map_dims, map_shape, regrouped, shape_of
 from hires.plan.tiling import own_rects
 from tests.helpers.simulated_tiles import check_tiles

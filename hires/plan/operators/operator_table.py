@@ -255,7 +255,6 @@ declare(
         multiplies="output",
         product=products.linear,
         own=f"{_FUSED}fused_linear",
-        packs=f"{_FUSED}packed_linear",
         int8=f"{_INT8}linear",
     ),
 )
