@@ -12,12 +12,9 @@ import torch
 from torch import Tensor
 
 from hires.comm.backends.backend import RESERVED_TAGS, TAGS
-from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.comm_world import Group
 from hires.core.errors import CommError
-from hires.core.ranks.world import World
 from hires.plan.routes import Route
-from hires.plan.tuning_table import TuningTable
 
 MOST_S = 1e9
 """Longest time limit, of thirty years: libraries count it in nanoseconds."""
@@ -29,11 +26,21 @@ def require_members(ranks: Sequence[int], rank: int) -> None:
         raise CommError(f"rank {rank!r} is not among ranks {[*ranks]}; name one of these")
 
 
-def require_one_each(tensors: Sequence[Tensor], group: Group, like: Tensor | None = None) -> None:
+def require_one_each(
+    tensors: Sequence[Tensor], group: Group, like: Tensor | None = None, root: int = -1
+) -> None:
     """Raises CommError where tensors are not one for each rank, all of the type of ``like``.
 
-    This rank's has the size of ``like``. Without it they are of the type of the first.
+    This rank's has the size of ``like``. Without it they are of the type of the first. ``root``:
+    the rank that gives them, and all others none.
     """
+    if root >= 0 and isinstance(group, Group) and group.world.rank != root:
+        if tensors:
+            raise CommError(
+                f"rank {group.world.rank} gives {len(tensors)} tensors, and only rank {root} may; "
+                "give None"
+            )
+        return
     if not isinstance(group, Group):
         raise wrong_argument(group, None, None)
     if not isinstance(tensors, list | tuple):
@@ -46,15 +53,6 @@ def require_one_each(tensors: Sequence[Tensor], group: Group, like: Tensor | Non
         require_type(tensor, tensors[0] if like is None else like)
     if like is not None and group.index >= 0:
         require_size(tensors[group.index], like.nbytes, like)
-
-
-def require_none(tensors: Sequence[Tensor] | None, root: int, group: Group) -> None:
-    """Raises CommError where a rank that is not the root gives tensors."""
-    if tensors:
-        raise CommError(
-            f"rank {group.world.rank} gives {len(tensors)} tensors, and only rank {root} may; "
-            "give None"
-        )
 
 
 def require_type(tensor: Tensor, like: Tensor) -> None:
@@ -81,16 +79,11 @@ def require_rows(tensor: Tensor, like: Tensor) -> None:
         raise CommError(f"rows of {widths[0]} numbers and of {widths[1]}; give rows of one size")
 
 
-def require_start(backends: Any, place: Any, timeout_s: Any, table: Any) -> None:
-    """Raises CommError where an argument of a start is of a kind that cannot be meant."""
+def require_backends(backends: Any) -> None:
+    """Raises CommError where the backends of a start are no names."""
     is_list = isinstance(backends, Sequence) and not isinstance(backends, str)
     if not is_list or not backends or not all(isinstance(name, str) for name in backends):
         raise CommError(f"backends {backends!r:.60} are no list of names; give one as ['gloo']")
-    seconds_of(timeout_s)
-    if not isinstance(place, World | WorldMeeting | None):
-        raise CommError(f"world {place!r:.60} is none; give a World or a WorldMeeting, or leave it")
-    if not isinstance(table, TuningTable | None):
-        raise CommError(f"table {table!r:.60} is none; give that of TuningTable.read(path)")
 
 
 def seconds_of(timeout: Any) -> float:

@@ -7,15 +7,12 @@ a group, the default world, which ``hires.comm.init`` joins.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from hires.comm.backends.backend import Backend
 from hires.comm.backends.group_calls import StreamWaits
@@ -33,7 +30,6 @@ MOST_CALLS = 4096
 """Dispatches that a group keeps: sizes and tags may vary without end."""
 NOT_JOINED = "no world has been joined; call hires.comm.init first"
 LEFT = "this rank has left the world of the group, as by shutdown(); join another, make new groups"
-MOST_NAMED = 16  # ranks in the name of a group
 
 
 @dataclass(repr=False)
@@ -68,9 +64,6 @@ class Group:
         if self.number == 0:
             return "all ranks"
         text = ", ".join(map(str, self.ranks))
-        if len(self.ranks) > MOST_NAMED:
-            digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-            text = f"{self.ranks[0]} to {self.ranks[-1]}, {len(self.ranks)} of them, {digest}"
         return f"ranks {text}" + (f" (group {self.number} of them)" if self.number > 1 else "")
 
     def __repr__(self) -> str:
@@ -145,14 +138,10 @@ class CommWorld:
         carriers = [name for name, one in self.backends.items() if not one.is_alone]
         return any(BACKEND_FACTS[name].has_streams for name in carriers)
 
-    def staging(self, name: str, method: str = "", dtype: torch.dtype | None = None) -> Staging:
-        """Returns the host's buffers beside a backend, for tensors of a type in an operation."""
-        reaches = BACKEND_FACTS[name].backend.devices
-        backend = self.backends.get(name)
-        if backend is not None and backend.reaches(method, dtype):
-            name, reaches = f"{name} beside GPUs", (*reaches, "cuda")
+    def staging(self, name: str) -> Staging:
+        """Returns the host's buffers beside a backend."""
         if name not in self.stagings:
-            self.stagings[name] = Staging(reaches, self.host_empty)
+            self.stagings[name] = Staging(BACKEND_FACTS[name].backend.devices, self.host_empty)
         return self.stagings[name]
 
 

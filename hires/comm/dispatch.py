@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hires.comm import message_log as logs
 from hires.comm.argument_checks import wrong_argument
-from hires.comm.backends.backend import Alone, Backend, Members, Messages, Work
+from hires.comm.backends.backend import Backend, Members, Messages, Work
 from hires.comm.backends.works import JoinedWork
 from hires.comm.comm_world import LEFT, NOT_JOINED, Group, group_or_all
 from hires.comm.plain_reductions import REDUCED
@@ -29,6 +29,7 @@ from hires.core.message_backends import BACKEND_FACTS
 from hires.core.ranks.call_records import CallChannel, CallFacts
 from hires.plan.routes import (
     CARRIES,
+    CHANNEL,
     DIRECT,
     MESSAGE,
     OWN,
@@ -97,30 +98,17 @@ def call_of(
     return call if call is not None else _new_call(among, tensor, key)
 
 
-def plan_message(
-    kind: str, peer: int, group: Group, algorithm: str, backend: str, device: str
-) -> Dispatch:
-    """Returns how a plan's ``send`` or ``recv`` goes through memory or on a channel.
-
-    It has no method: the group's memory, or the channels of the plan in use, begin the message.
-    ``device``: where the tensor is; empty where a channel carries it.
-    """
-    key = kind, peer, algorithm, device
-    call: Dispatch | None = group.calls.get(key)
+def channel_message(kind: str, peer: int, group: Group) -> Dispatch:
+    """Returns how a plan's ``send`` or ``recv`` goes on a channel, which begins it by itself."""
+    call: Dispatch | None = group.calls.get((kind, peer))
     if call is None:
-        operation = logs.SEND if kind == "send" else logs.RECV
-        staging = group.world.staging(backend)
+        operation, backend = logs.SEND if kind == "send" else logs.RECV, group.world.default
+        staging, way = group.world.staging(backend), logs.way(backend, CHANNEL)
         what, label = _words_of(operation, group, peer)
-        way = logs.way(backend, algorithm, 0, device not in ("", *staging.reaches))
-        near = "cpu" in staging.reaches
-        call = Dispatch(_no_method, None, staging, near, operation, way, what, label, backend, peer)
+        call = Dispatch(len, None, staging, True, operation, way, what, label, backend, peer)
         call.group = group
-        group.keep(key, call)
+        group.keep((kind, peer), call)
     return call
-
-
-def _no_method(*_: Any) -> None:
-    raise AssertionError("a plan's message is begun by the memory or the channels of its ranks")
 
 
 def _new_call(group: Group, tensor: Tensor, key: tuple[Any, ...]) -> Dispatch:
@@ -136,13 +124,14 @@ def _new_call(group: Group, tensor: Tensor, key: tuple[Any, ...]) -> Dispatch:
     if device == "meta" and not isinstance(tensor, FakeTensor):  # a rehearsal's are
         raise CommError("a tensor on meta has no memory; give one on cpu or on a GPU")
     if group.size == 1 and not is_message:
-        route, handle = Route(world.default), Members(group.ranks, 0, world.timeout_s)
-        function = getattr(Alone(), method)
+        route, handle = Route(world.default), None
+        members = Members(group.ranks, 0, world.timeout_s)
+        function = getattr(Messages(Backend(), members), method)
     else:
         route = route_of(operation, group, choice, dtype, num_bytes, device, peer)
         function = _function_of(route, group, operation, method)
         handle = group.handles[route.backend]
-    staging = world.staging(route.backend, method, dtype)
+    staging = world.staging(route.backend)
     algorithm = MESSAGE if peer >= 0 and route.algorithm == OWN else route.algorithm
     is_staged = device not in staging.reaches
     what, label = _words_of(operation, group, peer)

@@ -8,7 +8,7 @@ import functools
 import re
 from collections.abc import Callable, Sequence
 from time import perf_counter as clock
-from typing import Any, NoReturn
+from typing import Any
 
 from hires.comm.comm_world import CommWorld, activity
 from hires.comm.dispatch import Dispatch
@@ -154,14 +154,14 @@ class Handle:
         try:
             finish()
         except FAILURES as error:
-            failed = failure(call.what, error, world, call.backend, self._number)
             if timeout is None:
-                self._error, self._work = failed, None
-            raise failed from error
+                raise self._failed(error) from error
+            raise failure(call.what, error, world, call.backend, self._number) from error
         finally:
             activity.end(outer)
         self._finish()
-        self._note(started)
+        if self._log is not None:
+            self._log.note(self._issue, started)
         if call.ranks and world.streams is not None:
             world.streams.add(call.what, call.ranks, operation)
         if recorder is not None and recorder.action:
@@ -176,10 +176,11 @@ class Handle:
                 if not self._work.is_completed():
                     return False
             except FAILURES as error:
-                self._fail(error)
+                raise self._failed(error) from error
             started = clock()
-            self._end(self._work)
-            self._note(started)
+            self._end()
+            if self._log is not None:
+                self._log.note(self._issue, started)
         return True
 
     def exception(self) -> CommError | None:
@@ -190,28 +191,24 @@ class Handle:
     def finish(self) -> None:
         """Waits in another thread than the program's, whose waits alone are noted."""
         if self._work is not None:
-            self._end(self._work)
+            self._end()
         if self._error is not None:
             raise self._error
 
-    def _end(self, work: Any) -> None:
+    def _end(self) -> None:
         # Waits for what is complete, or in a thread: without a note of what the rank waits in.
-        assert self.call is not None
         try:
-            work.wait()
+            self._work.wait()
         except Exception as error:
-            self._fail(error)
+            raise self._failed(error) from error
         self._finish()
 
-    def _fail(self, error: Exception) -> NoReturn:
-        self._error = failed = self._failure(error, self._number)
-        self._work = None
-        raise failed from error
-
-    def _failure(self, error: Exception, number: int = -1) -> CommError:
-        call = self.call
+    def _failed(self, error: Exception, number: int | None = None) -> CommError:
+        call, number = self.call, self._number if number is None else number
         assert call is not None
-        return failure(call.what, error, call.group.world, call.backend, number)
+        self._error = failure(call.what, error, call.group.world, call.backend, number)
+        self._work = None
+        return self._error
 
     def _finish(self) -> None:
         # Another thread takes the operation for complete once it has no work: that goes last.
@@ -220,11 +217,6 @@ class Handle:
             for one in then:
                 one()
         except Exception as error:
-            self._error = self._failure(error)
-            raise self._error from error
+            raise self._failed(error, -1) from error
         finally:
             self._work = None
-
-    def _note(self, started: float) -> None:
-        if self._log is not None:
-            self._log.note(self._issue, started)

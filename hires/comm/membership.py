@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hires.comm.agreements import compare_starts, gather_texts
-from hires.comm.argument_checks import members_of, require_start, seconds_of
+from hires.comm.argument_checks import members_of, require_backends, seconds_of
 from hires.comm.backends import rendezvous
 from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.comm_world import (
@@ -99,7 +99,8 @@ def _join(
     plan: str = "",
 ) -> None:
     table = joined.table
-    require_start(backends, place, timeout_s, table)
+    require_backends(backends)
+    seconds_of(timeout_s)
     if check not in CHECKS:
         raise ConfigError(f"unknown check {check!r}; choose one of {', '.join(CHECKS)}")
     missing = [name for name in (table.backends if table else ()) if name not in backends]

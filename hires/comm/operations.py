@@ -26,18 +26,16 @@ from hires.comm.argument_checks import (
     bytes_of,
     require_counts,
     require_members,
-    require_none,
     require_one_each,
     require_rows,
     require_size,
 )
-from hires.comm.backends.backend import Inputs, at
+from hires.comm.backends.backend import at
 from hires.comm.calls import (
     Carriers,
     apart,
     in_normal_mode,
     is_dense,
-    needs_none,
     require_own_memory,
     start,
 )
@@ -70,15 +68,8 @@ def all_reduce(
     carriers = Carriers(call)
     carried = carriers.in_place(tensor)
     terms, _, plain_op, after = plain([carried], carried, op, len(call.ranks))
-    return start(
-        call,
-        (terms[0], plain_op),
-        [*after, *carriers.after],
-        async_op,
-        issued,
-        size,
-        words_of(op),
-    )
+    args, after = (terms[0], plain_op), [*after, *carriers.after]
+    return start(call, args, after, async_op, issued, size, words_of(op))
 
 
 @in_normal_mode
@@ -97,8 +88,6 @@ def reduce(
     require_members(call.ranks, dst)
     require_own_memory(tensor)
     is_root, is_sum = call.group.world.rank == dst, is_plain(tensor.dtype, op)
-    if is_sum and is_root and needs_none(call, tensor):
-        return start(call, (tensor, dst, op), (), async_op, issued, size, _sum_at(dst))
     carriers = Carriers(call)
     carried = carriers.in_place(tensor) if is_root else carriers.source(tensor)
     if not is_root:  # a backend may leave any numbers there
@@ -168,10 +157,6 @@ def all_gather_into_tensor(
     issued, size = clock(), bytes_of(input_tensor)
     call = call_of(logs.ALL_GATHER, group, backend, input_tensor, size)
     require_size(output_tensor, size * len(call.ranks), input_tensor)
-    is_quick = needs_none(call, input_tensor) and needs_none(call, output_tensor)
-    if is_quick and not _overlap(input_tensor, output_tensor):
-        args = _parts(output_tensor, len(call.ranks)), input_tensor
-        return start(call, args, (), async_op, issued, size)
     carriers = Carriers(call)
     target = carriers.target(output_tensor)
     [source] = apart([carriers.source(input_tensor)], [target])
@@ -218,10 +203,6 @@ def reduce_scatter_tensor(
     call = call_of(logs.REDUCE_SCATTER, group, backend, output, size)
     num_ranks = len(call.ranks)
     require_size(input, output.nbytes * num_ranks, output)
-    is_quick = is_plain(output.dtype, op) and needs_none(call, input) and needs_none(call, output)
-    if is_quick and not _overlap(input, output):
-        args = output, _parts(input, num_ranks), op
-        return start(call, args, (), async_op, issued, size, op)
     carriers = Carriers(call)
     target = carriers.target(output)
     sources = apart([carriers.source(input)], [target])
@@ -300,13 +281,9 @@ def gather(
     call = call_of(logs.GATHER, among, backend, tensor, UNEVEN)
     require_members(call.ranks, dst)
     carriers, results, none = Carriers(call), gather_list or (), [None] * among.size
-    source, filled = carriers.source(tensor), list[Tensor]()
-    if among.world.rank == dst:
-        require_one_each(results, among, tensor)
-        filled = [*map(carriers.target, results)]
-        [source] = apart([source], filled)
-    else:
-        require_none(gather_list, dst, among)
+    require_one_each(results, among, tensor, dst)
+    filled = [*map(carriers.target, results)]
+    [source] = apart([carriers.source(tensor)], filled)
     args = filled or none, at(call.ranks.index(dst), source, none)
     return start(call, args, carriers.after, async_op, issued, tensor.nbytes, dst)
 
@@ -326,15 +303,11 @@ def scatter(
     bytes_of(tensor)
     call = call_of(logs.SCATTER, among, backend, tensor, UNEVEN)
     require_members(call.ranks, src)
-    carriers, none = Carriers(call), [None] * among.size
-    sources: Inputs = none
+    carriers, given, none = Carriers(call), scatter_list or (), [None] * among.size
+    require_one_each(given, among, tensor, src)
     target = carriers.target(tensor)
-    if among.world.rank == src:
-        require_one_each(scatter_list or (), among, tensor)
-        sources = apart([*map(carriers.source, scatter_list or ())], [target])
-    else:
-        require_none(scatter_list, src, among)
-    args = at(call.ranks.index(src), target, none), sources
+    sources = apart([*map(carriers.source, given)], [target])
+    args = at(call.ranks.index(src), target, none), sources or none
     return start(call, args, carriers.after, async_op, issued, tensor.nbytes, src)
 
 
@@ -345,11 +318,6 @@ def barrier(
     issued = clock()
     call = call_of(logs.BARRIER_CALL, group, backend, _NOTHING, 0)
     return start(call, (), (), async_op, issued, 0)
-
-
-def _overlap(tensor: Tensor, other: Tensor) -> bool:
-    # Whether tensors may share memory.
-    return bool(tensor.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def _parts(tensor: Tensor, num_ranks: int) -> list[Tensor]:

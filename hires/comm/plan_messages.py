@@ -33,7 +33,7 @@ from hires.comm.coding import (
     length,
 )
 from hires.comm.comm_world import CommWorld, Group, default_world, group_or_all, unlogged
-from hires.comm.dispatch import Choice, plan_message
+from hires.comm.dispatch import Choice, channel_message
 from hires.comm.handles import Handle, guard, waiting
 from hires.comm.operations import (
     all_gather_into_tensor,
@@ -230,18 +230,11 @@ def _sum_bucket(bucket: list[Tensor], group: Group, backend: Choice) -> int:
     staged = group.world.staging(route.backend).of(bucket)
     if staged is not None:  # as one message: its buffer is a copy already
         bucket = [staged.fetch().host]
-    flat = route.algorithm in (FLAT, OWN)
-    route = Route(route.backend, FLAT) if flat else route
-    _sum_flat(bucket, group, Route(route.backend) if flat else route)
-    if staged is not None:  # after an error a library may still use the buffer
-        staged.put()
-    return logs.way(*route, staged is not None)
-
-
-def _sum_flat(bucket: list[Tensor], group: Group, backend: Choice) -> None:
-    large = [tensor for tensor in bucket if tensor.nbytes >= ALONE_BYTES]
+    is_flat = route.algorithm in (FLAT, OWN)
+    own = Route(route.backend) if is_flat else route
+    sum_up = functools.partial(all_reduce, group=group, backend=own)
     small = [tensor for tensor in bucket if tensor.nbytes < ALONE_BYTES]
-    sum_up = functools.partial(all_reduce, group=group, backend=backend)
+    large = (tensor for tensor in bucket if tensor.nbytes >= ALONE_BYTES)
     handles = [sum_up(tensor, async_op=True) for tensor in large]
     if small:
         together = torch.cat([tensor.view(-1) for tensor in small])
@@ -252,6 +245,9 @@ def _sum_flat(bucket: list[Tensor], group: Group, backend: Choice) -> None:
     for handle in handles:
         assert handle is not None
         handle.wait()
+    if staged is not None:  # after an error a library may still use the buffer
+        staged.put()
+    return logs.way(*(Route(route.backend, FLAT) if is_flat else route), staged is not None)
 
 
 def _on_channel(
@@ -267,7 +263,7 @@ def _on_channel(
     if kind == "send":
         tensor = tensor.contiguous()
     assert tensor.is_contiguous(), "a message needs a dense buffer"
-    call = plan_message(kind, peer, group, CHANNEL, world.default, "")
+    call = channel_message(kind, peer, group)
     unit = guard(lambda: channels.post(kind, tensor, peer, channel), call.what, world)
     handle = Handle(unit, call, (), tag)
     if world.log is not None:

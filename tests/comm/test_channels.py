@@ -23,7 +23,7 @@ from hires.comm.backends.group_calls import Channels, GroupCall, StreamWaits
 from hires.comm.backends.nccl import NcclBackend
 from hires.comm.backends.works import JoinedWork
 from hires.comm.comm_world import CommWorld, Group, set_default
-from hires.comm.dispatch import plan_message
+from hires.comm.dispatch import channel_message
 from hires.comm.process_group import HiresProcessGroup
 from hires.core.config.run_config import to_dict
 from hires.core.errors import CommError, PeerError
@@ -162,7 +162,7 @@ def test_message_on_a_channel_can_be_looked_at_and_stays_under_way_after_a_limit
     """It had no is_completed(), and its wait took no limit."""
     work, unit = LateWork(), GroupCall(Channels(streams, [], CPU), "a halo")
     unit.works = [work, work]
-    call = plan_message("recv", 1, comm.default_world().all_ranks, "channel", "nccl", "")
+    call = channel_message("recv", 1, comm.default_world().all_ranks)
     handle = comm.Handle(unit, call)
     assert not handle.is_completed()
     with pytest.raises(CommError, match=r"a receive from rank 1 .* it is late"):

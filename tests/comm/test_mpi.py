@@ -21,9 +21,7 @@ import torch
 from hires import comm
 from hires.comm.backends import mpi_backend
 from hires.comm.backends.backend import RESERVED_TAGS, TAGS
-from hires.comm.backends.mpi_backend import MpiBackend
 from hires.core.ranks import mpi_library
-from hires.core.ranks.mpi_library import GpuSupport
 from hires.core.ranks.world import World
 from tests.helpers import mixed_programs
 from tests.helpers.conformance import assert_late_and_left, late_for_a_group
@@ -299,18 +297,3 @@ def test_a_thousand_random_programs(mpi: str, num_ranks: int, first: int, tmp_pa
     job = BOTH, range(first, first + mixed_programs.BATCH), 2**22
     answers = run_mpi(mpi, mixed_programs.run_programs, num_ranks, *job, folder=tmp_path)
     assert answers == [mixed_programs.BATCH] * num_ranks
-
-
-@pytest.mark.parametrize(
-    ("support", "reached"),
-    [((False, False), []), ((True, False), ["isend"]), ((True, True), ["isend", "all_reduce"])],
-)
-def test_operations_whose_tensors_need_no_host(support: tuple[bool, bool], reached: list[str]):
-    backend = MpiBackend()
-    backend._gpus = GpuSupport(*support)
-    staging = comm.CommWorld({"mpi": backend}).staging
-    names = "isend", "all_reduce"
-    assert [n for n in names if "cuda" in staging("mpi", n, torch.float32).reaches] == reached
-    # Sums of halves are ours, on the host; so are those that no operation is named for.
-    assert "cuda" not in staging("mpi", "all_reduce", torch.bfloat16).reaches
-    assert "cuda" not in staging("mpi").reaches

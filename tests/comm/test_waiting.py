@@ -105,11 +105,11 @@ def test_error_reaches_its_waiter_and_those_behind_unless_it_is_of_an_argument()
     def fail() -> None:
         raise CommError("rank 1 did not come")
 
-    failed, behind = queue.begin(fail, what="a sum"), queue.begin(lambda: None, what="a barrier")
+    failed, behind = queue.begin(fail), queue.begin(lambda: None)
     for _ in range(2):
         with pytest.raises(CommError, match="rank 1 did not come"):
             failed.wait()
-    with pytest.raises(CommError, match="a barrier was not begun: rank 1"):
+    with pytest.raises(CommError, match="it was not begun: rank 1"):
         behind.wait()
     queue.close()
 
@@ -117,14 +117,14 @@ def test_error_reaches_its_waiter_and_those_behind_unless_it_is_of_an_argument()
 def test_wait_has_a_limit_and_close_fails_what_has_not_run(monkeypatch):
     monkeypatch.setattr(works, "CLOSE_S", 0.05)
     queue, gate = Fifo("test-closed"), threading.Event()
-    hangs = queue.begin(lambda: gate.wait(PATIENCE_S), what="a sum")
-    with pytest.raises(CommError, match=r"a sum took over 0\.01 s"):
+    hangs = queue.begin(lambda: gate.wait(PATIENCE_S))
+    with pytest.raises(CommError, match=r"it took over 0\.01 s"):
         hangs.wait(datetime.timedelta(seconds=0.01))
-    behind = queue.begin(lambda: None, what="a barrier")
+    behind = queue.begin(lambda: None)
     queue.close()
     gate.set()
     assert hangs.wait()
-    with pytest.raises(CommError, match="a barrier was not begun: its communicator was closed"):
+    with pytest.raises(CommError, match="it was not begun: its communicator was closed"):
         behind.wait()
     until(lambda: "test-closed" not in [thread.name for thread in threading.enumerate()])
 

@@ -6,7 +6,6 @@ import gc
 import os
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +13,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from hires import comm, worker
 from hires.comm.backends import rendezvous
 from hires.comm.backends.rendezvous import WorldMeeting
-from hires.comm.rehearsal import NullBackend
 from hires.core.errors import CommError, ConfigError
 from hires.core.message_backends import BACKEND_FACTS, BackendFacts
 from hires.core.ranks.world import World
@@ -116,7 +113,11 @@ def groups_come_and_go(world: World, path: str) -> tuple[bool, int]:
         if world.rank == 2:
             patch.setattr(dist, "ProcessGroupGloo", LateGloo)
         comm.destroy_group(comm.new_group(range(3)))  # which closes connections
-    waits = connected.exists()
+    waits, freed = connected.exists(), comm.new_group(range(3))
+    comm.destroy_group(freed), comm.destroy_group(freed)
+    world_ends = error_of(lambda: comm.destroy_group(comm.default_world().all_ranks))
+    assert "ends with shutdown" in world_ends
+    assert "was destroyed" in error_of(lambda: comm.all_reduce(torch.ones(3), group=freed))
     comm.shutdown()
     gc.collect()
     return waits, len(kept.handles) + (before() is not None)
@@ -277,7 +278,6 @@ TABLE = {
     ],
     "default": "gloo",
 }
-"""One as a plan has it, whose algorithms are those of plans."""
 
 
 def through_a_table_of_plans(world: World) -> list[Any]:
@@ -340,45 +340,6 @@ def test_rank_at_a_large_file_may_take_longer_than_the_limit():
     assert run_ranks(late_in_patience, 2) == [1, 1]
 
 
-# ---- one rank, with stand-ins for backends
-
-
-class Doubling(NullBackend):
-    """A world of equal ranks: a sum over two of them doubles."""
-
-    def all_reduce(
-        self, tensor: Tensor, op: object = None, group: object = None, async_op: bool = False
-    ) -> object:
-        return super().all_reduce(tensor.mul_(2), op, group, async_op)
-
-
-@pytest.fixture
-def own_backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    every = {name: BACKEND_FACTS[name] for name in BACKEND_FACTS}
-    monkeypatch.setattr(BACKEND_FACTS, "_items", every)
-    yield
-    comm.shutdown()
-
-
-@pytest.mark.usefixtures("own_backends")
-def test_backend_that_was_registered_carries_messages_and_frees_its_groups(monkeypatch):
-    freed: list[object] = []
-    monkeypatch.setattr(Doubling, "destroy_group", lambda _, group: freed.append(group))
-    BACKEND_FACTS.register("doubling")(BackendFacts("", lambda: Doubling))
-    comm.init(["doubling"], world=WORLD, timeout_s=1.0)
-    group, tensor = comm.new_group([0, 1]), torch.ones(3)
-    handle = group.handles["doubling"]
-    comm.all_reduce(tensor, group=group)
-    assert tensor.tolist() == [2.0, 2.0, 2.0]
-    comm.destroy_group(group)
-    comm.destroy_group(group)
-    assert freed == [handle]
-    with pytest.raises(CommError, match=r"ranks \[0, 1\] was destroyed"):
-        comm.all_reduce(torch.ones(3), group=group)
-    with pytest.raises(CommError, match="ends with shutdown"):
-        comm.destroy_group(comm.default_world().all_ranks)
-
-
 def test_rank_whose_second_backend_fails_waits_for_no_other(monkeypatch):
     """The end of MPI waited without limit for ranks that had joined both."""
     ends = list[str]()
@@ -409,8 +370,6 @@ def test_rank_whose_second_backend_fails_waits_for_no_other(monkeypatch):
         *(({"timeout_s": one}, "limit of .* s is none") for one in ("5", None, True, 0, -1, 1e300)),
         ({"timeout_s": float("nan")}, "a limit of nan s is none; give a number over 0"),
         ({"backends": ["gloo:nope"]}, "unknown .* 'gloo:nope'"),
-        ({"world": (0, 2)}, "give a World or a WorldMeeting"),
-        ({"table": "table.json"}, "table 'table.json' is none; give that of TuningTable.read"),
     ],
 )
 def test_arguments_of_a_start_that_cannot_be_meant_are_refused(given: Any, words: str):

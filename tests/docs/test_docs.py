@@ -17,9 +17,13 @@ from hires.cli.compose.overrides import checked
 from hires.cli.main import VERBS, parser_of
 from tests.helpers.commands import REPOSITORY
 from tests.helpers.commands import hires as run_hires
-from tests.helpers.library_page import run_script, script
+from tests.helpers.library_page import (
+    documented_engine,
+    plain_steps_of_documented_engine,
+    run_script,
+    script,
+)
 from tests.helpers.ranks import run_ranks
-from tests.helpers.shard_jobs import documented_engine, plain_steps_of_documented_engine
 
 README = REPOSITORY / "README.md"
 

@@ -55,8 +55,6 @@ from hires.comm.backends.works import JoinedWork
 SUM = dist.ReduceOp.SUM
 
 HALVES = (torch.float16, torch.bfloat16)
-BITS = (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR)
-_ORDER = (dist.ReduceOp.MIN, dist.ReduceOp.MAX)
 COMBINE: dict[Any, Callable[..., Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
     dist.ReduceOp.PRODUCT: torch.mul,
@@ -149,10 +147,6 @@ class Backend:
     def is_initialized(self) -> bool:
         """Whether this rank is part of the world."""
         return self.everyone is not None
-
-    def reaches(self, method: str, dtype: torch.dtype | None) -> bool:
-        """Whether its library was found to read GPUs in an operation on a type."""
-        return False
 
     def destroy_process_group(self) -> None:
         """Leaves the world."""
@@ -292,21 +286,11 @@ class Backend:
         return [torch.empty_like(like) for _ in self.members(group).ranks]
 
 
-class Alone(Backend):
-    """The operations of a group of one rank."""
-
-    def members(self, group: Any) -> Members:
-        """Returns this rank."""
-        assert isinstance(group, Members)
-        return group
-
-    def barrier(self, group: Any = None, async_op: bool = False) -> JoinedWork | None:
-        """Returns at once."""
-        return JoinedWork(()) if async_op else None
-
-
 class Messages(Backend):
-    """Every collective of a group as messages of a backend, whatever its library has."""
+    """Every collective of a group as messages of a backend, whatever its library has.
+
+    Of a group of one rank, too, which has none.
+    """
 
     def __init__(self, backend: Backend, members: Members) -> None:
         self._members = members
@@ -315,6 +299,10 @@ class Messages(Backend):
     def members(self, group: Any) -> Members:
         """Returns the group's ranks."""
         return self._members
+
+    def barrier(self, group: Any = None, async_op: bool = False) -> JoinedWork | None:
+        """Returns at once, in a group of one rank; in others no route leads here."""
+        return JoinedWork(()) if async_op else None
 
 
 def at(place: int, tensor: Tensor, none: Sequence[None]) -> list[Tensor | None]:
@@ -344,11 +332,8 @@ def reduce_in_order(terms: Sequence[Tensor], op: Any, out: Tensor) -> None:
     """Writes the reduction of one tensor of every rank, in rank order; all have one shape and type.
 
     Terms are combined left to right, so that the bits are the same wherever it is done; fp16 and
-    bf16 in fp32, rounded once. ``out`` may be one of them. ValueError: the type has no such
-    reduction, as a maximum of complex numbers or the bits of a float.
+    bf16 in fp32, rounded once. ``out`` may be one of them.
     """
-    if not has_reduction(op, out.dtype):
-        raise ValueError(f"{out.dtype} has no reduction {op}")
     combine, halves = COMBINE[op], out.dtype in HALVES
     total = terms[0].float() if halves else terms[0]
     for position, term in enumerate(terms[1:]):
@@ -356,10 +341,3 @@ def reduce_in_order(terms: Sequence[Tensor], op: Any, out: Tensor) -> None:
         # The first sum makes a tensor of its own; the others are added to that.
         total = combine(total, given, out=total) if position else combine(total, given)
     out.copy_(total)
-
-
-def has_reduction(op: Any, dtype: torch.dtype) -> bool:
-    """Whether numbers of a type can be reduced so."""
-    if op in BITS:
-        return not (dtype.is_floating_point or dtype.is_complex)
-    return op in COMBINE and not (op in _ORDER and dtype.is_complex)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
-import threading
 import time
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,41 +208,27 @@ class GlooWork:
     def __init__(self, work: Any, library: Any, *tensors: Tensor) -> None:
         self._work, self._tensors = work, tensors
         self._library = library  # which exit breaks while it is kept
-        self._ended: threading.Event | None = None
-        self._error: Exception | None = None
+        self._ended: Future[None] | None = None
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Returns when it is complete; RuntimeError or CommError: it failed, or is late."""
         if timeout is None and self._ended is None:
             self._work.wait()
             return True
-        if not self._watch().wait(None if timeout is None else timeout.total_seconds()):
-            raise PeerError(f"it took over {timeout.total_seconds() if timeout else 0:g} s")
-        if self._error is not None:
-            raise self._error
+        limit_s = None if timeout is None else timeout.total_seconds()
+        try:
+            self._watched().result(limit_s)
+        except TimeoutError:
+            raise PeerError(f"it took over {limit_s:g} s") from None
         return True
 
     def is_completed(self) -> bool:
         """Whether it is complete."""
-        return self._watch().is_set()
+        return self._watched().done()
 
-    def _watch(self) -> threading.Event:
+    def _watched(self) -> Future[None]:
         if self._ended is None:
-            self._ended = ended = threading.Event()
-
-            def watch() -> None:
-                try:
-                    self._work.wait()
-                except Exception as error:
-                    self._error = error
-                finally:
-                    ended.set()
-
-            try:
-                run_in_thread(watch)
-            except RuntimeError:
-                self._ended = None
-                raise
+            self._ended = run_in_thread(self._work.wait)
         return self._ended
 
 

@@ -44,6 +44,7 @@ LEAST_S, MOST_S = 5e-4, 1e-2  # between two polls of the thread
 LINGER_S = 0.1  # how long after the last message the thread goes to sleep, and between two looks
 LEAST_BYTES_PER_S = 1e9  # a large operation moves in many small steps, each at a poll
 BURST = 8  # calls at each poll: a large message may move in pieces, a few at each call
+SMALL_BYTES = 4096  # up to this size a rank owes the other side nothing once it has a message
 
 What = str | tuple[str, int, int]
 """An operation in words, or a template with the numbers that complete it."""
@@ -98,8 +99,8 @@ class MpiWork:
                 error = self._other_size(status, error)
             self.error = self.error or error
             requests.pop()
-        self.tensors = ()
         self._progress.end(self)
+        self.tensors = ()
         return True
 
     def _other_size(self, status: Any, error: Exception | None) -> Exception | None:
@@ -160,20 +161,17 @@ class MpiWork:
 
 
 class Progress:
-    """All calls of MPI of this rank; ``advance`` is one that moves every request on.
-
-    ``begin`` runs first in the thread: a library that reads a GPU needs one there.
-    """
+    """All calls of MPI of this rank; ``advance`` is one that moves every request on."""
 
     status: Any = None
     """Filled by a call of MPI, and read at once; one serves all works of a rank."""
     truncated = -1
     """MPI's error class of a message that is too long."""
 
-    def __init__(self, advance: Callable[[], object], begin: Callable[[], object] = int) -> None:
+    def __init__(self, advance: Callable[[], object]) -> None:
         self.lock = threading.Lock()
         self.waits: list[None] = []  # one for each thread that polls, so that this one need not
-        self._advance, self._begin = advance, begin
+        self._advance = advance
         self._open: dict[MpiWork, None] = {}  # also keeps their tensors alive
         self._moved_s = 0.0  # when a message last began or ended
         self._closed = False
@@ -191,8 +189,8 @@ class Progress:
 
     def end(self, work: MpiWork) -> None:
         """Forgets a work that is complete; the caller holds the lock."""
-        if work in self._open:
-            del self._open[work]
+        if work in self._open or any(one.nbytes > SMALL_BYTES for one in work.tensors):
+            self._open.pop(work, None)
             self._moved_s = time.monotonic()
 
     def close(self) -> None:
@@ -202,7 +200,6 @@ class Progress:
         self._thread.join()
 
     def _run(self) -> None:
-        self._begin()
         while not self._closed:
             idle_s = time.monotonic() - self._moved_s
             if self._open or idle_s < LINGER_S:

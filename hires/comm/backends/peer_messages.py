@@ -67,10 +67,6 @@ class PeerMessage:
         """Whether it is complete, or has failed; never waits."""
         return self.done or self.home.look(self)
 
-    def exception(self) -> CommError | None:
-        """Returns why it failed; None: it has not, so far."""
-        return self._error
-
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Returns when it is complete; CommError: it failed, or is late."""
         if not self.done:

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -74,15 +75,19 @@ busy_threads = set[threading.Thread]()
 """Those of :func:`run_in_thread` whose calls have not returned."""
 
 
-def run_in_thread(call: Callable[[], None]) -> None:
-    """Runs a call, which raises nothing, in a thread of its own; returns at once.
+def run_in_thread(call: Callable[[], Any]) -> Future[None]:
+    """Runs a call in a thread of its own; returns at once.
 
     RuntimeError: the system has no more threads; the call does not run.
     """
+    future = Future[None]()
 
     def run() -> None:
         try:
             call()
+            future.set_result(None)
+        except Exception as error:
+            future.set_exception(error)
         finally:
             busy_threads.discard(thread)
 
@@ -93,22 +98,20 @@ def run_in_thread(call: Callable[[], None]) -> None:
     except RuntimeError:
         busy_threads.discard(thread)
         raise
+    return future
 
 
 class FifoWork:
     """An operation under way; ``tensors`` belong to it until it is complete."""
 
-    __slots__ = ("_call", "_done", "_error", "_tensors", "what")
+    __slots__ = ("_call", "_done", "_error", "_tensors")
 
-    def __init__(
-        self, call: Callable[[], Any] | None, tensors: Sequence[Tensor], what: str
-    ) -> None:
-        self.what = what
-        self._call, self._tensors = call, tensors
+    def __init__(self, call: Callable[[], Any], tensors: Sequence[Tensor]) -> None:
+        self._call: Callable[[], Any] | None = call
+        self._tensors = tensors
         self._error: BaseException | None = None
         self._done = threading.Lock()  # held until it is complete
-        if call is not None:
-            self._done.acquire()
+        self._done.acquire()
 
     def is_completed(self) -> bool:
         """Whether it is complete, or has failed; never waits."""
@@ -121,7 +124,7 @@ class FifoWork:
         """
         limit_s = -1 if timeout is None else max(timeout.total_seconds(), 0)
         if not self._done.acquire(timeout=limit_s):
-            raise PeerError(f"{self.what} took over {limit_s:g} s")
+            raise PeerError(f"it took over {limit_s:g} s")
         self._done.release()
         if self._error is not None:
             raise self._error
@@ -133,7 +136,7 @@ class FifoWork:
         assert call is not None
         try:
             if broken is not None:
-                raise CommError(f"{self.what} was not begun: {broken}") from broken
+                raise CommError(f"it was not begun: {broken}") from broken
             call()
         except BaseException as error:  # its waiter raises it
             self._error = error
@@ -158,17 +161,17 @@ class Fifo:
         self._closed = False
         self._broken: BaseException | None = None
 
-    def run(self, call: Callable[..., Any], *args: Any, what: str = "an operation") -> None:
+    def run(self, call: Callable[..., Any], *args: Any) -> None:
         """Runs a blocking operation after those that were begun, and returns when it is complete.
 
         Where nothing is under way it runs in this thread. Its error is raised here.
         """
         if self._open or not self._turn.acquire(blocking=False):
-            self.begin(lambda: call(*args), what=what).wait()
+            self.begin(lambda: call(*args)).wait()
             return
         try:
             if self._broken is not None:
-                raise CommError(f"{what} was not begun: {self._broken}") from self._broken
+                raise CommError(f"it was not begun: {self._broken}") from self._broken
             call(*args)
         except (ValueError, TypeError):
             raise
@@ -178,11 +181,9 @@ class Fifo:
         finally:
             self._turn.release()
 
-    def begin(
-        self, call: Callable[[], Any], tensors: Sequence[Tensor] = (), what: str = "an operation"
-    ) -> FifoWork:
+    def begin(self, call: Callable[[], Any], tensors: Sequence[Tensor] = ()) -> FifoWork:
         """Queues a blocking operation behind those that were begun before; returns at once."""
-        work = FifoWork(call, tensors, what)
+        work = FifoWork(call, tensors)
         with self._start:
             if self._closed:  # by now its thread may have ended
                 work.run(self._broken)

@@ -22,7 +22,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hires.core import programs
 from hires.core.config.launcher_config import DIALECTS
@@ -35,14 +35,6 @@ LIBRARY = "MPI4PY_LIBMPI"
 _PATH = "LD_LIBRARY_PATH"
 _DEBIAN, _INTERFACE = "libmpich.so", "libmpi.so.12"
 """What Debian's MPICH is called, and what mpi4py's extension for its interface looks for."""
-
-
-class GpuSupport(NamedTuple):
-    """Whether a library takes pointers to the memory of GPUs."""
-
-    messages: bool
-    collectives: bool
-    """The nonblocking ones, which hires calls."""
 
 
 def load() -> Any:
@@ -103,30 +95,6 @@ def end(mpi: Any) -> None:
     """Ends MPI, all ranks together, if hires has started it; else the program may go on with it."""
     if _started_by_hires and not mpi.Is_finalized():
         mpi.Finalize()
-
-
-def gpu_support(mpi: Any) -> GpuSupport:
-    """Returns what the library that mpi4py has loaded, and started, takes of GPUs.
-
-    Source:
-        https://www-lb.open-mpi.org/faq/?category=runcuda (MPIX_Query_cuda_support, and what is not
-        supported: the nonblocking collectives); MPICH's MPIX_GPU_query_support; MVAPICH2-GDR 2.3
-        user guide (nonblocking collectives from the memory of GPUs).
-    """
-    library = _loaded_library()
-    if library is None:
-        return GpuSupport(False, False)
-    there = ctypes.c_int(0)
-    # MPICH ends the process if it is not started, or not any more.
-    started = mpi.Is_initialized() and not mpi.Is_finalized()
-    if started and (query := getattr(library, "MPIX_GPU_query_support", None)) is not None:
-        cuda = 0  # MPIX_GPU_SUPPORT_CUDA
-        if query(cuda, ctypes.byref(there)):
-            there.value = 0
-    elif (query := getattr(library, "MPIX_Query_cuda_support", None)) is not None:
-        there.value = query()
-    openmpi = re.search(DIALECTS["openmpi"].version, mpi.Get_library_version(), re.IGNORECASE)
-    return GpuSupport(bool(there.value), bool(there.value) and not openmpi)
 
 
 def first_line(version: str) -> str:
