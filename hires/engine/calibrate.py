@@ -27,8 +27,8 @@ from hires.data.source import Source
 from hires.engine.build import RankEngine
 from hires.engine.loader import slot_loader
 from hires.parallel.context import Context
+from hires.parallel.conversion_kernels import to_map
 from hires.parallel.halo import part
-from hires.parallel.map_views import to_map
 from hires.plan.factors import unpack
 from hires.plan.graph import INPUT, describe
 from hires.plan.operators.operator_facts import facts_of
