@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hires.core.errors import ConfigError
 from hires.core.store.reading import read_named
@@ -25,7 +24,6 @@ from hires.data.image_format import MAX_SIDE
 from hires.data.sources.folder import visible_files
 from hires.data.splits import MOST_BYTES
 
-_NO_AREA = ("Point", "MultiPoint", "LineString", "MultiLineString")
 _DETECTIONS = ("detection", "cell", "tile", "PathDetectionObject", "PathCellObject")
 """Objects of QuPath, by the names of its versions, that ``data.detections`` asks for."""
 _POINTS = ("dot", "pointset", "measurement")
@@ -90,29 +88,38 @@ def read_annotations(path: Path, detections: bool = False) -> tuple[list[Outline
     Behind them stands how many shapes are no region, by the reason. ConfigError: it is no such
     file, or an outline has a corner that is no place on a slide.
     """
+    import shapely
+
     outlines, left_out = list[Outline](), Counter[str]()
     try:
         text = read_named(path, MOST_BYTES).lstrip("\ufeff")
         shapes = _asap(text) if path.suffix.lower() == ".xml" else _geojson(text, detections)
-        for number, (label, polygons, reason) in enumerate(shapes):
-            shape = None if reason else _shape(polygons, number)
-            if shape is not None and shape.area > 0 and label:
-                outlines.append(Outline(label, shape))
+        for number, (label, shape, reason) in enumerate(shapes):
+            bounds = shapely.bounds(shape)
+            if not shape.is_empty and not (np.abs(bounds) <= MAX_SIDE).all():  # nan is not, too
+                raise ValueError(f"shape {number} reaches from {bounds}, which is off any slide")
+            valid = shapely.make_valid(shape, method="structure", keep_collapsed=False)
+            parts = shapely.get_parts(valid)
+            parts = parts[shapely.area(parts) > 0]
+            if not reason and len(parts) and label:
+                one = parts[0] if len(parts) == 1 else shapely.union_all(parts)
+                outlines.append(Outline(label, one))
             else:
-                no_area = shape is not None and not shape.area > 0
-                left_out[reason or ("without area" if no_area else "without a class")] += 1
-    except (OSError, ValueError, LookupError, TypeError, AttributeError,
-            RecursionError, ElementTree.ParseError) as error:  # fmt: skip
+                left_out[reason or ("without a class" if len(parts) else "without area")] += 1
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError,
+            ElementTree.ParseError, shapely.errors.ShapelyError) as error:  # fmt: skip
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise ConfigError(f"the annotations {path} cannot be read: {reason}") from None
     return outlines, left_out
 
 
-_Shapes = Iterator[tuple[str | None, list[Any], str]]
-"""Class, polygons as lists of rings, and why this is no region."""
+_Shapes = Iterator[tuple[str | None, Any, str]]
+"""Class, shape of shapely, and why this is no region."""
 
 
 def _geojson(text: str, detections: bool) -> _Shapes:
+    import shapely
+
     held = json.loads(text)
     features = held.get("features", [held]) if isinstance(held, dict) else held
     for number, feature in enumerate(features):
@@ -120,12 +127,9 @@ def _geojson(text: str, detections: bool) -> _Shapes:
         facts = (feature.get("properties") or {}) if is_feature else {}
         geometry = feature["geometry"] if is_feature else feature
         kind = facts.get("objectType") or facts.get("object_type") or feature.get("id")
-        reason, polygons = "", [*_polygons(geometry, number)]
-        if kind in _CORE or (kind in _DETECTIONS and not detections):
-            reason = str(kind)
-        elif not polygons:
-            reason = f"without area ({geometry['type'] if geometry else 'null'})"
-        yield _class_of(facts, number), polygons, reason
+        is_out = kind in _CORE or (kind in _DETECTIONS and not detections)
+        shape = shapely.from_geojson(json.dumps(geometry)) if geometry else shapely.Polygon()
+        yield _class_of(facts, number), shape, str(kind) if is_out else ""
 
 
 def _class_of(facts: dict[str, Any], number: int) -> str | None:
@@ -139,58 +143,22 @@ def _class_of(facts: dict[str, Any], number: int) -> str | None:
     return label
 
 
-def _polygons(geometry: Any, number: int) -> Iterator[list[Any]]:
-    """Yields the polygons of a geometry, those of a collection, too."""
-    kind = geometry["type"] if geometry else "Point"
-    if kind == "Polygon":
-        yield geometry["coordinates"]
-    elif kind == "MultiPolygon":
-        yield from geometry["coordinates"]
-    elif kind == "GeometryCollection":
-        for one in geometry["geometries"]:
-            yield from _polygons(one, number)
-    elif kind not in _NO_AREA:
-        raise ValueError(f"feature {number} is a {kind!r}, which is no geometry of GeoJSON")
-
-
 def _asap(text: str) -> _Shapes:
+    import shapely
+
     if "<!DOCTYPE" in text:  # its entities may grow without bounds
         raise ValueError("it declares a document type, which no file of ASAP does")
     root = ElementTree.fromstring(text)
     if root.tag != "ASAP_Annotations":
-        known = "Aperio ImageScope" if root.find(".//Region") is not None else f"<{root.tag}>"
         raise ValueError(
-            f"it is of {known}, not of ASAP; open it in QuPath or another program that reads it, "
-            f"and export GeoJSON"
+            f"it is of <{root.tag}>, not of ASAP; open it in QuPath or another program that reads "
+            f"it, as Aperio ImageScope's, and export GeoJSON"
         )
     for annotation in root.iter("Annotation"):
         kind, label = annotation.get("Type", "Polygon"), annotation.get("PartOfGroup")
         corners = [one.attrib for one in annotation.iter("Coordinate")]
         corners.sort(key=lambda corner: float(corner.get("Order", 0)))
-        ring = [(corner["X"], corner["Y"]) for corner in corners]
+        ring = [(float(corner["X"]), float(corner["Y"])) for corner in corners]
+        shape = shapely.Polygon(ring if len(ring) > 2 else ())
         reason = f"without area ({kind})" if kind.lower() in _POINTS else ""
-        yield None if label == "None" else label, [[ring]], reason
-
-
-def _shape(polygons: list[Any], number: int) -> Any:
-    """Returns the polygons of an outline as one valid shape, which is empty if it has no area."""
-    import shapely
-
-    parts = []
-    for rings in polygons:
-        corners, *holes = [_ring(ring, number) for ring in rings or [[]]]
-        if len(corners):
-            parts.append(shapely.Polygon(corners, [hole for hole in holes if len(hole)]))
-    valid = shapely.make_valid(parts, method="structure", keep_collapsed=False)
-    return valid[0] if len(valid) == 1 else shapely.union_all(valid)
-
-
-def _ring(ring: Any, number: int) -> NDArray[np.float64]:
-    """Returns the corners of a ring, (n, 2); none: they are fewer than three."""
-    corners = np.array(ring, float)[:, :2] if len(ring) else np.empty((0, 2))
-    fits = (np.abs(corners) <= MAX_SIDE).all(1)  # nan does not
-    if not fits.all():
-        corner = tuple(corners[~fits][0].tolist())
-        raise ValueError(f"shape {number} has a corner at {corner}, which is no place on a slide")
-    num_corners = len(corners) - bool(len(corners) and (corners[0] == corners[-1]).all())
-    return corners if num_corners > 2 else corners[:0]
+        yield None if label == "None" else label, shape, reason

@@ -17,7 +17,7 @@ from hires.core.programs import module_command
 from hires.core.store.file_names import StrPath
 
 if TYPE_CHECKING:
-    from hires.report.frames import Frames
+    from hires.report.tables import Frames
 
 
 def load(runs: StrPath | Iterable[StrPath] | None = None, results: StrPath = "results") -> Frames:
@@ -34,9 +34,9 @@ def load(runs: StrPath | Iterable[StrPath] | None = None, results: StrPath = "re
         TypeError: one of ``runs`` is neither text nor a path.
     """
     from hires.core.store import rundir
-    from hires.report import frames  # pandas takes a second
+    from hires.report import tables  # pandas takes a second
 
-    return frames.load(*rundir.matching(runs, results))
+    return tables.load(*rundir.matching(runs, results))
 
 
 def run(*words: str, **keys: Any) -> Frames:

@@ -45,6 +45,8 @@ _PLANNED = (
     Column("ratio", "ratio", digits=2),
     *_COSTS,
 )
+_SUMS = (_COUNT, _BYTES, *_COSTS)
+_OF_SIZE = texts(**{"operation": "operation", "from": "from"})
 MAX_RANKS = 64
 CAPTION = (
     "Of one step: calls and bytes of all ranks, times of the mean rank. A send and its receive are "
@@ -80,15 +82,12 @@ class MessageSums:
         ``planned_count``, ``planned_bytes`` and how many times fewer bytes a codec makes them,
         ``ratio``, are there where the plan decides all these keys.
         """
-        planned = self.planned if set(keys) <= {*PLANNED_KEYS} else None
         rows = added(self.rows, keys)
-        if planned is not None:
+        if set(keys) <= {*PLANNED_KEYS}:
+            planned, nothing = added(self.planned, keys, PLANNED_SUMS), dict.fromkeys(SUMS, 0)
+            sums = {tuple(row[key] for key in keys): row for row in planned}
             # Also what was planned and never ran.
-            sums = {tuple(row[k] for k in keys): row for row in added(planned, keys, PLANNED_SUMS)}
-            nothing = dict.fromkeys(SUMS, 0)
-            missing = sums.keys() - {tuple(row[key] for key in keys) for row in rows}
-            rows += [{**dict(zip(keys, key, strict=True)), **nothing} for key in missing]
-            rows.sort(key=lambda row: [row[key] for key in keys])
+            rows = added([*rows, *(row | nothing for row in planned)], keys)
             for row in rows:
                 own = sums.get(tuple(row[key] for key in keys), dict.fromkeys(PLANNED_SUMS, 0))
                 row |= {"planned_count": own["count"], "planned_bytes": own["bytes"]}
@@ -129,22 +128,17 @@ class MessageSums:
     def tables(self) -> list[Table]:
         """Returns the tables of a run's messages; those of single ranks only of few ranks."""
         sizes = [{**row, "from": size_words(row["size"])} for row in self.by("operation", "size")]
-        of_operation, of_kind = texts(operation="operation", kind="kind")
+        of_kind, of_size = texts(operation="operation", kind="kind"), _OF_SIZE
         of_backend = texts(backend="backend", algorithm="algorithm")
-        [of_size], [rank], sums = (
-            texts(**{"from": "from"}),
-            counts(rank="rank"),
-            (_COUNT, _BYTES, *_COSTS),
-        )
-        by_kind = self.by("operation", "kind")
+        kinds, backends = self.by("operation", "kind"), self.by("backend", "algorithm")
         tables = [
-            table_of("comm", "By operation and kind", (of_operation, of_kind, *_PLANNED), by_kind),
-            table_of("comm", "By operation and size", (of_operation, of_size, *_PLANNED), sizes),
-            table_of("comm", "By backend", (*of_backend, *sums), self.by("backend", "algorithm")),
+            ("By operation and kind", (*of_kind, *_PLANNED), kinds),
+            ("By operation and size", (*of_size, *_PLANNED), sizes),
+            ("By backend", (*of_backend, *_SUMS), backends),
         ]
         if len(self.by_rank) <= MAX_RANKS:
-            tables.append(table_of("comm", "By rank", (rank, *sums), self.by_rank))
-        return tables
+            tables.append(("By rank", (*counts(rank="rank"), *_SUMS), self.by_rank))
+        return [table_of("comm", *one) for one in tables]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the tables as plain values, all ranks among them."""

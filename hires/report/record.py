@@ -35,17 +35,14 @@ def _share(title: str) -> Any:
     return _column(title, "%", 100.0, 2)
 
 
-def _spread(before: str, unit: str, digits: int) -> Any:
-    """Returns the field of a :class:`Spread`, with a column for each part."""
-    parts = {part: Column("", f"{before}{part}", unit, 1.0, digits) for part in _PARTS}
-    return field(default=None, metadata={"columns": parts})
-
-
-def _interval(unit: str, factor: float, digits: int) -> Any:
-    """Returns the field ``NAME_ci95`` of the 95 % interval of another, with a column an end."""
-    ends = {"low": "95 % from", "high": "to"}
-    columns = {end: Column("", title, unit, factor, digits) for end, title in ends.items()}
+def _parts(titles: dict[str, str], unit: str, factor: float, digits: int) -> Any:
+    """Returns an optional field of several numbers, with a column for each by its title."""
+    columns = {part: Column("", title, unit, factor, digits) for part, title in titles.items()}
     return field(default=None, metadata={"columns": columns})
+
+
+def _spread(before: str, unit: str, digits: int) -> Any:
+    return _parts({part: f"{before}{part}" for part in _PARTS}, unit, 1.0, digits)
 
 
 _PARTS = ("median", "p10", "p90")
@@ -109,7 +106,8 @@ def _with_metrics(kind: type[T]) -> type[T]:
         look = metric.unit, metric.factor, metric.digits
         fields = {name: ("float | None", _column(metric.title, *look))}
         if metric.has_interval:
-            fields[f"{name}_ci95"] = "Interval | None", _interval(*look)
+            ends = _parts({"low": "95 % from", "high": "to"}, *look)
+            fields[f"{name}_ci95"] = "Interval | None", ends
         for key, (type_words, made) in fields.items():
             kind.__annotations__[key] = type_words
             setattr(kind, key, made)
@@ -300,6 +298,7 @@ class RunRecord:
     lineage: list[ContinuedRun] = field(default_factory=list)
     loss: RecordedLoss = field(default_factory=RecordedLoss)
     unlabelled_microbatches: int | None = None
+    failed_saves: list[int] = field(default_factory=list)
     skipped_steps: int | None = None
     loss_scale: float | None = None
     evaluation: RecordedEvaluation | None = None

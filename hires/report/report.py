@@ -26,12 +26,12 @@ from hires.core.units import listed, size
 from hires.report import tables
 from hires.report.columns import TABLES, Table, value_text
 from hires.report.compare.comparison import origin
-from hires.report.frames import Frames, setting
 from hires.report.plots import base as figures
 from hires.report.plots import style
 from hires.report.plots.base import Plot
 from hires.report.points import median_peak, median_speed
 from hires.report.runs import Run, defaults
+from hires.report.tables import Frames, setting
 
 PAGE = "index.html"
 OPTION = "--out DIR"

@@ -66,8 +66,8 @@ def read_timeline(folder: StrPath, notes: Notes = None) -> list[StepSpans]:
                 return []
     if not steps and notes is None:
         raise RunError(
-            f"{folder} holds no timeline: the run has not come to its end, or its ranks were "
-            f"killed; repeat it with `hires run ... --again`"
+            f"{folder} holds no timeline: its ranks did not come to their end; repeat the run with "
+            f"`hires run ... --again`"
         )
     return sorted(steps, key=lambda step: (step.step, step.rank))
 

@@ -9,8 +9,8 @@ import pytest
 
 from hires.core.store import campaign
 from hires.core.store.campaign import Campaign, ExcludedPoint
-from hires.report.frames import load
 from hires.report.report import write_report
+from hires.report.tables import load
 from tests.helpers.browser import browser
 from tests.helpers.hostile import hostile_campaign
 from tests.helpers.patience import until

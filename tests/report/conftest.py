@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hires.report import frames
+from hires.report import tables
 from tests.helpers.report_runs import sized_campaign
 
 
@@ -17,4 +17,4 @@ def sized_paths(tmp_path_factory):
 @pytest.fixture(scope="session")
 def campaign(sized_paths):
     """Its frames."""
-    return frames.load(sized_paths)
+    return tables.load(sized_paths)

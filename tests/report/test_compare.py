@@ -9,8 +9,7 @@ import yaml
 from hires.core.errors import ConfigError
 from hires.report.compare import comparison
 from hires.report.compare.comparison import compare_references, compare_runs
-from hires.report.compare.metrics import METRICS
-from hires.report.compare.verdicts import Settings, Tolerance, parse_tolerance
+from hires.report.compare.verdicts import METRICS, Settings, Tolerance, parse_tolerance
 from hires.report.runs import read_runs
 from tests.helpers import report_runs
 from tests.helpers.compared_runs import compared_run, failed_run
@@ -72,27 +71,15 @@ def test_difference_within_the_tolerance_is_none(tmp_path, before):
             parse_tolerance(text)
 
 
-def test_sides_with_other_batches_are_compared_per_image_and_not_by_memory(tmp_path, before):
-    # A step of 4 images was put beside one of 2, and called slower.
-    after = compared_run(tmp_path, [steps(0.5)], campaign="after", batch=2)
-    report_runs.change(before, evaluation={"top1": 0.8})
-    report_runs.change(after, evaluation={"top1": 0.9})
-    made = compare([before], [after], "throughput", "step_time", "accuracy", "memory", "loss")
-    assert verdicts(made)[:3] == [SAME, SAME, ("higher", "better")]
-    assert verdicts(made)[3:] == [("not comparable", "unknown")] * 2
-    assert made.results[1].a == pytest.approx(0.5 / 4, rel=0.02)
-    assert any("per image" in note for note in made.notes)
-    failed = failed_run(tmp_path, campaign="failed", batch=8)
-    assert compare([before], [failed], "memory").is_worse
-
-
 def test_memory_and_loss_of_one_run_each_are_judged_by_the_tolerance_alone(tmp_path, before):
     after = compared_run(tmp_path, [steps()], peaks=[110 << 20], losses=[1.8], campaign="after")
     nan = compared_run(tmp_path, [steps()], losses=[None], campaign="nan")
     broken = compared_run(tmp_path, [steps()], campaign="nan", seed=7)  # keeps no others apart
     (broken / "config.yaml").write_text("[")
-    made = compare([before], [after], "memory", "loss")
-    assert verdicts(made) == [("more", "worse"), ("lower", "better")]
+    report_runs.change(before, evaluation={"top1": 0.8})
+    report_runs.change(after, evaluation={"top1": 0.9})
+    made = compare([before], [after], "memory", "loss", "accuracy")
+    assert verdicts(made) == [("more", "worse"), ("lower", "better"), ("higher", "better")]
     assert made.results[0].interval is None
     assert verdicts(compare([before], [nan, broken], "loss")) == [("higher", "worse")]
     assert verdicts(compare([nan], [before], "loss")) == [("unknown", "unknown")]
@@ -122,6 +109,9 @@ def test_points_are_paired_by_config_and_the_others_are_reported(campaign):
     assert [(d.what, d.a, d.b) for d in made.config] == [("precision.name", "fp32", "bf16")]
     with pytest.raises(ConfigError, match=r"they differ in batch \(1, 2 in A, 8, 9 in B\)"):
         compare(a[:2], campaign("d", {8: 1, 9: 1}))
+    assert verdicts(compare(a[:1], campaign("e", {2: 0.5}))) == [("faster", "better")]
+    with pytest.raises(ConfigError, match=r"other batches, and step_time, loss is of a step"):
+        compare(a[:1], campaign("f", {2: 1}), "throughput", "step_time", "loss")
     other = {"image": 64, "task": {"name": "infer"}}  # another work of an image
     for key, value in other.items():
         with pytest.raises(ConfigError, match=f"they differ in {key}"):

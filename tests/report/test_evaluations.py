@@ -10,11 +10,10 @@ import pytest
 from hires.core.evaluation_summary import paired_difference
 from hires.core.store.campaign import Campaign, PlannedPoint
 from hires.data.content import HAS_FILES
-from hires.report import frames
+from hires.report import tables
 from hires.report.evaluations import classes, data_label, evaluations, predictions
 from hires.report.plots.base import PlotData, draw
 from hires.report.runs import Run, find
-from hires.report.tables import campaign_tables, tables
 from tests.helpers.compared_runs import compared_run
 from tests.helpers.report_runs import change
 
@@ -80,7 +79,7 @@ def test_only_what_is_complete_has_a_row_with_its_time_of_a_megapixel(tmp_path):
 def test_report_and_tables_of_a_campaign_tell_keys_of_quant_apart(runs):
     # Two panels of the confusions were titled `single int8`, and the figure and the table of
     # precisions were of trainings only.
-    loaded, quant = frames.load(runs), "images=64, linear=dynamic"
+    loaded, quant = tables.load(runs), "images=64, linear=dynamic"
     plots = {plot.name: plot for plot in draw(PlotData(loaded))}
     axes = plots["confusion"].figure.axes[:3]
     labels = [axis.get_title(loc="left").replace("\n", " ") for axis in axes]
@@ -91,12 +90,12 @@ def test_report_and_tables_of_a_campaign_tell_keys_of_quant_apart(runs):
     [axis] = plots["precision_error"].figure.axes
     names = [label.get_text().replace("\n", " ") for label in axis.get_xticklabels()]
     assert f"int8 {quant}" in names
-    every = {table.name: table for table in tables(loaded.found)}
+    every = {table.name: table for table in tables.tables(loaded.found)}
     rows = shown(every["precision"])
     assert [row["loss_error"] for row in rows] == [None, pytest.approx(0.02), pytest.approx(0.2)]
     assert "same class [%]" in [one.heading for one in every["evaluations"].columns]
     points = [PlannedPoint(run.name, [], 1) for run in runs]
-    table = campaign_tables(runs[0].parent, Campaign("c", points=points))[0]
+    table = tables.campaign_tables(runs[0].parent, Campaign("c", points=points))[0]
     rows = shown(table)
     assert [row["quant"] for row in rows] == [None, None, quant]
     assert [row["agreement"] for row in rows] == [None, 0.88, 1.0]
@@ -115,13 +114,13 @@ def test_training_has_a_row_for_its_best_and_its_last_evaluation(tmp_path):
     best, last = ({"step": n, "loss": 0.5, "top1": n / 4, "metric": "top1"} for n in (3, 2))
     facts = {"metric": "top1", "count": 3, "ended_early": 6, "best": best, "last": last}
     change(run, validation=facts)
-    loaded = frames.load([run, compared_run(tmp_path, [[0.5]], batch=8)])
-    rows = frames.plain_rows(loaded.validations)
+    loaded = tables.load([run, compared_run(tmp_path, [[0.5]], batch=8)])
+    rows = tables.plain_rows(loaded.validations)
     assert [(row["evaluation"], row["done"], row["top1"]) for row in rows] == [
         ("best top1", 4, 0.75), ("last", 3, 0.5),
     ]  # fmt: skip
-    [table] = [one for one in tables(loaded.found) if one.name == "validations"]
+    [table] = [one for one in tables.tables(loaded.found) if one.name == "validations"]
     titles = {column.title for column in table.columns}
     assert {"after step", "top-1", "loss", "ended early at"} <= titles
     assert not {"PSNR", "top-5"} & titles  # no run has them
-    assert tmp_path / "out" / "validations.csv" in frames.write_frames(loaded, tmp_path / "out")
+    assert tmp_path / "out" / "validations.csv" in tables.write_frames(loaded, tmp_path / "out")

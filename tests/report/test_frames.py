@@ -14,9 +14,9 @@ from hires.core.errors import ConfigError
 from hires.core.store import campaign, message_files
 from hires.core.store.campaign import Campaign, ExcludedPoint, PlannedPoint
 from hires.core.store.file_names import rank_messages
-from hires.report import frames, report
-from hires.report.compare.metrics import METRICS
-from hires.report.compare.metrics import points as pairs
+from hires.report import report, tables
+from hires.report.compare.verdicts import METRICS
+from hires.report.compare.verdicts import points as pairs
 from hires.report.plots.base import PlotData
 from tests.helpers.compared_runs import compared_run
 from tests.helpers.report_runs import MIB, change, report_run
@@ -81,7 +81,7 @@ def test_run_without_a_record_or_an_end_is_reported(tmp_path):
     points = [PlannedPoint(run.name, ["image=13"]), PlannedPoint("x-00000000", [])]
     excluded = [ExcludedPoint(["image=99"], "too large [memory.limit]")]
     campaign.write(run.parent, Campaign("a", [], points, excluded))
-    loaded = frames.load([run], [run.parent])
+    loaded = tables.load([run], [run.parent])
     assert report.counts(loaded) == [("run", "1"), ("done", "1"), ("excluded", "1")]
     planned = loaded.planned
     assert list(planned["state"]) == ["infeasible", "pending", "done"]
@@ -92,17 +92,17 @@ def test_run_without_a_record_or_an_end_is_reported(tmp_path):
         ({"throughput": {"img_per_s": {"median": 1}}}, "damaged: its throughput.img_per_s lacks"),
     ):
         change(run, "record.json", **changes)
-        found = frames.load([run])
+        found = tables.load([run])
         [note] = found.all_notes()
         assert why in note.text
         change(run, "record.json", **original)
     for name in ("record.json", "a0/record.json"):
         (run / name).unlink()
-    [note] = frames.load([run]).all_notes()
+    [note] = tables.load([run]).all_notes()
     assert note.where.endswith("/record.json")
     assert "attempt a0 ended as done" in note.text
     (run / "a0" / "exit.json").unlink()
-    loaded = frames.load([run])
+    loaded = tables.load([run])
     assert list(loaded.runs["state"]) == ["unknown"]
     loaded.run_list[0].status = ("lost", None, "its process is gone")
     assert list(loaded.failures["cause"]) == ["its process is gone"]
@@ -117,12 +117,12 @@ def test_lost_messages_of_a_complete_run_are_named(tmp_path):
     for path in ranks:
         whole = path.read_bytes()
         path.unlink()
-        found = frames.load([run])
+        found = tables.load([run])
         assert found.calls.empty
         [note] = found.all_notes()
         assert note.where.endswith(path.name)
         path.write_bytes(whole)
-    found = frames.load([run])
+    found = tables.load([run])
     assert (found.calls.empty, found.all_notes()) == (True, [])
 
 
@@ -169,7 +169,7 @@ def test_paths_patterns_and_names_stand_for_their_runs(tmp_path, monkeypatch, ca
     # Campaigns of one name in two folders were merged.
     twin = report_run(tmp_path / "other/results", campaign="fig2.5")
     campaigns = [f"{tmp_path.name}/results/fig2.5", "other/results/fig2.5"]
-    assert list(frames.load([other, twin]).runs["campaign"]) == campaigns
+    assert list(tables.load([other, twin]).runs["campaign"]) == campaigns
 
 
 def more_attempts(run, *speeds):
@@ -190,12 +190,12 @@ def more_attempts(run, *speeds):
 def test_attempts_of_one_commit_and_machine_are_repeats_of_a_point(tmp_path):
     run = report_run(tmp_path, step_s=0.5)
     more_attempts(run, 1.0, 2.0)
-    [point] = frames.load([run]).points.to_dict("records")
+    [point] = tables.load([run]).points.to_dict("records")
     assert point["attempts"] == 3
     assert point["img_per_s_median"] == pytest.approx(8.0)  # of the attempts
     assert point["img_per_s_p10"] == pytest.approx(4.0)  # of all steps
     assert point["img_per_s_p90"] > 14
-    box = report.run_card(frames.load([run]).run_list[0], 0)
+    box = report.run_card(tables.load([run]).run_list[0], 0)
     assert box["summary"].startswith("8.00 img/s, median of 3 attempts")
     assert ("model.classes", "5") in box["settings"]
     assert "optimizer.lr" not in dict(box["settings"])  # it has its default
@@ -203,7 +203,7 @@ def test_attempts_of_one_commit_and_machine_are_repeats_of_a_point(tmp_path):
     provenance = json.loads((run / "a0" / "record.json").read_text())["provenance"]
     for other in ({"host": "elsewhere"}, {"git": "0123456789abcdef", "hires": "0.0.9"}):
         change(run, "a0/record.json", provenance=provenance | other)
-        loaded = frames.load([run])
+        loaded = tables.load([run])
         [point] = loaded.points.to_dict("records")
         assert (point["attempts"], point["left_out"]) == (2, 1)
         assert point["img_per_s_median"] == pytest.approx(6.0)
@@ -215,9 +215,9 @@ def test_attempts_of_one_commit_and_machine_are_repeats_of_a_point(tmp_path):
 def test_seeds_are_repeats_and_other_keys_layouts_and_campaigns_are_not(tmp_path):
     runs = [report_run(tmp_path, seed=seed, step_s=took) for seed, took in ((0, 1.0), (1, 3.0))]
     other = report_run(tmp_path, optimizer={"lr": 0.5}, step_s=0.1)
-    assert sorted(frames.load([*runs, other]).points["attempts"]) == [1, 2]
+    assert sorted(tables.load([*runs, other]).points["attempts"]) == [1, 2]
     several = [report_run(tmp_path / "c", campaign=f"c{size}", image=size) for size in (32, 48)]
-    assert [*frames.load(several).points["campaign"]] == ["c32", "c48"]
+    assert [*tables.load(several).points["campaign"]] == ["c32", "c48"]
 
 
 def test_efficiency_is_beside_the_fastest_single_run_of_the_same_work(tmp_path):
@@ -228,7 +228,7 @@ def test_efficiency_is_beside_the_fastest_single_run_of_the_same_work(tmp_path):
         return run
 
     runs = [timed("single", 2.0), timed("sp", 1.25)]
-    points = frames.load(runs).points
+    points = tables.load(runs).points
     assert [*points["layout"]] == ["sp", "single"]  # the fastest first
     assert [*points["efficiency_percent"]] == pytest.approx([80, 100])
     assert [*points["speedup"]] == pytest.approx([1.6, 1])
@@ -236,7 +236,7 @@ def test_efficiency_is_beside_the_fastest_single_run_of_the_same_work(tmp_path):
     other = {"campaign": "b", "image": 64, "task": {"name": "infer"}, "optimizer": {"lr": 0.5}}
     other |= {"batch": 8, "model": {"depth": 18}, "precision": {"name": "bf16"}}
     runs += [timed("single", 0.1, **{key: value}) for key, value in other.items()]
-    points = frames.load(runs).points
+    points = tables.load(runs).points
     assert (len(points), set(points["attempts"])) == (len(runs), {1})
     assert points.set_index("layout").loc["sp", "efficiency_percent"] == pytest.approx(80)
 
@@ -250,7 +250,7 @@ def test_precisions_are_beside_each_other_in_one_campaign_or_of_one_commit(tmp_p
     for run, commit in zip(runs, commits, strict=True):
         provenance = json.loads((run / "record.json").read_text())["provenance"]
         change(run, provenance={**provenance, "git": commit * 40})
-    loaded, same = frames.load(runs), commits == "aa"
+    loaded, same = tables.load(runs), commits == "aa"
     frame = loaded.precision.set_index("precision")
     assert frame.loc["bf16", "reference"] == "fp32" if same else frame["reference"].isna().all()
     assert not same or frame.loc["bf16", "first_loss_error"] > 0
@@ -271,10 +271,10 @@ def test_runs_of_another_beginning_or_end_are_no_precisions_of_each_other(tmp_pa
         low(),
         *(low(campaign=f"c{n}", **keys) for n, keys in enumerate(others)),
     ]
-    rows = frames.plain_rows(frames.load(runs).precision)
+    rows = tables.plain_rows(tables.load(runs).precision)
     assert [row["reference"] for row in rows[:3]] == [None, None, "fp32"]
     assert rows[2]["last_loss_error"] == pytest.approx(0.1)  # of its own campaign
     assert [row["reference"] for row in rows[3:]] == [None] * len(others)
     change(exact, "record.json", "a0/record.json", "a0/exit.json", state="failed")
-    [row] = frames.plain_rows(frames.load([exact, low(image=64), runs[2]]).precision)[1:]
+    [row] = tables.plain_rows(tables.load([exact, low(image=64), runs[2]]).precision)[1:]
     assert row["reference"] is None

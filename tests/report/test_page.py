@@ -10,10 +10,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from hires.report.frames import load
 from hires.report.plots import style
 from hires.report.plots.base import registered
 from hires.report.report import write_report
+from hires.report.tables import load
 from tests.helpers.hostile import ATTACK, LONG, hostile_campaign
 from tests.helpers.report_runs import report_run
 

@@ -14,7 +14,7 @@ from hires.core.store import campaign, file_names
 from hires.core.store.campaign import Campaign, ExcludedPoint
 from hires.engine.prediction_maps import MapKind, MapPlace, PredictionMaps
 from hires.plan.simulation.simulate import simulate
-from hires.report import frames
+from hires.report import tables
 from hires.report.plots import base as figures
 from hires.report.plots import loss_curves, predicted_maps
 from hires.report.plots.base import PlotData
@@ -37,7 +37,7 @@ def drawn(*paths, only=None):
     """Returns the plots of some runs by name, or one of them."""
     plots = {n: plot for n, plot in figures.registered().items() if only in (None, plot.name)}
     with mock.patch.dict(figures.PLOTS, plots, clear=True):
-        plots = {p.name: p for p in figures.draw(PlotData(frames.load(*paths)))}
+        plots = {p.name: p for p in figures.draw(PlotData(tables.load(*paths)))}
     return plots[only] if only else plots
 
 
@@ -61,7 +61,7 @@ def test_one_complete_run_of_each_layout_is_drawn_the_fastest(tmp_path):
     runs = [
         compared_run(tmp_path, [[step_s]], optimizer={"lr": step_s}) for step_s in (2.0, 1.5, 1.8)
     ]
-    data = PlotData(frames.load([*runs, failed_run(tmp_path, optimizer={"lr": 1.0})]))
+    data = PlotData(tables.load([*runs, failed_run(tmp_path, optimizer={"lr": 1.0})]))
     assert [one.run.path for one in data.runs] == [runs[1]]
 
 
@@ -75,7 +75,7 @@ def test_last_step_is_drawn_the_mean_of_those_that_count_is_split_and_messages_c
     assert axes[1].get_title(loc="left") == "measured, step 5 [ms]"
     assert drawn([run], only="step_split").figure
     bars = drawn([run], only="message_costs").figure.axes[0].patches
-    cost_ms = 1e3 * frames.load([run]).messages[["issue_s", "wait_s"]].sum().sum()
+    cost_ms = 1e3 * tables.load([run]).messages[["issue_s", "wait_s"]].sum().sum()
     assert sum(bar.get_height() for bar in bars) == pytest.approx(cost_ms)
     left_out = [{"step": step, "why": "warm-up"} for step in range(6)]
     change(run, throughput={"discarded": left_out})
@@ -111,7 +111,7 @@ def test_throughput_is_drawn_with_its_spread_and_beside_the_ideal(tmp_path):
 
 
 def test_figures_of_a_paper_are_as_wide_as_a_column(tmp_path):
-    data = PlotData(frames.load([report_run(tmp_path, name) for name in ("pp", "dp")]))
+    data = PlotData(tables.load([report_run(tmp_path, name) for name in ("pp", "dp")]))
     plots = [plot for plot in figures.draw(data, 3.4) if plot.figure]
     assert {plot.figure.get_figwidth() for plot in plots} == {3.4}
     assert (figures.encoded(plots[0], "pdf") or b"").startswith(b"%PDF")
@@ -147,7 +147,7 @@ def test_ranks_that_share_cores_or_accelerators_are_reported(tmp_path, source, r
     ]
     memory = [{**entry, "source": source} for entry in record["memory"]]
     change(run, provenance=provenance, memory=memory)
-    setting = frames.setting(frames.load([run]).found)
+    setting = tables.setting(tables.load([run]).found)
     assert setting.startswith(begins)
     assert ends in setting
     assert ("share" in setting) == ("share" in ends)

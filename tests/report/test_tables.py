@@ -17,9 +17,9 @@ from hires.core.errors import RunError
 from hires.core.store.campaign import Campaign, PlannedPoint
 from hires.report import tables
 from hires.report.columns import TABLES, Column, Table, keys
-from hires.report.frames import load
 from hires.report.record import RecordedRank, cells_of
 from hires.report.report import write_report
+from hires.report.tables import load
 from tests.helpers.report_runs import change, report_run
 
 ROOT = Path(__file__).parents[2]

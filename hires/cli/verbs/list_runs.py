@@ -14,7 +14,7 @@ from hires.core.registry import offer
 from hires.core.store.reading import Note
 from hires.launcher.status.state import select, states
 from hires.report.columns import TABLES, Row, filled, keys, table_of
-from hires.report.compare.metrics import METRICS
+from hires.report.compare.verdicts import METRICS
 from hires.report.run_tables import EVALUATION, run_row
 from hires.report.runs import Run, read_runs
 

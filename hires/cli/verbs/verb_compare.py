@@ -17,8 +17,7 @@ from hires.report.columns import Column
 from hires.report.compare import comparison
 from hires.report.compare.bootstrap import CONFIDENCE
 from hires.report.compare.comparison import Comparison, compare_references, compare_runs
-from hires.report.compare.metrics import METRICS, Metric
-from hires.report.compare.verdicts import PointVerdict, Settings, parse_tolerance
+from hires.report.compare.verdicts import METRICS, Metric, PointVerdict, Settings, parse_tolerance
 from hires.report.runs import Run, read_runs
 
 TOLERANCE = "5%"

@@ -60,7 +60,7 @@ def main(args: Namespace) -> int:
     selection = select(args.names, args.results)
     if not selection.paths:
         raise ConfigError(no_runs(args.results, "export"))
-    from hires.report.frames import load, write_frames  # pandas: --help does without
+    from hires.report.tables import load, write_frames  # pandas: --help does without
 
     frames = load(selection.paths, selection.whole_campaigns)
     add_live_states(frames.run_list)

@@ -55,8 +55,8 @@ PARSER = Parser(
 
 def main(args: Namespace) -> int:
     """Writes a report; returns 0, however the runs ended."""
-    from hires.report.frames import load  # pandas and matplotlib: --help does without
     from hires.report.report import write_report
+    from hires.report.tables import load  # pandas and matplotlib: --help does without
 
     formats: Sequence[str] = DEFAULT
     if args.format:

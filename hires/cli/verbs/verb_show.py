@@ -23,7 +23,7 @@ from hires.core.store.reading import Note, Values, text
 from hires.core.store.records import read_config, read_plan, read_record
 from hires.core.store.rundir import RunDir, locate, open_run
 from hires.core.store.step_lines import ended_text
-from hires.core.units import size
+from hires.core.units import listed, size
 from hires.plan.plan import Plan
 from hires.quant.scales import read_scales
 from hires.report.columns import Cell, Column, Table, value_text
@@ -215,6 +215,8 @@ def print_record(record: RunRecord, run: Path) -> None:
         steps, were = plural(skipped, "step"), "was" if skipped == 1 else "were"
         scale = "unknown" if record.loss_scale is None else f"{record.loss_scale:.10g}"
         print(f"fp16: {steps} overflowed and {were} skipped, the last loss scale is {scale}")
+    if unsaved := record.failed_saves:
+        print(f"checkpoints were not saved after steps {listed(list(map(str, unsaved)))}")
     if without := record.unlabelled_microbatches:
         print(f"microbatches without a label that counts, which added nothing: {without}")
     if (made := record.prediction) is not None:

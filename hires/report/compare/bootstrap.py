@@ -38,7 +38,6 @@ _MAX_STEPS = 1024  # groups of consecutive steps, each by its median, that a lon
 _MIN_BLOCKS = 4  # that a series is cut into at least, if it has so many steps
 
 _LARGEST = math.floor(math.log(sys.float_info.max))
-_MIN_REPEATS = 3  # fewer say nothing of their spread
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,6 @@ class Estimate:
     draws: Floats | None
     """Deviations of the logarithm, one for each resample; None: its spread is unknown."""
     unit: str  # what was resampled, in words
-    repeats: int = 1  # of the side that has fewer
 
     @property
     def ratio(self) -> float:
@@ -71,11 +69,6 @@ class Estimate:
         tail = (1 - CONFIDENCE) / 2
         low, high = np.quantile(self.draws, (tail, 1 - tail))
         return _exp(self.log_ratio + float(low)), _exp(self.log_ratio + float(high))
-
-    def repeats_for(self, width: float) -> int:
-        """Returns about how many repeats make the interval of the logarithm so narrow."""
-        low, high = self.interval() or (1.0, 1.0)  # it falls with the square root of their number
-        return max(_MIN_REPEATS, math.ceil(self.repeats * (math.log(high / low) / width) ** 2))
 
 
 class _Draws(NamedTuple):
@@ -149,19 +142,18 @@ def compare(
         pairs = np.array([new[seed] - old[seed] for seed in seeds])
         draws = [_resampled_means(pairs, rng, resamples)]
         unit = f"{len(pairs)} pairs of seeds"
-        return _estimate(float(np.mean(pairs)), draws, rng, unit, len(pairs))
-    fewest = min(map(len, sides))
-    if fewest > 1:
+        return _estimate(float(np.mean(pairs)), draws, rng, unit)
+    if min(map(len, sides)) > 1:
         draws = [_of_repeats(side, rng, resamples) for side in sides]
         unit = " and ".join(str(len(side)) for side in reversed(sides)) + " repeats"
-        return _estimate(ratio, draws, rng, unit, fewest)
+        return _estimate(ratio, draws, rng, unit)
     if any(len(repeat.values) < 2 for side in sides for repeat in side):
         return Estimate(ratio, None, "one number each: no interval")
     draws = [_of_steps(side, rng, resamples) for side in sides]
     lengths = [length for side in draws for length in side.lengths]
     few, many = min(lengths), max(lengths)
     unit = f"blocks of {few}" if few == many else f"blocks of {few} to {many}"
-    return _estimate(ratio, draws, rng, f"{unit} {'step' if many == 1 else 'steps'}", fewest)
+    return _estimate(ratio, draws, rng, f"{unit} {'step' if many == 1 else 'steps'}")
 
 
 def geometric_mean(estimates: Sequence[Estimate]) -> Estimate:
@@ -169,8 +161,7 @@ def geometric_mean(estimates: Sequence[Estimate]) -> Estimate:
     ratio = float(np.mean([estimate.log_ratio for estimate in estimates]))
     draws = [estimate.draws for estimate in estimates if estimate.draws is not None]
     mean = np.sum(draws, axis=0) / len(estimates) if draws else None
-    fewest = min(estimate.repeats for estimate in estimates)
-    return Estimate(ratio, mean, f"all {len(estimates)} points together", fewest)
+    return Estimate(ratio, mean, f"all {len(estimates)} points together")
 
 
 def block_length(values: Floats) -> int:
@@ -186,7 +177,7 @@ def block_length(values: Floats) -> int:
 
 
 def _estimate(
-    ratio: float, sides: Sequence[_Draws], rng: np.random.Generator, unit: str, repeats: int
+    ratio: float, sides: Sequence[_Draws], rng: np.random.Generator, unit: str
 ) -> Estimate:
     """Returns an estimate: the draws of the first side minus those of the second, widened."""
     total = sides[0].values - sides[1].values if len(sides) > 1 else sides[0].values
@@ -196,7 +187,7 @@ def _estimate(
         terms = [v**2 / side.degrees for v, side in zip(variances, sides, strict=True)]
         degrees = sum(variances) ** 2 / sum(terms)
     widths: Floats = np.sqrt(degrees / rng.chisquare(degrees, len(total)))
-    return Estimate(ratio, np.asarray(total * widths), unit, repeats)
+    return Estimate(ratio, np.asarray(total * widths), unit)
 
 
 def _resampled_means(logs: Floats, rng: np.random.Generator, resamples: int) -> _Draws:

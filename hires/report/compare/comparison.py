@@ -28,17 +28,22 @@ from hires.core.store.files import write_atomically
 from hires.core.units import listed, size
 from hires.report.columns import value_text
 from hires.report.compare.bootstrap import CONFIDENCE, center
-from hires.report.compare.metrics import METRICS, ComparedPoint, Metric, pair, per_image, points
 from hires.report.compare.verdicts import (
+    METRICS,
+    OF_A_STEP,
     UNDECIDED,
     UNKNOWN,
     WORSE,
+    ComparedPoint,
+    Metric,
     PointVerdict,
     Settings,
     Tolerance,
     judge,
     overall,
+    pair,
     parse_tolerance,
+    points,
 )
 from hires.report.record import RecordedProvenance
 from hires.report.runs import INPUTS, WITH_COLUMN, Run, defaults, size_columns
@@ -199,12 +204,11 @@ def compare_runs(
     metrics: Sequence[Metric], settings: Settings,
 ) -> Comparison:  # fmt: skip
     """Returns how the runs of B compare with those of A; ConfigError: they share no point."""
-    read_a, read_b = ([run for run in side if run.config] for side in (a, b))
-    for name, runs in zip(names, (read_a, read_b), strict=True):
+    sides = [[run for run in side if run.config] for side in (a, b)]
+    for name, runs in zip(names, sides, strict=True):
         if not runs:
             raise ConfigError(f"no run of {name} has a config.yaml that can be read")
-    pairs = pair(read_a, read_b)
-    sides = read_a, read_b
+    pairs = pair(*sides)
     machine = named_differences(*([origin(run.provenance) for run in side] for side in sides))
     config = named_differences(*([run.flat_config for run in side] for side in sides))
     config = [one for one in config if one.what not in _PLACES]
@@ -215,19 +219,19 @@ def compare_runs(
             f"no run of {names[1]} is the same point as one of {names[0]}: they differ in "
             f"{listed(keys, _MOST)}"
         )
-    comparison = Comparison(names, settings, config=config, origin=machine)
     batches = [{point.runs[0].identity().get("batch") for point in both[1:]} for both in shared]
-    if any(len(batch) > 1 for batch in batches):  # of all pairs, then: each side has one batch
-        metrics = [per_image(metric) for metric in metrics]
-        comparison.notes.append(
-            "the sides have other batches: throughput and step time are per image, memory and loss "
-            "are not comparable"
+    of_a_step = [metric.name for metric in metrics if metric.name in OF_A_STEP]
+    if of_a_step and any(len(batch) > 1 for batch in batches):
+        raise ConfigError(
+            f"the sides have other batches, and {listed(of_a_step)} is of a step; compare "
+            f"throughput, or sides with the same batch"
         )
+    comparison = Comparison(names, settings, config=config, origin=machine)
     for metric in metrics:
         comparison.add(metric, [judge(label, metric, x, y, settings) for label, x, y in shared])
-    alone = [[label for label, x, y in pairs if not (y, x)[side].runs] for side in (0, 1)]
-    for name, labels in zip(names, alone, strict=True):
-        comparison.notes += [f"only in {name}: {listed(labels, _MOST, '; ')}"] * bool(labels)
+    for name, other in zip(names, (1, 0), strict=True):
+        alone = [label for label, *both in pairs if not both[other].runs]
+        comparison.notes += [f"only in {name}: {listed(alone, _MOST, '; ')}"] * bool(alone)
     _add_notes(comparison, [point for _, *both in shared for point in both], [*a, *b])
     return comparison
 

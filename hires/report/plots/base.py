@@ -25,11 +25,11 @@ from matplotlib.figure import Figure
 from hires.core.config.precision_config import INT8
 from hires.core.ranks.timeline import StepSpans
 from hires.plan.plan import Plan
-from hires.report.frames import Frames, setting
 from hires.report.plots import style
 from hires.report.points import quant_text
 from hires.report.run_tables import precision_mates
 from hires.report.runs import Run
+from hires.report.tables import Frames, setting
 from hires.report.timelines import complete_steps
 
 FORMATS = ("svg", "pdf", "png")

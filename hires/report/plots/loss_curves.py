@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from hires.core.config.precision_config import INT8
 from hires.core.evaluation_summary import LOSS, METRICS
 from hires.core.store.step_lines import VALIDATED_LINE
-from hires.report.frames import numeric
 from hires.report.plots import style
 from hires.report.plots.base import MAX_RUNS, Drawing, DrawnRun, PlotData, labelled, plot
 from hires.report.runs import Run
+from hires.report.tables import numeric
 
 Curve = dict[int, float]
 """A number by the steps that were done."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from hires.core.programs import adding
 from hires.core.store import file_names, reading
-from hires.core.store.reading import Notes, text
+from hires.core.store.reading import Note, text
 from hires.report.evaluations import EvaluationFile, evaluated, evaluation_in
 from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, Drawing, PlotData, labelled, plot
@@ -35,8 +35,6 @@ from hires.report.runs import Run
 
 MAX_SIDE = 800
 """Pixels of an overview on its longer side."""
-MAX_CHUNK_BYTES = 2**28
-"""Of a Zarr folder; one that claims more is a stranger's."""
 NOT_FINITE = -1
 _DTYPES = ("uint8", "uint16", "float32")
 _AXES = ("YX", "CYX", "YXS")
@@ -67,7 +65,7 @@ def has_maps(run: Run) -> bool:
     return run.end[0] == "done" and _map_of(run) is not None
 
 
-def overviews(run: Run, most: int, notes: Notes) -> list[Overview]:
+def overviews(run: Run, most: int, notes: list[Note]) -> list[Overview]:
     """Returns the first maps of a prediction; what cannot be read is left out, with a note."""
     folder, kind = run.path / file_names.PREDICTIONS, _map_of(run)
     assert kind is not None
@@ -76,8 +74,7 @@ def overviews(run: Run, most: int, notes: Notes) -> list[Overview]:
         try:
             made.append(_overview(path, kind))
         except (OSError, ValueError, KeyError) as error:
-            if notes is not None:
-                notes.append(reading.note(path, f"is not drawn: {error}"[:200]))
+            notes.append(reading.note(path, f"is not drawn: {error}"[:200]))
     return made
 
 
@@ -125,9 +122,7 @@ def _opened(path: Path, kind: RecordedMap) -> Any:
             raise ValueError(f"it needs the package zarr; {adding('zarr')}") from None
         array = zarr.open_array(str(path), mode="r")
         sizes = dict(zip(kind.axes, array.shape, strict=True))
-        facts = array.shape, array.dtype.name, array.compressors, array.filters
-        num_bytes = math.prod(array.chunks) * array.dtype.itemsize
-        if facts != (_shape(kind, sizes), kind.dtype, (), ()) or num_bytes > MAX_CHUNK_BYTES:
+        if (array.shape, array.dtype.name) != (_shape(kind, sizes), kind.dtype):
             raise ValueError("it is no map of this prediction")
         return array
     if not path.is_file():
@@ -186,17 +181,9 @@ def predicted_maps(data: PlotData) -> Drawing | str:
 
 
 def _colours(maps: list[Overview]) -> dict[str, str]:
-    """Returns the colours of the most frequent classes of all maps, by their names."""
-    sums: defaultdict[str, float] = defaultdict(float)
-    order: dict[str, int] = {}
-    for one in maps:
-        in_all = sum(one.pixels.values()) or 1
-        for label in sorted(one.pixels):
-            if label != NOT_FINITE:
-                sums[_name(one, label)] += one.pixels[label] / in_all
-                order.setdefault(_name(one, label), label)
-    most = sorted(sums, key=lambda name: -sums[name])[: len(_COLOURS)]
-    return dict(zip(sorted(most, key=order.__getitem__), _COLOURS, strict=False))
+    """Returns the colours of the first classes of all maps, by their names."""
+    labels = ((one, n) for one in maps for n in sorted(one.pixels) if n != NOT_FINITE)
+    return dict(zip(dict.fromkeys(_name(*label) for label in labels), _COLOURS, strict=False))
 
 
 def _draw(axis: Axes, held: Overview, is_share: bool, colours: dict[str, str]) -> None:

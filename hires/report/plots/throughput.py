@@ -8,10 +8,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from hires.report.columns import Row
-from hires.report.frames import Frames, numeric, plain_rows
 from hires.report.plots import style
 from hires.report.plots.base import MAX_PANELS, Drawing, PlotData, plot
 from hires.report.points import WORK, common_work, differing_keys, fastest, parts_of, weight
+from hires.report.tables import Frames, numeric, plain_rows
 
 MAX_BARS = 20
 SPREAD = "Medians over attempts; bars reach from p10 to p90 of all their steps."
