@@ -6,7 +6,7 @@ An image counts by its name, size and time of change; none is read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hires.core.config.data_config import DataConfig
@@ -33,7 +33,10 @@ def content_of(data: DataConfig) -> DataContent:
             raise ConfigError(f"the image {path} cannot be read: {error.strerror}") from None
         files[path.removeprefix(root).lstrip("/")] = f"{stat.st_size} {stat.st_mtime_ns}"
         num_bytes += stat.st_size
-    return DataContent(_digest(files), len(files), num_bytes)
+    whole = hashlib.sha256()
+    for name, value in sorted(files.items()):
+        whole.update(f"{name}\0{value}\n".encode("utf-8", "surrogateescape"))
+    return DataContent(whole.hexdigest(), len(files), num_bytes)
 
 
 def is_unchanged(data: DataConfig, content: DataContent) -> bool:
@@ -44,11 +47,3 @@ def is_unchanged(data: DataConfig, content: DataContent) -> bool:
 def _paths(data: DataConfig) -> Sequence[str]:
     paths, split = SOURCES[data.name].files(data), file_of_split(data)
     return paths if split is None else [*paths, str(split)]
-
-
-def _digest(values: Mapping[str, str]) -> str:
-    lines = (f"{name}\0{value}\n" for name, value in sorted(values.items()))
-    whole = hashlib.sha256()
-    for line in lines:
-        whole.update(line.encode("utf-8", "surrogateescape"))
-    return whole.hexdigest()

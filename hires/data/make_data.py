@@ -25,7 +25,7 @@ from tifffile import TiffWriter
 
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import files
-from hires.core.store.reading import Note, read_json
+from hires.core.store.reading import read_json
 from hires.data.image_format import Size, Span
 from hires.data.sources import synthetic
 from hires.data.sources.folder import MANIFEST
@@ -118,15 +118,13 @@ def _is_complete(root: Path, wanted: dict[str, Any]) -> bool:
                 f"{root} holds files that hires did not write; choose a new or an empty folder"
             )
         return False
-    notes: list[Note] = []
-    stored = read_json(note, notes)
-    remedy = "choose another folder, or remove this one first"
-    if notes:
-        why = f"{note.name} cannot be used ({notes[0].text})"
-        raise ConfigError(f"{root} holds images, but {why}; {remedy}")
+    stored = read_json(note, [])  # of a damaged one nothing
     differing = [f"{k}={stored.get(k)}, not {v}" for k, v in wanted.items() if stored.get(k) != v]
     if differing:
-        raise ConfigError(f"{root} holds images made with {' and '.join(differing)}; {remedy}")
+        raise ConfigError(
+            f"{root} holds images made with {' and '.join(differing)}; choose another folder, or "
+            f"remove this one first"
+        )
     return True
 
 

@@ -20,10 +20,8 @@ def learnt_from(config: RunConfig) -> RunConfig:
     """Returns the config whose images a training of the same data learns from, as they are."""
     split = "train" if config.data.split in ("validation", "test") else config.data.split
     data = dataclasses.replace(config.data, split=split, normalize="white", mean=None, std=None)
-    return dataclasses.replace(config, data=data, task=TaskConfig("infer"), validate=_NEVER)
-
-
-_NEVER = RunConfig().validate
+    never = RunConfig().validate
+    return dataclasses.replace(config, data=data, task=TaskConfig("infer"), validate=never)
 
 
 def channel_statistics(

@@ -17,10 +17,9 @@ from PIL import Image
 
 from hires.cli.main import main
 from hires.core.config.data_config import DataConfig
-from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import LossConfig
-from hires.core.errors import ConfigError, RunError
+from hires.core.errors import RunError
 from hires.data import data_check, start_check
 from hires.data.data_check import check_data, decoded
 from hires.data.make_data import make_data
@@ -145,13 +144,6 @@ def test_sizes_are_judged_as_the_run_fits_them(folder):
         config = RunConfig(image=[19, 30], data=DataConfig("folder", fit=fit))
         assert not findings(folder, config)  # the size of the run was not given
         assert list(findings(folder, config, sized=True)) == words
-
-
-def test_samples_are_checked_as_the_run_reads_them(folder):
-    [files] = findings(folder, RunConfig(model=ModelConfig(channels=5))).values()
-    assert (len(files), "it has 3 samples per pixel where" in files[0]) == (8, True)
-    with pytest.raises(ConfigError, match="is a file"):
-        check_data(str(folder / "a/00.png"), RunConfig())
 
 
 def report_of(kind, path, loss=None, image=(24, 24), **keys):

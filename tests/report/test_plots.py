@@ -117,14 +117,6 @@ def test_figures_of_a_paper_are_as_wide_as_a_column(tmp_path):
     assert (figures.encoded(plots[0], "pdf") or b"").startswith(b"%PDF")
 
 
-def test_what_is_not_recorded_is_not_drawn(tmp_path):
-    run = report_run(tmp_path, "pp")
-    for name in ("timeline.jsonl", "metrics.jsonl"):
-        (run / "a0" / name).unlink()
-    change(run, memory=[])
-    assert not {name for name, plot in drawn([run]).items() if plot.figure} & OF_ONE_RUN
-
-
 CORES = list(range(8))
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from hires.core.errors import ConfigError
 from hires.core.ranks.timeline import FORWARD, Span, StepSpans
 from hires.core.store.message_files import ROUTED_KEYS, summed
 from hires.plan.program import edge_messages
 from hires.plan.simulation.simulate import Link, Network, simulate
 from hires.report.logged_messages import message_sums
 from hires.report.record import RunRecord
-from hires.report.timelines import chrome_events, draw, timeline_lines, write_trace
+from hires.report.timelines import chrome_events, draw, timeline_lines
 from hires.report.typed_values import typed
 from tests.helpers.report_runs import message_line
 from tests.helpers.simulated import STEP, EqualCosts
@@ -139,17 +137,6 @@ def test_trace_has_the_passes_and_messages_of_the_plan_and_no_span_over_another(
     arrows = Counter((begins[n]["pid"], ends[n]["pid"]) for n in begins)
     assert arrows == messages + messages
     assert all(begins[n]["ts"] <= ends[n]["ts"] + 1e-3 for n in begins)
-
-
-def test_file_of_a_trace_is_json_that_replaces_an_older_one(tmp_path):
-    plan = plan_of(**LAYOUTS["pp"])
-    file = tmp_path / "trace.json"
-    file.write_text("old")
-    count = write_trace(file, plan, measured(plan))
-    events = json.loads(file.read_text())["traceEvents"]
-    assert count == sum(event["ph"] == "X" and event["pid"] < plan.world for event in events)
-    with pytest.raises(ConfigError, match=r"is a folder; name a file in it"):
-        write_trace(tmp_path, plan, measured(plan))
 
 
 def test_columns_are_time_and_measured_stands_below_planned():
