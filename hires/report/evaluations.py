@@ -38,8 +38,6 @@ AGREEMENT = (
     Column("difference_high", "to", "points", 100.0, 2),
 )
 """``difference``: of top-1, on the same images."""
-_OF_FOLDERS = ("folder", "images", "masks", "pairs", "slide")
-"""Kinds of data whose folder says what the images are."""
 
 
 @dataclass
@@ -210,7 +208,7 @@ def data_label(run: Run) -> str:
     data = run.config.get("data")
     data = data if isinstance(data, dict) else {}
     name, split, path = (text(data.get(key), 4096) for key in ("name", "split", "path"))
-    if path and name in _OF_FOLDERS:
+    if path and name != "cifar10":  # elsewhere the folder says what the images are
         name = PurePath(path).name or name
     name = text(name, 60)
     return f"{name}, {text(split, 60)}" if split not in (None, "all") else name or "?"
