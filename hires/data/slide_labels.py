@@ -95,17 +95,19 @@ def read_annotations(path: Path, detections: bool = False) -> tuple[list[Outline
         text = read_named(path, MOST_BYTES).lstrip("\ufeff")
         shapes = _asap(text) if path.suffix.lower() == ".xml" else _geojson(text, detections)
         for number, (label, shape, reason) in enumerate(shapes):
-            bounds = shapely.bounds(shape)
-            if not shape.is_empty and not (np.abs(bounds) <= MAX_SIDE).all():  # nan is not, too
-                raise ValueError(f"shape {number} reaches from {bounds}, which is off any slide")
-            valid = shapely.make_valid(shape, method="structure", keep_collapsed=False)
-            parts = shapely.get_parts(valid)
-            parts = parts[shapely.area(parts) > 0]
-            if not reason and len(parts) and label:
-                one = parts[0] if len(parts) == 1 else shapely.union_all(parts)
-                outlines.append(Outline(label, one))
-            else:
-                left_out[reason or ("without a class" if len(parts) else "without area")] += 1
+            if not reason:
+                bounds = shapely.bounds(shape)
+                if not shape.is_empty and not (np.abs(bounds) <= MAX_SIDE).all():  # nan is not
+                    raise ValueError(f"shape {number} reaches to {bounds}, which is off any slide")
+                valid = shapely.make_valid(shape, method="structure", keep_collapsed=False)
+                parts = shapely.get_parts(shapely.get_parts(valid))  # of a collection in one, too
+                parts = parts[shapely.area(parts) > 0]
+                if len(parts) and label:
+                    one = parts[0] if len(parts) == 1 else shapely.union_all(parts)
+                    outlines.append(Outline(label, one))
+                    continue
+                reason = "without a class" if len(parts) else "without area"
+            left_out[reason] += 1
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError,
             ElementTree.ParseError, shapely.errors.ShapelyError) as error:  # fmt: skip
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
@@ -127,9 +129,11 @@ def _geojson(text: str, detections: bool) -> _Shapes:
         facts = (feature.get("properties") or {}) if is_feature else {}
         geometry = feature["geometry"] if is_feature else feature
         kind = facts.get("objectType") or facts.get("object_type") or feature.get("id")
-        is_out = kind in _CORE or (kind in _DETECTIONS and not detections)
+        if kind in _CORE or (kind in _DETECTIONS and not detections):
+            yield None, None, str(kind)
+            continue
         shape = shapely.from_geojson(json.dumps(geometry)) if geometry else shapely.Polygon()
-        yield _class_of(facts, number), shape, str(kind) if is_out else ""
+        yield _class_of(facts, number), shape, ""
 
 
 def _class_of(facts: dict[str, Any], number: int) -> str | None:
