@@ -6,7 +6,6 @@ An image counts by its name, size and time of change; none is read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 
 from hires.core.config.data_config import DataConfig
@@ -26,7 +25,8 @@ def content_of(data: DataConfig) -> DataContent:
     Errors are those of :meth:`Source.files`, and a ConfigError names a file that cannot be read.
     """
     root, files, num_bytes = str(root_of(data)), dict[str, str](), 0
-    for path in _paths(data):
+    paths, split = SOURCES[data.name].files(data), file_of_split(data)
+    for path in paths if split is None else [*paths, str(split)]:
         try:
             stat = Path(path).stat()
         except OSError as error:
@@ -42,8 +42,3 @@ def content_of(data: DataConfig) -> DataContent:
 def is_unchanged(data: DataConfig, content: DataContent) -> bool:
     """Whether a folder still holds what it held; ConfigError: it cannot be read."""
     return data.name not in HAS_FILES or content_of(data).digest == content.digest
-
-
-def _paths(data: DataConfig) -> Sequence[str]:
-    paths, split = SOURCES[data.name].files(data), file_of_split(data)
-    return paths if split is None else [*paths, str(split)]

@@ -153,7 +153,9 @@ def render(
         "setting": setting(frames.found),
         "origins": origins(frames),
         "counts": counts(frames),
-        "colour": _colour,
+        "colour": lambda layout: figures.COLOURS.get(
+            colour := style.layout_style(layout).colour, colour
+        ),
         "states": [*State],
         "figures": [plot for plot in plots if plot.figure is not None],
         # matplotlib has escaped the texts of a drawing.
@@ -235,8 +237,3 @@ def _different(values: Iterable[Any]) -> str:
 def _processor(facts: dict[str, str | None]) -> str | None:
     cores = facts["cores"] and f"{facts['cores']} cores"
     return ", ".join(filter(None, (facts["processor"], cores, facts["memory"]))) or None
-
-
-def _colour(layout: str) -> str:
-    colour = style.layout_style(layout).colour
-    return figures.COLOURS.get(colour, colour)

@@ -66,10 +66,6 @@ def _rates(record: RunRecord) -> list[float]:
     return [images / step_s for step_s in steps] if images else []
 
 
-def _last_loss(record: RunRecord) -> list[float]:
-    return [math.nan] if record.loss.finite is False else _one(record.loss.last)
-
-
 def _one(number: float | None) -> list[float]:
     return [] if number is None else [float(number)]
 
@@ -110,7 +106,8 @@ METRICS = {
         *map(_of_evaluation, EVALUATION),
         Metric(
             "loss", "loss_last", f"loss of the last step, {_ATTEMPTS}", "1",
-            False, ("lower", "higher"), _last_loss,
+            False, ("lower", "higher"),
+            lambda record: [math.nan] if record.loss.finite is False else _one(record.loss.last),
         ),
     )
 }  # fmt: skip

@@ -54,7 +54,11 @@ def by_layout(data: PlotData) -> Drawing | str:
 def by_image(data: PlotData) -> Drawing | str:
     """Draws throughput against image size, one line for each layout and number of ranks."""
     frame = _points(data.frames)
-    every = [part for part in parts_of(frame, _PANEL) if _is_line(part)]
+    every = [
+        part
+        for part in parts_of(frame, _PANEL)  # in which a layout on as many ranks has two sizes
+        if part.groupby(["layout", "ranks"], dropna=False)["pixels"].nunique().max() > 1
+    ]
     # Those with the most image sizes, in their order.
     most = sorted(every, key=lambda part: (-part["pixels"].nunique(), -len(part)))[:MAX_PANELS]
     parts = [part for part in every if any(part is one for one in most)]
@@ -174,11 +178,6 @@ def _draw_line(
         numeric(line, key), median, yerr=[low, high], elinewidth=1.0, capsize=2.5, label=label,
         **style.layout_style(layout).of_line(number),
     )  # fmt: skip
-
-
-def _is_line(part: pd.DataFrame) -> bool:
-    """Whether a layout on one number of ranks has two image sizes."""
-    return bool(part.groupby(["layout", "ranks"], dropna=False)["pixels"].nunique().max() > 1)
 
 
 def _spread(line: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
