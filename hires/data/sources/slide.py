@@ -116,7 +116,6 @@ class SlideSource(Source):
         self._root = root_of(data)
         self._files = slide_files(data, path)
         self._kept: Sequence[int] = range(len(self._files))
-        self._levels: dict[int, list[Size]] = {}
         self._patches: dict[int, list[Patch]] = {}
         slides = [self.slide_name(number) for number in range(len(self._files))]
         everything = slide_files(data, str(self._root)) if data.labels is not None else []
@@ -162,15 +161,15 @@ class SlideSource(Source):
     @cached_property
     def patches(self) -> list[Patch]:
         """All images, slide by slide."""
-        made = [patch for number in self._kept for patch in self.patches_of(number)]
-        if not made:
+        patches = [patch for number in self._kept for patch in self.patches_of(number)]
+        if not patches:
             if wrong := [one for one in self.findings() if one.severity == ERROR]:
                 raise ConfigError(f"data=slide: {wrong[0].text}: {', '.join(wrong[0].files)}")
             raise ConfigError(
                 f"data=slide: no patch of {self._size[0]} x {self._size[1]} pixels is one to learn "
                 f"from; lower data.tissue={self._data.tissue:g}, or use another data.level"
             )
-        return made
+        return patches
 
     def patches_of(self, number: int) -> list[Patch]:
         """Returns the images of a slide, which may be none; ConfigError: it cannot be read."""
@@ -182,7 +181,7 @@ class SlideSource(Source):
         path = Path(self._files[number])
         try:
             with naming(path, self._data):
-                levels = self._levels_of(number)
+                levels = levels_of(path, self._data.max_pixels)
                 region = self._region(levels)
                 if self._data.cut == "whole":
                     r0, c0, height, width = region
@@ -196,12 +195,6 @@ class SlideSource(Source):
                 return self._grid(number, path, levels, region)
         except RunError as error:
             raise ConfigError(str(error)) from None
-
-    def _levels_of(self, number: int) -> list[Size]:
-        if number not in self._levels:
-            path = Path(self._files[number])
-            self._levels[number] = levels_of(path, self._data.max_pixels)
-        return self._levels[number]
 
     def _region(self, levels: list[Size]) -> tuple[int, int, int, int]:
         """Returns row, column, height and width of what is used of a slide."""

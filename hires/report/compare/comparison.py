@@ -277,9 +277,14 @@ def named_differences(
     """Returns the keys whose sets of values differ, with these values as text."""
     differences = []
     for key in dict.fromkeys(key for values in [*a, *b] for key in values):
-        x, y = (list(dict.fromkeys(_word(v[key]) for v in side if key in v)) for side in (a, b))
-        if set(x) != set(y):
-            words = [listed(side, _MOST) or "-" for side in (x, y)]
+        sides = [
+            dict.fromkeys(
+                "not recorded" if v[key] is None else value_text(v[key]) for v in side if key in v
+            )
+            for side in (a, b)
+        ]
+        if sides[0].keys() != sides[1].keys():
+            words = [listed([*side], _MOST) or "-" for side in sides]
             differences.append(Difference(key, *words))
     return differences
 
@@ -310,7 +315,3 @@ def _add_notes(
         comparison.notes.append(f"seeds left out of points of which one side has them: {seeds}")
     damaged = dict.fromkeys(f"{note.where}: {note.text}" for run in runs for note in run.notes)
     comparison.notes += [listed([*damaged], _MOST, "; ")] if damaged else []
-
-
-def _word(value: Any) -> str:
-    return "not recorded" if value is None else value_text(value)
