@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hires.core.errors import ConfigError
 from hires.core.store.reading import read_named
@@ -94,11 +95,8 @@ def read_annotations(path: Path, detections: bool = False) -> tuple[list[Outline
     try:
         text = read_named(path, MOST_BYTES).lstrip("\ufeff")
         shapes = _asap(text) if path.suffix.lower() == ".xml" else _geojson(text, detections)
-        for number, (label, shape, reason) in enumerate(shapes):
+        for label, shape, reason in shapes:
             if not reason:
-                bounds = shapely.bounds(shape)
-                if not shape.is_empty and not (np.abs(bounds) <= MAX_SIDE).all():  # nan is not
-                    raise ValueError(f"shape {number} reaches to {bounds}, which is off any slide")
                 valid = shapely.make_valid(shape, method="structure", keep_collapsed=False)
                 parts = shapely.get_parts(shapely.get_parts(valid))  # of a collection in one, too
                 parts = parts[shapely.area(parts) > 0]
@@ -133,6 +131,7 @@ def _geojson(text: str, detections: bool) -> _Shapes:
             yield None, None, str(kind)
             continue
         shape = shapely.from_geojson(json.dumps(geometry)) if geometry else shapely.Polygon()
+        _require_places(shapely.get_coordinates(shape))
         yield _class_of(facts, number), shape, ""
 
 
@@ -162,7 +161,15 @@ def _asap(text: str) -> _Shapes:
         kind, label = annotation.get("Type", "Polygon"), annotation.get("PartOfGroup")
         corners = [one.attrib for one in annotation.iter("Coordinate")]
         corners.sort(key=lambda corner: float(corner.get("Order", 0)))
-        ring = [(float(corner["X"]), float(corner["Y"])) for corner in corners]
+        ring = np.array([(corner["X"], corner["Y"]) for corner in corners], float)
+        _require_places(ring.reshape(-1, 2))
         shape = shapely.Polygon(ring if len(ring) > 2 else ())
         reason = f"without area ({kind})" if kind.lower() in _POINTS else ""
         yield None if label == "None" else label, shape, reason
+
+
+def _require_places(corners: NDArray[np.float64]) -> None:
+    """Raises a ValueError if a corner of (n, 2) is no place on any slide; nan is none."""
+    far = corners[~(np.abs(corners) <= MAX_SIDE).all(1)]
+    if len(far):
+        raise ValueError(f"a corner at {tuple(far[0].tolist())} is off any slide")
