@@ -89,7 +89,7 @@ def test_interval_much_wider_than_the_tolerance_decides_nothing_and_a_failed_poi
     compared_run(RESULTS, [[0.8] * 4, [0.4] * 4], campaign="b")
     answer = hires("compare", "a", "b")
     assert answer.code == 1
-    assert re.search("undecided .*2 and 2 repeats: not enough data; about [0-9]+ ", answer.out)
+    assert re.search("undecided .*2 and 2 repeats: not enough data; three repeats", answer.out)
     assert "nothing is decided" in answer.err
     answer = hires("compare", "a", "b", "--json")  # a second object was printed behind the first
     assert (answer.code, json.loads(answer.out)["points"][0]["status"]) == (1, "undecided")
