@@ -25,8 +25,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, PlanError
 from hires.core.store.cache import cached, keep, key_of
 from hires.core.units import seconds, size
-from hires.plan.graph import Graph, plain
-from hires.plan.graph_samples import GraphOfSamples
+from hires.plan.graph import Graph, GraphOfSamples, plain
 from hires.plan.hardware import CUDA, device_of, gpus_of_node
 from hires.plan.memory import machine_bytes
 from hires.plan.operators.operator_facts import facts_of

@@ -34,8 +34,8 @@ from hires.core.store.network_weights import BEST, EMA, PICKLES, SAFETENSORS, fi
 from hires.core.store.records import read_config
 from hires.core.units import listed
 from hires.plan.plan import Finding
+from hires.plan.planner import evaluation_of
 from hires.plan.search.candidates import written
-from hires.plan.validation import evaluation_of
 
 _NAMES_CLASSES = ("folder", "images", "slide", "masks", "cifar10", "digits")
 """``data.name`` of images whose classes have names that predictions should have."""

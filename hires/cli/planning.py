@@ -48,11 +48,10 @@ from hires.plan.hardware import check_hardware
 from hires.plan.memory import cublas_workspaces, rooms_of
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Finding, Plan, errors_of
-from hires.plan.planner import make_plan
+from hires.plan.planner import evaluation_of, kind_of, make_plan, with_evaluations, with_validation
 from hires.plan.route_choice import table_digest
 from hires.plan.search.candidates import DECIDED
 from hires.plan.search.remedies import fewer_on_a_node, offered
-from hires.plan.validation import evaluation_of, kind_of, with_evaluations, with_validation
 from hires.quant.affine import LARGEST
 from hires.quant.scales import Scales, read_scales, require_pair, scales_of, stored_scales
 

@@ -44,8 +44,8 @@ from hires.comm.operations import (
 from hires.comm.point_to_point import irecv, isend
 from hires.core.codecs import Codec
 from hires.core.errors import CommError
-from hires.plan.channels import Channel
 from hires.plan.groups import ALONE_BYTES
+from hires.plan.message_routes import Channel
 from hires.plan.routes import CHANNEL, FLAT, OWN, Route
 
 

@@ -35,9 +35,9 @@ from hires.parallel.gradients import GradientSync
 from hires.parallel.published_parameters import PublishedParameters
 from hires.parallel.slot_pass import SlotPass
 from hires.parallel.stage import StageModule
-from hires.plan.channels import channels
 from hires.plan.graph import Graph
 from hires.plan.groups import groups
+from hires.plan.message_routes import channels
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.operator_table import updates_statistics, uses_batch_statistics
 from hires.plan.plan import Plan

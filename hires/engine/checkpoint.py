@@ -60,7 +60,7 @@ from hires.engine.resume_point import ResumePoint
 from hires.engine.tensorfile import ContentsReader, stage_file
 from hires.engine.weights_file import reader_of, share_weights
 from hires.plan.groups import gradient_group, groups
-from hires.plan.ownership import shares_of_holders
+from hires.plan.updates import shares_of_holders
 
 SCALE, OPTIMIZER = "loss_scale", "optimizer."
 """Numbers of the manifest: the loss scale with its counters, and before their names those that the

@@ -65,9 +65,9 @@ from hires.parallel.context import Context
 from hires.parallel.halo import new_part, part, paste
 from hires.parallel.loss import evaluation_loss, sample_losses
 from hires.plan.graph import Graph, Rect
+from hires.plan.planner import kind_of
 from hires.plan.rules import TILED
 from hires.plan.tiling import intersect, is_empty, own_rects
-from hires.plan.validation import kind_of
 
 DATA_KEYS = ("name", "path", "split", "split_file", "validation", "test", "split_seed")
 """Keys of the data that an evaluation, or prediction, names."""

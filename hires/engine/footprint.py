@@ -70,12 +70,12 @@ from hires.plan.memory import (
 )
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan
+from hires.plan.planner import kind_of
 from hires.plan.program import events
 from hires.plan.rank_kinds import rehearsed_ranks
 from hires.plan.routes import DIRECT, MEMORY, STREAMED
 from hires.plan.rules import TILED
 from hires.plan.traffic import backends_of_plan
-from hires.plan.validation import kind_of
 
 PROCESS_BYTES = {"train": 8 * 2**20, **dict.fromkeys(INFERENCE, 3 * 2**20)}
 PROCESS_BYTES["calibrate"] = PROCESS_BYTES["infer"]

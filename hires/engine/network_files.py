@@ -46,7 +46,7 @@ from hires.engine.weights_file import open_weights
 from hires.losses.class_losses import class_scores
 from hires.nets.custom import error_line
 from hires.parallel.context import Context
-from hires.plan.passes.int8_tensors import stored_params
+from hires.plan.passes.int8_arithmetic import stored_params
 from hires.plan.plan import Plan
 from hires.quant.scales import MARK
 

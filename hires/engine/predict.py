@@ -48,7 +48,7 @@ from hires.engine.prediction_maps import MapKind, MapPlace, PredictionMaps
 from hires.losses.class_losses import class_scores
 from hires.parallel.context import Context
 from hires.plan.graph import Graph
-from hires.plan.validation import kind_of
+from hires.plan.planner import kind_of
 
 _BYTE = 2**8
 

@@ -22,8 +22,8 @@ from hires.core.store.checkpoints import Checkpoint, DamagedError
 from hires.core.store.step_lines import PASS_LINES, done_pass
 from hires.engine.weights_file import reader_of
 from hires.plan.groups import held_stages
-from hires.plan.ownership import shares_of_holders
 from hires.plan.plan import Plan
+from hires.plan.updates import shares_of_holders
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@
     top1                    0.81          0.93          0.92     validate.every=2
     checkpoint            best          best            .        validate.patience=1: it ends
 
-The evaluations have a plan of their own (:mod:`hires.plan.validation`) and compute on the tensors
+The evaluations have a plan of their own (:mod:`hires.plan.planner`) and compute on the tensors
 of the training, which they leave as they are. A run that goes on reads the lines of those before.
 """
 
@@ -31,7 +31,7 @@ from hires.engine.checkpoint import Saver
 from hires.engine.epochs import Epochs
 from hires.engine.evaluate import evaluate_pass
 from hires.plan.plan import Plan
-from hires.plan.validation import evaluation_of, is_better, metric_of
+from hires.plan.planner import evaluation_of, is_better, metric_of
 
 _LEFT_OUT = ("kind", "classes", "confusion")
 """Of a summary: what is long; `hires run task=evaluate weights=RUN` writes it."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hires.plan.operators import windows
 from hires.plan.operators.operator_facts import OperatorFacts, WindowFacts, declare, windowed
-from hires.plan.resampling import RESAMPLINGS
+from hires.plan.tiling import RESAMPLINGS
 
 if TYPE_CHECKING:
     from torch import Tensor

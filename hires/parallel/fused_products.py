@@ -26,7 +26,7 @@ from hires.parallel.torch_faults import (
     product_type,
 )
 from hires.plan.graph import Node
-from hires.plan.operators.activations import POST_OPERATIONS
+from hires.plan.operators.formulas import POST_OPERATIONS
 from hires.quant.int8_kernels import Geometry
 
 

@@ -8,7 +8,7 @@ contributes 1 / tiles of it:
     tiles 0 and 1   conv.weight: a part on each      sum = part 0 + part 1
                     fc.weight: all of it on each     sum = all / 2 + all / 2
 
-``hires.plan.gradient_sums`` decides what travels together, and which sums begin during the last
+``hires.plan.updates`` decides what travels together, and which sums begin during the last
 backward pass. Those begin as soon as autograd has made their gradient, if the plan has come to
 them.
 """
@@ -34,9 +34,8 @@ from hires.core.codecs import CODECS, Codec
 from hires.parallel.context import Context
 from hires.parallel.stage import StageModule
 from hires.plan.event import Event
-from hires.plan.gradient_sums import sums_of
 from hires.plan.groups import codec_of, gradient_group, running_decays, trained
-from hires.plan.ownership import Rows, shares_of_holders
+from hires.plan.updates import Rows, shares_of_holders, sums_of
 
 Counters = list[tuple[Tensor, int]]
 

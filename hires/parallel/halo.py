@@ -79,8 +79,7 @@ class Exchange:
     def borrow(self, values: dict[str, Any], reader: str) -> Borrowed:
         """Returns the pixels that travel; ``values`` keep them until the last reader has come."""
         if reader == self.readers[0]:
-            # The plan may let the next value's pixels set out at this node too: messages of two
-            # branches travel together.
+            # Where this exchange has no message for this rank, the next one of the node comes.
             for event in self.cursor.posts(self.node, back=False):
                 exchange_at(self.context, event.part.number)._borrowed(values).post(event)
             self._borrowed(values)  # where this rank sends and receives nothing

@@ -15,7 +15,7 @@ The statistics depend on every pixel, so the gradient of a pixel has a term of t
 Both means are over all tiles: one more message, on the way back. Weight and bias need none here:
 their sums over the tile are parts of the gradient, which are summed at the end of the step.
 
-Norms that do not depend on each other share both messages (:mod:`hires.plan.norm_levels`): they are
+Norms that do not depend on each other share both messages (:mod:`hires.plan.layout`): they are
 one function for autograd, which comes back to it when all their gradients are there.
 
     x1, x2 -> statistics of both -> [gather] -> y1, y2        x1', x2' <- [gather] <- y1', y2'

@@ -1,6 +1,6 @@
 """Brings parameters from the ranks that moved them to the other holders of a stage.
 
-``hires.plan.ownership`` decides which rank moves which rows, and what travels together.
+``hires.plan.updates`` decides which rank moves which rows, and what travels together.
 
 With a codec what travels is by how much an update has moved them, so that small updates are not
 lost beside large parameters. All holders, the owner too, add what they decode to the same numbers:
@@ -22,7 +22,7 @@ from hires.parallel.gradients import flat, rows_of
 from hires.parallel.stage import StageModule
 from hires.plan.event import Event
 from hires.plan.groups import codec_of, gradient_group
-from hires.plan.ownership import Rows, publications, shares_of_holders
+from hires.plan.updates import Rows, publications, shares_of_holders
 
 
 class PublishedParameters:

@@ -38,10 +38,9 @@ from hires.parallel.torch_faults import (
 from hires.plan.graph import Node, Rect
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.windows import pair
-from hires.plan.resampling import RESAMPLINGS, Taps
 from hires.plan.routes import MEMORY
 from hires.plan.rules import window_axes_of
-from hires.plan.tiling import CIRCULAR, Axes, inside, is_empty, need_of
+from hires.plan.tiling import CIRCULAR, RESAMPLINGS, Axes, Taps, inside, is_empty, need_of
 from hires.plan.traffic import backends_of_plan
 
 ROWS_FROM = 2**17

@@ -16,13 +16,13 @@ from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import ONE_PASS
 from hires.core.evaluation_summary import ROW_KINDS, num_classes
 from hires.core.losses import CLASSES
-from hires.core.schedules import SCHEDULES, usual_schedule
+from hires.core.schedules import SCHEDULES
 from hires.core.store.provenance import cpu_flags
 from hires.core.units import listed
 from hires.plan.graph import Graph, describe
 from hires.plan.hardware import CPU, CUDA
-from hires.plan.partition import layer_starts, scaled, starts_between_ties, tied_uses
-from hires.plan.plan import Finding, Plan, Stage
+from hires.plan.partition import layer_starts, starts_between_ties, tied_uses
+from hires.plan.plan import Finding, Stage
 from hires.quant.affine import LARGEST
 
 EMULATED = {
@@ -36,7 +36,6 @@ EMULATED = {
 }
 """Precision -> what a CPU without the instructions for it does."""
 SHOWN = 8
-"""Most parameters that one finding names."""
 WEIGHTS = "weights"
 """Key of the finding that an evaluation or prediction has none."""
 
@@ -79,21 +78,15 @@ def check_together(config: RunConfig) -> Iterator[Finding]:
     # Another number of stages than was given needs other layers per stage.
     freed = " with parallel.balance=null" if parallel.balance is not None else ""
     if parallel.directions > 1 and parallel.num_ranks == parallel.replicas:
-        others = [f"parallel.schedule={usual_schedule()}"] if directions > 1 else []
-        others += ["parallel.pairs=1"] if parallel.pairs > 1 else []
         text = (
             f"parallel.directions=2 mirrors the stages over the ranks, but there is one rank; use "
-            f"parallel.stages=2{freed}, or parallel.directions=1"
-            f"{' with ' if others else ''}{' and '.join(others)}"
+            f"parallel.stages=2{freed}, or parallel=single"
         )
         yield Finding("error", "parallel.directions", text)
     if parallel.directions == 1 and parallel.pairs > 1:
-        most, unit = parallel.pairs * parallel.microbatches, parallel.replicas * parallel.local_dp
-        # As many as there were, or the next fewer that the batch divides into.
-        fitting = (n for n in range(most, 0, -1) if config.batch % (unit * n) == 0)
         text = (
             f"parallel.pairs={parallel.pairs} needs parallel.directions=2 (parallel=gems); in one "
-            f"direction use parallel.pairs=1 with parallel.microbatches={next(fitting, most)}"
+            f"direction use parallel.pairs=1 with more parallel.microbatches"
         )
         yield Finding("error", "parallel.pairs", text)
     if parallel.directions != directions:
@@ -123,41 +116,14 @@ def indivisible(config: RunConfig) -> str | None:
     factors = [f"parallel.{key}={count}" for key, count in counts.items() if count > 1]
     unit = parallel.pieces * parallel.local_dp
     below = config.batch // unit * unit
-    remedies = [f"batch={below} or batch={below + unit}" if below else f"batch={unit}"]
-    # One direction has no pairs, however many would divide the batch.
-    for key in ("pairs", "microbatches") if parallel.directions > 1 else ("microbatches",):
-        rest = parallel.pieces // counts[key]
-        unit = rest * parallel.local_dp
-        fewer = [n for n in range(1, counts[key]) if config.batch % (unit * n) == 0]
-        if fewer:
-            remedies.append(f"parallel.{key}={max(fewer)}")
+    remedy = f"batch={below} or batch={below + unit}" if below else f"batch={unit}"
     shards = (
         f", each of parallel.local_dp={parallel.local_dp} shards" if parallel.local_dp > 1 else ""
     )
     return (
         f"batch={config.batch} does not divide into {parallel.pieces} microbatches "
-        f"({' times '.join(factors)}){shards}; use {', or '.join(remedies)}"
+        f"({' times '.join(factors)}){shards}; use {remedy}, or fewer microbatches"
     )
-
-
-def check_directions(plan: Plan) -> Iterator[Finding]:
-    """Yields a note on ranks that hold tiles of both directions."""
-    doubly = [
-        str(rank)
-        for rank in range(plan.ranks_per_replica)
-        if all(plan.stages[slot.stage].num_tiles > 1 for slot in plan.slots_of(rank))
-    ]
-    if plan.num_directions == 1 or not doubly:
-        return
-    behind = sum(stage.num_ranks for stage in plan.stages if stage.num_tiles == 1)
-    more = -(-(plan.ranks_per_replica - 2 * behind) // plan.stages[-1].shards)
-    subject = "ranks {} hold" if len(doubly) > 1 else "rank {} holds"
-    text = (
-        f"{subject.format(', '.join(doubly))} tiles of both directions, which therefore compute in "
-        f"turn and exchange halos in one order; parallel.stages={len(plan.stages) + more} would "
-        f"keep them apart"
-    )
-    yield Finding("note", "parallel.stages", text)
 
 
 def check_cuts(parallel: ParallelConfig, graph: Graph) -> Iterator[Finding]:
@@ -170,10 +136,9 @@ def check_cuts(parallel: ParallelConfig, graph: Graph) -> Iterator[Finding]:
         )
         yield Finding("error", "parallel.stages", text)
     if parallel.balance is not None and sum(parallel.balance) != layers:
-        fitting = str(scaled(parallel.balance, layers)).replace(" ", "")
         text = (
             f"parallel.balance={parallel.balance} sums to {sum(parallel.balance)}, but the network "
-            f"has {layers} layers; use parallel.balance={fitting}, or leave it out"
+            f"has {layers} layers; make it sum to {layers}, or leave it out"
         )
         yield Finding("error", "parallel.balance", text)
 
@@ -183,10 +148,9 @@ def check_types(config: RunConfig, graph: Graph) -> Iterator[Finding]:
     learned = (name for name, fact in graph.params.items() if fact.trainable)
     names = [name for name in learned if graph.params[name].dtype.startswith("complex")]
     if names and config.task.name == "train":
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         text = (
-            f"the parameter {names[0]}{more} holds complex numbers, which cannot be learned here; "
-            f"store real pairs (..., 2) and use torch.view_as_complex in the forward pass"
+            f"parameters hold complex numbers, which cannot be learned here: {listed(names, SHOWN)}"
+            f"; store real pairs (..., 2) and use torch.view_as_complex in the forward pass"
         )
         yield Finding("error", "model", text)
 
@@ -236,15 +200,13 @@ def check_weights(config: RunConfig) -> Iterator[Finding]:
 def check_colours(config: RunConfig) -> Iterator[Finding]:
     """Yields a note if a training changes colours, and its images have none."""
     channels, amounts = config.model.channels, changed_keys(config.augment)
-    changed = {key: item for key, item in amounts if AUGMENTATIONS[key].of_three}
-    if channels == 3 or not changed or not config.augments:
-        return
-    words = " and ".join(f"augment.{key}={value:g}" for key, value in changed.items())
-    text = (
-        f"no effect of {words} with model.channels={channels}: only images of three channels have "
-        f"colours; augment.brightness and augment.contrast change any"
-    )
-    yield Finding("note", f"augment.{next(iter(changed))}", text)
+    changed = [f"augment.{key}" for key, _ in amounts if AUGMENTATIONS[key].of_three]
+    if channels != 3 and changed and config.augments:
+        text = (
+            f"no effect of {' and '.join(changed)} with model.channels={channels}: only images of "
+            f"three channels have colours; augment.brightness and augment.contrast change any"
+        )
+        yield Finding("note", changed[0], text)
 
 
 def check_prediction(config: RunConfig, graph: Graph) -> Iterator[Finding]:
@@ -264,9 +226,9 @@ def check_kept(graph: Graph) -> Iterator[Finding]:
     by_reason: dict[str, list[str]] = {}
     for name, reason in graph.kept.items():
         by_reason.setdefault(reason, []).append(name)
-    for reason, names in by_reason.items():
-        text = f"computed in fp32, not with 8-bit integers: {listed(names, SHOWN)} ({reason})"
-        yield Finding("note", "precision", text)
+    start = "computed in fp32, not with 8-bit integers:"
+    for why, names in by_reason.items():
+        yield Finding("note", "precision", f"{start} {listed(names, SHOWN)} ({why})")
 
 
 def check_output(config: RunConfig, graph: Graph) -> Iterator[Finding]:
@@ -285,13 +247,13 @@ def check_output(config: RunConfig, graph: Graph) -> Iterator[Finding]:
         text = (
             f"the network returns {shape} where loss={config.objective.name} compares images of "
             f"{wanted} (n, channels, rows, columns), model.scale={config.model.scale} times the "
-            f"size of the input; {_image_remedy(config, shape)}"
+            f"size of the input; set model.scale, or use a network that makes such images, as "
+            f"model=edsr, or loss=cross_entropy"
         )
     elif config.data.name == "masks" and shape[2:] != [config.height, config.width]:
-        what = f"maps of {shape[2]}x{shape[3]}" if len(shape) == 4 else f"{shape}"
         key = "data"
         text = (
-            f"the network returns {what} for images of {config.height}x{config.width}, and "
+            f"the network returns {shape} for images of {config.height}x{config.width}, and "
             f"data=masks has a class for each of their pixels; end it with an upsampling to their "
             f"size, or use model=unet"
         )
@@ -328,17 +290,6 @@ def check_output(config: RunConfig, graph: Graph) -> Iterator[Finding]:
         yield Finding("error", key, text)
 
 
-def _image_remedy(config: RunConfig, shape: list[int]) -> str:
-    """Returns what would make an output of this shape one that can be compared with images."""
-    channels, *size = shape[1:]
-    scale = size[0] // config.height if size else 0
-    if scale and [scale * config.height, scale * config.width] == size:
-        if scale != config.model.scale:
-            return f"use model.scale={scale}, or data with classes and loss=cross_entropy"
-        return f"make the network return {config.model.channels} channels, not {channels}"
-    return "use a network that makes images, as model=edsr, or loss=cross_entropy"
-
-
 def check_ties(graph: Graph, stages: list[Stage], training: bool) -> Iterator[Finding]:
     """Yields an error for every two stages apart in which training would change a parameter."""
     stage_of = {n.name: s.index for s in stages for n in graph.nodes[s.first : s.last]}
@@ -352,11 +303,8 @@ def check_ties(graph: Graph, stages: list[Stage], training: bool) -> Iterator[Fi
     most = len(starts_between_ties(graph))
     for (first, last), names in tied.items():
         one, other = (describe(users[names[0]][index]) for index in (0, -1))
-        more = len(names) - SHOWN
-        shown = names[:SHOWN] + ([f"{more} more"] if more > 0 else [])
-        subject = f"{', '.join(shown[:-1])} and {shown[-1]} are" if shown[1:] else f"{shown[0]} is"
         text = (
-            f"{subject} used by stages {first} ({one}) and {last} ({other}); use "
+            f"used by stages {first} ({one}) and {last} ({other}): {listed(names, SHOWN)}; use "
             f"parallel.stages={most}{' or fewer' if most > 1 else ''}, without parallel.balance"
         )
         yield Finding("error", "parallel.balance", text)

@@ -13,19 +13,23 @@ nodes of their own, so a value lies in one way only and all that counts nodes co
 
 So the gradient of a whole value is complete on every tile, as everywhere (``plan.layout``).
 
+A value that tiles compute whole may be cropped again where it has pixels. Which of its dims are
+rows and columns follows from the rules for a single tile, which no border cuts (its label).
+
 Shards of the samples do the same. There a whole value has on each shard the part of its gradient
 that the shard's samples cause: it is the gather that has messages both ways, and a crop is free.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hires.plan.factor_rules import MULTIPLIES, TiledOperands
+from hires.plan.factor_rules import MULTIPLIES, TILINGS, NoRule, OperandDims, TiledOperands, fit_of
 from hires.plan.factors import (
     Dims,
     axes_of,
@@ -41,9 +45,8 @@ from hires.plan.factors import (
     unpack,
 )
 from hires.plan.graph import INPUT, Graph, Node, reads_of, renamed
-from hires.plan.map_labels import is_plain, labels_of
+from hires.plan.operators.formulas import Ref
 from hires.plan.operators.operator_facts import facts_of
-from hires.plan.operators.products import Ref
 from hires.plan.plan import Stage
 from hires.plan.rules import (
     CROP,
@@ -66,7 +69,6 @@ class Converted(NamedTuple):
     """A network whose stages know how every value lies."""
 
     graph: Graph
-    """With the conversions that this takes."""
     stages: list[Stage]
     refused: list[tuple[Stage, Node]]
     """Nodes that no rank can compute, and their stages."""
@@ -145,7 +147,6 @@ class _Builder:
         return self._add_undivided(node)
 
     def _add_undivided(self, node: Node) -> bool:
-        """Appends a node of one rank or of shards."""
         forms = {value: self.forms[value] for value in node.inputs}
         names = {value: form.get(self.divided) or form[WHOLE] for value, form in forms.items()}
         candidate = renamed(node, names)
@@ -160,7 +161,6 @@ class _Builder:
         return True
 
     def _add_ruled(self, node: Node, rule: Rule, tiled: dict[str, Dims]) -> None:
-        """Appends a node whose operands are brought into the forms that its rule names."""
         fit = rule.fit or TiledOperands(None)
         if fit.gathered:
             self.reasons[node.name] = MULTIPLIES
@@ -336,3 +336,39 @@ def _expanded(shape: list[int], made: Dims) -> list[int]:
     own = [1] * (rank - len(shape)) + shape
     pairs = zip(own, made[len(made) - rank :], strict=True)
     return [math.prod(f.size for f in dim) if is_cut(dim) else size for size, dim in pairs]
+
+
+ONE_TILE = (1, 1)
+MOVES = {"regrouped", "permuted", "expanded", "repeated", "product", "indexed"}
+"""Ways in which the dims of a result are others than those of its operands."""
+
+
+def labels_of(graph: Graph) -> dict[str, Dims]:
+    """Returns the dims of every value that depends on the images, on one tile."""
+    labels = {INPUT: map_dims(graph.input_shape, ONE_TILE)}
+    for node in graph.nodes:
+        read = {name: labels[name] for name in node.inputs if name in labels}
+        dims = _label(node, graph, read) if node.name in graph.of_images else None
+        if dims is not None and "complex" not in (node.dtype or ""):  # those are a spectrum
+            labels[node.name] = dims
+    return labels
+
+
+def is_plain(label: Dims) -> bool:
+    """Whether a label is that of an ordinary map (n, C, H, W)."""
+    return len(label) == 4 and label == map_dims(shape_of(label), ONE_TILE)
+
+
+def _label(node: Node, graph: Graph, read: dict[str, Dims]) -> Dims | None:
+    ways, shape = facts_of(node.kind).tiling, node.shape or []
+    if len(shape) == 4 and MOVES.isdisjoint(ways) and all(map(is_plain, read.values())):
+        return map_dims(shape, ONE_TILE)
+    found = None
+    for way in ways if read else ():
+        with contextlib.suppress(NoRule):
+            found = fit_of(way, OperandDims(node, graph, read)).dims if way in TILINGS else None
+        if found is not None:
+            break
+    if found is None:  # one without a rule may still make as many numbers as it reads
+        found = next((dims for dims in read.values() if shape_of(dims) == shape), None)
+    return map_dims(shape, ONE_TILE) if found is None and len(shape) == 4 else found

@@ -45,7 +45,6 @@ POSTS = ("send", "recv")
 OF_MESSAGES = (*POSTS, "wait_recv", "wait_send", "wait_sends")
 """Roles of the events of messages."""
 OF_WORLD = ("agree", "grad_norm")
-"""All ranks bring one number of theirs together."""
 ALONE, MEETING = "alone", "meeting"
 """Roles. An event ``alone`` needs no other rank. At a ``meeting`` the members of a group wait until
 the last of them has come."""
@@ -58,7 +57,6 @@ _ROLES = dict.fromkeys(
 PASS, UPDATE = "pass", "update"
 _COMPUTES = {"forward": PASS, "backward": PASS, "optimise": UPDATE}
 WORLD = -1
-"""The group of all ranks."""
 BARRIER = "barrier"
 """Traffic of the agreement to begin a step, which lies before the time of that step."""
 
@@ -74,7 +72,6 @@ class Part(NamedTuple):
     node: str = ""
     """The node at which the pass comes to the event; empty: outside the nodes of a pass."""
     value: str = ""
-    """The value that travels."""
     back: bool = False
     """Whether it belongs to the node's way back."""
     number: int = -1
@@ -107,7 +104,7 @@ class Event(NamedTuple):
     """The part of the value that a message holds."""
     channel: int = 0
     """Number of the communicator that carries a message where each has a stream of its own
-    (:mod:`hires.plan.channels`); 0: one of its two ranks, lane and way alone."""
+    (:mod:`hires.plan.message_routes`); 0: one of its two ranks, lane and way alone."""
     route: Route | None = None
     """How it travels; None: nowhere, as of a group of one rank."""
     operation: str = ""

@@ -36,8 +36,8 @@ from hires.plan.factors import (
     with_each_axis_once,
 )
 from hires.plan.graph import Graph, Node, describe
+from hires.plan.operators.formulas import Ref, Term
 from hires.plan.operators.operator_facts import facts_of
-from hires.plan.operators.products import Ref, Term
 
 T = TypeVar("T")
 ONE: Dim = (Factor(1),)
@@ -143,7 +143,6 @@ def _pointwise(r: OperandDims) -> TiledOperands:
 
 
 def _apart(r: OperandDims) -> str:
-    """Returns why the pixels of operands do not lie alike."""
     sizes = sorted({tuple(shape_of(dims)[2:]) for dims in r.tiled.values()})
     if len(sizes) == 1:
         return "its operands have their rows and columns in other dims"
@@ -183,7 +182,6 @@ def _last_dims(r: OperandDims) -> TiledOperands:
 
 
 def _joined(r: OperandDims) -> TiledOperands:
-    """Operands one behind the other along a dim that is not cut, or along a new one."""
     shape = r.node.shape or []
     if r.node.args["dim"] is None:
         refuse(ACROSS)

@@ -12,10 +12,12 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
+from hires.core.errors import PlanError
+
 INPUT = "input"
-"""Name of the value that holds the images."""
 
 Rect = tuple[int, int, int, int]
 """Rows and columns of an image as (row0, row1, col0, col1), ends excluded."""
@@ -66,9 +68,7 @@ class Node:
     layer: str = ""
     """Path of the module that computed it."""
     flops: int = 0
-    """Floating-point operations of its forward pass, one microbatch."""
     needs_grad: bool = False
-    """Whether a gradient flows into its value."""
     draw: int = -1
     """Which random draw of the forward pass it is, those without use included; -1: none."""
     seeded: bool = False
@@ -101,7 +101,6 @@ class Graph:
 
     nodes: list[Node]
     output: str
-    """Name of the value that the network returns."""
     input_shape: list[int]
     """(n, C, H, W) of one microbatch."""
     params: dict[str, Parameter] = field(default_factory=dict)
@@ -109,8 +108,6 @@ class Graph:
     """Buffers that the forward pass writes -> the value that it leaves there."""
     kept: dict[str, str] = field(default_factory=dict)
     """Nodes of a quantised network that stay in float, with the reason."""
-    shared: int = 0
-    """How many nodes an inference leaves out because another one computes their value."""
 
     @functools.cached_property
     def by_name(self) -> dict[str, Node]:
@@ -188,7 +185,7 @@ class Graph:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
-        return plain(self)  # type: ignore[no-any-return]
+        return dict(plain(self))
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Graph:
@@ -267,3 +264,41 @@ def update_nodes(nodes: list[Node], values: set[str]) -> list[Node]:
     by_name = {node.name: node for node in nodes}
     wanted = set[str]().union(*(ancestors(by_name, value) for value in values))
     return [node for node in nodes if node.name in wanted]
+
+
+class GraphOfSamples:
+    """Graphs of one network for any number of samples, from the traces of two.
+
+    These differ in sizes alone, which grow evenly. What runs was traced itself.
+    """
+
+    def __init__(self, one: Graph, other: Graph) -> None:
+        self._sides = one.to_dict(), other.to_dict()
+        self._samples = one.input_shape[0], other.input_shape[0]
+        self._graphs = {one.input_shape[0]: one, other.input_shape[0]: other}
+
+    def graph(self, samples: int) -> Graph:
+        """Returns the graph; PlanError: it does not follow from the two traces."""
+        if samples not in self._graphs:
+            first, second = self._samples
+            if first == second:
+                raise PlanError(f"two traces of {first} samples say nothing of {samples}")
+            values = _between(*self._sides, Fraction(samples - first, second - first))
+            self._graphs[samples] = Graph.from_dict(values)
+        return self._graphs[samples]
+
+
+def _between(one: Any, other: Any, at: Fraction) -> Any:
+    """Returns plain values on the line through two: ``at`` 0 is the one and 1 the other."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return {key: _between(value, other[key], at) for key, value in one.items()}
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [_between(a, b, at) for a, b in zip(one, other, strict=True)]
+    if type(one) is type(other) and one == other:
+        return one
+    if type(one) is type(other) is float:
+        return one + float(at) * (other - one)
+    value = one + at * (other - one) if type(one) is type(other) is int else Fraction(1, 2)
+    if value != round(value):
+        raise PlanError(f"the network changes with the number of samples: {one!r} and {other!r}")
+    return round(value)

@@ -1,7 +1,7 @@
 """Lists the groups of ranks that call collectives together.
 
 A stage's ranks in one replica and direction share an image; all ranks that hold a stage sum its
-gradients (:mod:`hires.plan.gradient_sums`). Every rank lists the same groups in the same order, so
+gradients (:mod:`hires.plan.updates`). Every rank lists the same groups in the same order, so
 an index names one.
 """
 

@@ -20,9 +20,7 @@ Source:
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-import itertools
 
 from hires.plan.factors import map_shape
 from hires.plan.graph import Graph, Node, Rect
@@ -78,27 +76,6 @@ def halos_of(
         op = CommOp(names[0], "halo", value, messages, back=back, readers=names)
         ops.setdefault(op.node, []).append(op)
     return ops
-
-
-def early_posted_halos(graph: Graph, stage: Stage) -> dict[str, CommOp]:
-    """Returns the exchanges that set out together with the one before them, by that one's name.
-
-    If the next value is there already, as where the branches of a cell read different values, its
-    pixels travel while those of this one are waited for. No more than two are under way, in one
-    order, and none crosses from one segment that is computed again to the next.
-    """
-    position = graph.position
-    bounds = stage.segments or [stage.first]
-    moves = [op for op in stage.comm if op.kind in ("halo", "gather")]
-    found = {}
-    for this, later in itertools.pairwise(moves):
-        if "gather" in (this.kind, later.kind):
-            continue
-        at, other = position[this.node], position[later.node]
-        same = bisect.bisect(bounds, at) == bisect.bisect(bounds, other)
-        if same and position.get(later.value, -1) < at:
-            found[name_of(this)] = later
-    return found
 
 
 def map_grid(stage: Stage) -> list[int]:

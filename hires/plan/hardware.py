@@ -21,8 +21,6 @@ from hires.plan.routes import ONE_MACHINE, STREAMED
 CPU, CUDA = "cpu", "cuda"
 GLOO, NCCL, MPI = "gloo", "nccl", "mpi"
 
-_BY_TASK = ("gpus-per-task", "ntasks-per-gpu", "gpu-bind")
-"""Options of sbatch that divide GPUs among the tasks of one ``srun``."""
 _GPU = re.compile(r"(?:gres[:/])?gpu(?:[:=](?!\d+(?:$|\())[\w.-]+)?(?:[:=](\d+))?(?:\(.*)?")
 """An entry of ``gres``: ``gpu``, ``gpu:4``, ``gpu:a100:4``, ``gres/gpu=4``."""
 
@@ -77,8 +75,7 @@ def requested_gpus(config: RunConfig) -> int | None:
         entries = (_GPU.fullmatch(entry.strip()) for entry in str(options.get(key, "")).split(","))
         named = [int(match[1] or 1) for match in entries if match]
         counts += [sum(named)] if named else []
-    sockets = _total(options.get("sockets-per-node", 1))
-    times = {"gpus-per-node": 1, "gpus-per-task": ranks, "gpus-per-socket": sockets}
+    times = {"gpus-per-node": 1, "gpus-per-task": ranks}
     counts += [_total(options[key]) * each for key, each in times.items() if key in options]
     if "gpus" in options:
         counts.append(_total(options["gpus"]) // config.num_nodes)
@@ -113,35 +110,47 @@ def require_compilers(config: RunConfig) -> None:
 def check_hardware(config: RunConfig) -> Iterator[Finding]:
     """Yields how the device, the backend and the GPUs of a run's job do not fit together."""
     device, backend = device_of(config), backend_of(config)
-    if config.engine.compile == TENSORRT and device != CUDA:
+    mode, is_here = config.engine.compile, config.is_here and not config.launcher.mpi_options
+    if mode == TENSORRT and device != CUDA:
         text = (
             f"engine.compile={TENSORRT} builds engines for NVIDIA GPUs, and this run computes on "
             f"device={device}; use device=cuda, or engine.compile=off"
         )
         yield Finding("error", "engine.compile", text)
-    yield from _uncompiled(config, device)
+    # What ranks on this machine lack; one without GPUs prepares runs for another that has some.
+    for name in config.measure.track if is_here else ():
+        if lacks := TRACKERS[name].lacks():
+            yield Finding("error", "measure.track", lacks)
+    on_host = device == CPU and mode != TENSORRT
+    if is_here and mode != "off" and (on_host or (device == CUDA and machine.device_files())):
+        lacks = machine.missing_compiler(device, mode)
+        if lacks is not None:
+            yield Finding("error", "engine.compile", f"{lacks}, or use engine.compile=off")
     there, ranks = gpus_of_node(config), ranks_of_node(config)
     if device == CUDA:
         yield from _unmet(config, there, ranks)
-    elif asked := requested_gpus(config):
-        text = (
-            f"the job holds {asked} GPUs of a node, and device={device} computes on cores; use "
-            f"device=cuda, or request none in cluster.options"
-        )
-        yield Finding("warning", "device", text)
-    yield from _unstarted(config)
+    why = mpi_lacks(config)
+    if why is not None and config.comm.uses(MPI):
+        text = f"comm.backend=mpi needs ranks that an MPI starts, and {why}, or comm.backend=gloo"
+        yield Finding("error", "comm.backend", text)
     if backend in ONE_MACHINE and config.num_nodes > 1:
         text = (
             f"comm.backend={backend} reaches the ranks of one machine only, and the ranks are on "
             f"{config.num_nodes} nodes; use comm.backend=gloo or mpi, or one node"
         )
         yield Finding("error", "comm.backend", text)
-    yield from _check_options(config, backend)
+    there_are = comm_config.libraries((backend, *config.comm.backends), config.mpi)
+    for name, value in config.comm.options.items():
+        if not comm_config.variables({name: value}, there_are):
+            text = (
+                f"comm.options.{name} has no effect with comm.backend={backend}; it is of "
+                f"{comm_config.OPTIONS[name].settings}: leave it out, or use one of these"
+            )
+            yield Finding("warning", "comm.options", text)
     if backend in STREAMED and device != CUDA:
         text = (
             f"comm.backend={backend} carries tensors of GPUs only, and device={device} has none; "
             f"use comm.backend=gloo"
-            f"{'' if there is not None and ranks > there else ' or device=cuda'}"
         )
         yield Finding("error", "comm.backend", text)
     elif backend in STREAMED and there and ranks > there:
@@ -150,21 +159,6 @@ def check_hardware(config: RunConfig) -> Iterator[Finding]:
             f"use comm.backend=gloo, or at most {there} ranks on a node"
         )
         yield Finding("error", "comm.backend", text)
-
-
-def _uncompiled(config: RunConfig, device: str) -> Iterator[Finding]:
-    # What ranks on this machine lack; one without GPUs prepares runs for another that has some.
-    is_here = config.is_here and not config.launcher.mpi_options
-    for name in config.measure.track if is_here else ():
-        if lacks := TRACKERS[name].lacks():
-            yield Finding("error", "measure.track", lacks)
-    if config.engine.compile == "off" or not is_here:
-        return
-    on_host = device == CPU and config.engine.compile != TENSORRT
-    if on_host or (device == CUDA and machine.device_files()):
-        lacks = machine.missing_compiler(device, config.engine.compile)
-        if lacks is not None:
-            yield Finding("error", "engine.compile", f"{lacks}, or use engine.compile=off")
 
 
 def mpi_lacks(config: RunConfig) -> str | None:
@@ -178,38 +172,6 @@ def mpi_lacks(config: RunConfig) -> str | None:
             "--mpi=list`), or launcher.mpi=openmpi"
         )
     return None
-
-
-def _unstarted(config: RunConfig) -> Iterator[Finding]:
-    # Why messages could not go through MPI: no MPI starts the ranks.
-    why = mpi_lacks(config)
-    if why is None or not config.comm.uses(MPI):
-        return
-    if config.comm.backend == MPI:
-        text = f"comm.backend=mpi needs ranks that an MPI starts, and {why}, or comm.backend=gloo"
-    else:
-        text = f"comm.backends has mpi, which needs ranks that an MPI starts, and {why}"
-    yield Finding("error", "comm.backend", text)
-
-
-def _check_options(config: RunConfig, backend: str) -> Iterator[Finding]:
-    # Options that no library here reads, and variables that two keys set.
-    there = comm_config.libraries((backend, *config.comm.backends), config.mpi)
-    for name, value in config.comm.options.items():
-        if not comm_config.variables({name: value}, there):
-            text = (
-                f"comm.options.{name} has no effect with comm.backend={backend}; it is of "
-                f"{comm_config.OPTIONS[name].settings}: leave it out, or use one of these"
-            )
-            yield Finding("warning", "comm.options", text)
-    site = config.cluster.environment
-    for name, value in comm_config.variables(config.comm.options, there).items():
-        if site.get(name, value) != value:
-            text = (
-                f"comm.options sets {name}={value}, and cluster.environment sets it to "
-                f"{site[name]}; leave one of the two out"
-            )
-            yield Finding("error", "comm.options", text)
 
 
 def _unmet(config: RunConfig, there: int | None, ranks: int) -> Iterator[Finding]:
@@ -246,14 +208,6 @@ def _unmet(config: RunConfig, there: int | None, ranks: int) -> Iterator[Finding
             f"turn, and their messages go through the host's memory ({backend_of(config)})"
         )
         yield Finding("warning", "cluster.gpus", text)
-    divided = [key for key in _BY_TASK if key in config.cluster.options]
-    if divided and launcher.has_jobs and (config.mpi, config.srun_mpi) == ("srun", "none"):
-        text = (
-            f"cluster.options.{divided[0]} divides GPUs among the tasks of one srun, but each rank "
-            f"is an srun of its own, so all ranks of a node might get one GPU; request them with "
-            f"cluster.options.gpus-per-node={there or ranks}"
-        )
-        yield Finding("error", "cluster.options", text)
 
 
 def _total(value: object) -> int:

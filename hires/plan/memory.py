@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +17,9 @@ from typing import Any, NamedTuple
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.units import MIB, parse_size, size
-from hires.plan.channels import channels
 from hires.plan.groups import groups
 from hires.plan.hardware import CUDA, device_of, gpus_of_node, ranks_of_node
+from hires.plan.message_routes import channels
 from hires.plan.plan import Plan
 from hires.plan.routes import STREAMED
 from hires.plan.traffic import backends_of_plan
@@ -33,7 +32,6 @@ MPI_BYTES = 4 * 2**20
 
 
 def _part(letter: str, name: str, **default: Any) -> Any:
-    """Returns a field that is a part of a bar of memory, with its letter and name there."""
     return dataclasses.field(metadata={"letter": letter, "name": name}, **default)
 
 
@@ -284,15 +282,9 @@ def cublas_workspaces(config: RunConfig) -> list[int]:
 
     Torch keeps one for each handle and stream, and a handle for each thread that computes products:
     the main one, and in training that of the backward pass. An assumption after torch's source.
-    ``CUBLAS_WORKSPACE_CONFIG`` of ``cluster.environment`` holds ``:KiB:count``, once or more often.
     """
-    chosen = config.cluster.environment.get("CUBLAS_WORKSPACE_CONFIG", "")
-    if re.fullmatch(r"(:\d+:\d+)+", chosen):
-        pairs = re.findall(r":(\d+):(\d+)", chosen)
-        each = sum(int(kib) * int(count) for kib, count in pairs) * 2**10
-    else:
-        capability = config.cluster.gpu_capability
-        each = HOPPER_CUBLAS_BYTES if capability and capability >= HOPPER else CUBLAS_BYTES
+    capability = config.cluster.gpu_capability
+    each = HOPPER_CUBLAS_BYTES if capability and capability >= HOPPER else CUBLAS_BYTES
     return [each] * (2 if config.task.name == "train" else 1)
 
 

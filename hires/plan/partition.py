@@ -30,7 +30,7 @@ from hires.plan.graph import Graph, Node
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.plan import Stage
-from hires.plan.tensor_bytes import most_in_flight
+from hires.plan.simulation.node_work import most_in_flight
 
 SLACK = 1.05
 
@@ -68,12 +68,22 @@ def partition(
     if balance is None and training:
         apart = starts_between_ties(graph)
         starts = apart if len(apart) >= len(num_ranks) else starts
-    before = [0, *itertools.accumulate(node.flops for node in graph.nodes)]
-    total = [before[start] for start in [*starts, len(graph.nodes)]]
     if balance is not None:
         chosen = [0, *itertools.accumulate(balance)][:-1]
-    else:
-        chosen = cheapest_cuts(total, [costs[start] or 0 for start in starts], num_ranks)
+        return [*(starts[index] for index in chosen), len(graph.nodes)]
+    before = [0, *itertools.accumulate(node.flops for node in graph.nodes)]
+    total = [before[start] for start in [*starts, len(graph.nodes)]]
+
+    def work(stage: int, first: int, last: int) -> float:
+        return (total[last] - total[first]) / num_ranks[stage]
+
+    limit = cut_of_least_largest(len(starts), len(num_ranks), work)[1] * SLACK
+
+    def is_too_long(stage: int, first: int, last: int) -> bool:
+        return total[last] - total[first] > limit * num_ranks[stage]
+
+    crossing = [0, *(costs[start] or 0 for start in starts[1:])]
+    *chosen, _ = _cut_of_least_sum(len(starts), len(num_ranks), crossing, is_too_long)
     return [*(starts[index] for index in chosen), len(graph.nodes)]
 
 
@@ -103,16 +113,6 @@ def tied_uses(graph: Graph, nodes: Sequence[Node]) -> dict[str, list[Node]]:
     return users
 
 
-def scaled(balance: list[int], layers: int) -> list[int]:
-    """Returns a balance in about the same proportions that sums to the network's layers."""
-    balance = balance[:layers]
-    total, ends = sum(balance), [0]
-    for index, part in enumerate(itertools.accumulate(balance), start=1):
-        behind = len(balance) - index  # stages that follow need a layer each
-        ends.append(min(max(ends[-1] + 1, round(part * layers / total)), layers - behind))
-    return [end - begin for begin, end in itertools.pairwise(ends)]
-
-
 def cut_costs(graph: Graph) -> list[int | None]:
     """Returns what a cut before each node costs, in numbers that cross it; None where it cannot be.
 
@@ -129,25 +129,6 @@ def cut_costs(graph: Graph) -> list[int | None]:
     costs = crossing(graph, *whole, lambda node: node.num_elements + MESSAGE if node else 0)
     strange = crossing(graph, *whole, refused)
     return [None if bad else cost for cost, bad in zip(costs, strange, strict=True)]
-
-
-def cheapest_cuts(total: list[int], costs: list[int], num_ranks: list[int]) -> list[int]:
-    """Returns the first layer of every stage.
-
-    Of all cuts whose slowest stage is within SLACK of that of the best balance, the one that the
-    least crosses. ``total`` is the FLOPs of the layers before each layer, and of all; ``costs`` the
-    numbers that cross a cut before each.
-    """
-
-    def work(stage: int, first: int, last: int) -> float:
-        return (total[last] - total[first]) / num_ranks[stage]
-
-    limit = cut_of_least_largest(len(costs), len(num_ranks), work)[1] * SLACK
-
-    def is_too_long(stage: int, first: int, last: int) -> bool:
-        return total[last] - total[first] > limit * num_ranks[stage]
-
-    return _cut_of_least_sum(len(costs), len(num_ranks), [0, *costs[1:]], is_too_long)[:-1]
 
 
 MAX_CANDIDATES = 160

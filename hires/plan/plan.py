@@ -20,7 +20,7 @@ from hires.plan.factors import map_shape, unpack
 from hires.plan.graph import Graph, Node, Rect, plain
 from hires.plan.tuning_table import TuningRule
 
-SCHEMA = 4
+SCHEMA = 5
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -28,14 +28,13 @@ T = TypeVar("T")
 
 
 class Slot(NamedTuple):
-    """One rank's place in one direction."""
+    """One rank's place in one direction, down (0) or up (1); tiles are counted row by row."""
 
     replica: int
     direction: int
-    """0 is down, 1 is up."""
     stage: int
     tile: int
-    """Index of its tile, counted row by row, or of its shard."""
+    """Or its shard."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,6 @@ class Finding:
     severity: str
     """``error`` (nothing is started), ``warning`` or ``note``."""
     key: str
-    """The config key to change."""
     text: str
 
     def __str__(self) -> str:
@@ -87,37 +85,25 @@ class Transfer(NamedTuple):
     target: int
     box: Box
 
-    @staticmethod
-    def of(rows: Sequence[Sequence[Any]]) -> list[Transfer]:
-        """Returns the messages that were written as lists."""
-        return [
-            Transfer(source, target, Box(n0, n1, r and (r[0], r[1], r[2], r[3])))
-            for source, target, (n0, n1, r) in rows
-        ]
-
 
 @dataclass(frozen=True, eq=False)
 class CommOp:
     """Communication inside a stage's forward pass, at one node."""
 
     node: str
-    """The node that needs it."""
     kind: str
     """``halo`` (pixels of ``value`` from other tiles), ``norm`` (statistics), ``reduce`` (sum
     over the image), ``share`` (none forward; the gradient of ``value`` is summed), ``gather`` (all
     pixels of ``value``), ``crop`` (none forward; the gradient of all pixels) or ``loss``."""
     value: str
-    """The value that the node reads."""
     messages: list[Transfer] = field(default_factory=list)
     """``halo``, ``gather``, ``crop``: pixels of all samples."""
     elements: int = 0
     """Numbers that every tile contributes to a collective."""
     back: bool = False
-    """Whether the gradient travels too."""
     readers: list[str] = field(default_factory=list)
     """``halo``: the nodes that use these pixels, ``node`` first; their gradients travel together,
-    when the backward pass comes to the first one. ``norm``: neighbours that share it, ``node``
-    first; none: that one alone."""
+    when the backward pass comes to the first one. ``norm``: neighbours that share it."""
 
     @property
     def moves_pixels(self) -> bool:
@@ -154,7 +140,6 @@ class Stage:
 
     index: int
     first: int
-    """Index of its first node."""
     last: int
     """Index after its last node."""
     tiles: list[int]
@@ -204,17 +189,13 @@ class Plan:
     """Of one model pass."""
     training: bool
     dtype: str
-    """Type of activations, and of messages that hold them: ``float64``, ``float32``, ``float16`` or
-    ``bfloat16``."""
+    """Of activations: ``float64``, ``float32``, ``float16`` or ``bfloat16``."""
     schedule: list[list[str]]
-    """Actions of each rank of a replica in order, as ``F0``; microbatches count through all model
-    passes."""
+    """Actions of each rank of a replica in order, as ``F0``; microbatches count on over passes."""
     num_directions: int = 1
     num_pairs: int = 1
     halo_overlap: str = "auto"
-    """Whether a tile's interior is computed while its halo travels: ``auto``, ``on``, ``off``."""
     device: str = "cpu"
-    """What ranks compute on: ``cpu`` or ``cuda``."""
     backend: str = "gloo"
     """Carries every message without a route of its own."""
     num_nodes: int = 1
@@ -224,20 +205,18 @@ class Plan:
     table: dict[str, Any] = field(default_factory=dict)
     """The tuning table that these come from: its name, digest and granularity."""
     gradients: str = "together"
-    """When gradients are summed, and in which messages (``plan.gradient_sums``)."""
+    """When gradients are summed, and in which messages (``plan.updates``)."""
     codecs: dict[str, str] = field(default_factory=dict)
     """By kind of message the codec that makes it smaller; it decodes to single precision or better.
-    Others travel in the type of the activations, gradients and parameters in single precision."""
+    """
     shards_optimizer: bool = False
-    """Whether each holder of a stage updates a part of its parameters (``plan.ownership``)."""
+    """Whether each holder of a stage updates a part of its parameters (``plan.updates``)."""
     optimizer_states: int = 1
     """Numbers that the optimiser keeps for each parameter."""
     scatters: bool = False
-    """Whether it gets the sums of that part alone (``plan.ownership``)."""
+    """Whether it gets the sums of that part alone (``plan.updates``)."""
     scales_loss: bool = False
-    """Whether ranks agree before every update that all gradients are finite (``fp16``)."""
     clips_gradients: bool = False
-    """Whether all ranks sum the squares of their gradients before every update."""
     findings: list[Finding] = field(default_factory=list)
     verdict: str = ""
     totals: dict[str, Any] = field(default_factory=dict)
@@ -249,7 +228,7 @@ class Plan:
     @property
     def ok(self) -> bool:
         """Whether nothing forbids to start."""
-        return all(finding.severity != "error" for finding in self.findings)
+        return not self.errors
 
     @functools.cached_property
     def ranks_per_replica(self) -> int:
@@ -273,10 +252,8 @@ class Plan:
 
     def rank_of(self, replica: int, direction: int, stage: int, tile: int) -> int:
         """Returns the rank that holds a slot; up is down in the opposite order of ranks."""
-        local = self.stages[stage].first_rank + tile
-        if direction:
-            local = self.ranks_per_replica - 1 - local
-        return replica * self.ranks_per_replica + local
+        local, count = self.stages[stage].first_rank + tile, self.ranks_per_replica
+        return replica * count + (count - 1 - local if direction else local)
 
     def slot_of(self, rank: int, direction: int = 0) -> Slot:
         """Returns the slot that a rank holds in a direction."""
@@ -300,8 +277,9 @@ class Plan:
 
     def microbatches_of(self, direction: int) -> list[int]:
         """Returns the microbatches that run in a direction, in order."""
-        every = range(self.total_microbatches)
-        return [m for m in every if self.direction_of(f"F{m}") == direction]
+        return [
+            m for m in range(self.total_microbatches) if self.direction_of(f"F{m}") == direction
+        ]
 
     def nodes(self, stage: int) -> list[Node]:
         """Returns the nodes of a stage in order."""
@@ -316,13 +294,13 @@ class Plan:
     @property
     def pipeline(self) -> Pipeline:
         """What the schedule was made for."""
-        ranks = tuple(
-            tuple(
-                tuple(self.rank_of(0, direction, stage.index, t) for t in range(stage.num_ranks))
-                for stage in self.stages
-            )
-            for direction in range(self.num_directions)
-        )
+
+        def ranks_of(direction: int, stage: Stage) -> tuple[int, ...]:
+            tiles = range(stage.num_ranks)
+            return tuple(self.rank_of(0, direction, stage.index, tile) for tile in tiles)
+
+        ways = range(self.num_directions)
+        ranks = tuple(tuple(ranks_of(way, stage) for stage in self.stages) for way in ways)
         passes = self.num_directions * self.num_pairs
         return Pipeline(ranks, self.num_microbatches, passes, self.training)
 
@@ -361,20 +339,14 @@ class Plan:
         """Returns plain values for ``plan.json``, with the slots of every rank."""
         placement = []
         for rank in range(self.world):
-            for slot in self.slots_of(rank):
-                stage = self.stages[slot.stage]
-                way = ("down", "up")[slot.direction]
-                entry = {"rank": rank, "replica": slot.replica, "direction": way}
-                tile = [*divmod(slot.tile, stage.tiles[1])] if stage.num_tiles > 1 else None
-                shard = slot.tile if stage.shards > 1 else None
-                placement.append({**entry, "stage": slot.stage, "tile": tile, "shard": shard})
-        return {
-            "schema": SCHEMA,
-            "world": self.world,
-            "placement": placement,
-            "batch_per_microbatch": self.graph.input_shape[0],
-            **plain(self),
-        }
+            for replica, direction, index, tile in self.slots_of(rank):
+                stage, way = self.stages[index], ("down", "up")[direction]
+                place = [*divmod(tile, stage.tiles[1])] if stage.num_tiles > 1 else None
+                shard = tile if stage.shards > 1 else None
+                entry = {"rank": rank, "replica": replica, "direction": way, "stage": index}
+                placement.append({**entry, "tile": place, "shard": shard})
+        own = {"schema": SCHEMA, "world": self.world, "placement": placement}
+        return {**own, "batch_per_microbatch": self.graph.input_shape[0], **plain(self)}
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Plan:
@@ -405,7 +377,12 @@ class Plan:
 
 
 def _with_messages(kind: Callable[..., T], values: dict[str, Any], *others: str) -> T:
-    return kind(**values | {key: Transfer.of(values[key]) for key in ("messages", *others)})
+    def read(source: int, target: int, box: list[Any]) -> Transfer:
+        n0, n1, rect = box
+        return Transfer(source, target, Box(n0, n1, rect and (*rect,)))
+
+    keys = ("messages", *others)
+    return kind(**values | {key: [read(*row) for row in values[key]] for key in keys})
 
 
 def derived(function: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:

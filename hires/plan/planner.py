@@ -1,32 +1,54 @@
-"""Turns a config into a plan, each decision once: cut, tile, schedule, connect, prove."""
+"""Turns a config into a plan, each decision once: cut, tile, schedule, connect, prove.
+
+A training has a second plan, that of its evaluations on the same ranks and stages, without backward
+passes:
+
+    step          0   1   2   3 |           | 4   5   6   7 |           |
+    plan          training      | .validation  training     | .validation
+
+The evaluation computes on the training's own tensors, so its stages hold the same layers. It runs
+the network as it is: a rewritten one would need folded copies of all weights beside them.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from hires.core.config.precision_config import PRECISIONS
+from hires.core.config.data_config import AUTO, PredictConfig, ValidateConfig
+from hires.core.config.parallel_config import ParallelConfig
+from hires.core.config.precision_config import HALF, PRECISIONS
 from hires.core.config.run_config import RunConfig
-from hires.core.losses import LOSSES
+from hires.core.config.training_config import EngineConfig, MemoryConfig, TaskConfig
+from hires.core.evaluation_summary import (
+    CLASSES,
+    IMAGES,
+    LOSS,
+    PIXELS,
+    ROW_KINDS,
+    is_larger_better,
+    metrics_of,
+)
+from hires.core.losses import LABELS, LOSSES, NUMBERS
 from hires.core.schedules import SCHEDULES, forward_only
 from hires.plan import checks, regions
-from hires.plan.channels import carriers
 from hires.plan.conversions import convert
-from hires.plan.gradient_sums import gradient_mode, scatters_gradients
 from hires.plan.graph import Graph
 from hires.plan.hardware import backend_of, check_hardware, device_of
-from hires.plan.layout import connected, edges_of
-from hires.plan.norm_levels import with_norms_together
-from hires.plan.ownership import division_notes
+from hires.plan.layout import connected, edges_of, with_norms_together
+from hires.plan.memory import RankMemory
+from hires.plan.message_routes import carriers
 from hires.plan.partition import layer_starts, partition, segments_of
 from hires.plan.passes.rewriting import rewritten
-from hires.plan.plan import CommOp, Finding, Plan, Stage
-from hires.plan.proof.prove import judged
+from hires.plan.plan import CommOp, Finding, Plan, Stage, errors_of
+from hires.plan.prove import judged
 from hires.plan.route_choice import check_table, facts_of_table, usable_rules
 from hires.plan.rules import WHOLE
 from hires.plan.traffic import totals
-from hires.plan.undivided import far_halos, gather_prices, no_rules, vanishing
+from hires.plan.undivided import gather_prices, no_rules, vanishing
+from hires.plan.updates import division_notes, gradient_mode, scatters_gradients
 
 
 def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) -> Plan:
@@ -37,7 +59,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     """
     parallel, graph = config.parallel, rewritten(config, graph)
     plan, findings = uncut_plan(config, graph), [*_of_keys(config, graph)]
-    possible = _are_ok((*findings, *known))
+    possible = not errors_of((*findings, *known))
     uncut = [*checks.check_cuts(parallel, graph)]
     findings += uncut
     if not uncut:
@@ -46,21 +68,18 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
             plan = replace(plan, stages=stages)
             order = SCHEDULES[parallel.schedule].order if plan.training else forward_only
             plan = replace(plan, schedule=order(plan.pipeline))
-            findings += checks.check_directions(plan)
         made = convert(graph, stages, parallel.gather == "auto")
         graph, stages = made.graph, made.stages
         findings += no_rules(made)
-        if not possible:  # the errors of a layout come without its messages, which may be many
-            findings += vanishing(graph, stages)
         findings += checks.check_ties(graph, stages, plan.training)
     findings += known
-    if not _are_ok(findings):
+    if errors_of(findings):
         return replace(plan, findings=findings)
     if config.comm.joint_norms:
         graph = with_norms_together(graph, stages)
     stages = [_joined(config, plan, graph, stage) for stage in stages]
     plan = replace(plan, graph=graph, stages=stages, edges=edges_of(graph, stages, plan.training))
-    findings += [*vanishing(graph, stages), *far_halos(stages), *gather_prices(plan, made.reasons)]
+    findings += [*vanishing(graph, stages), *gather_prices(plan, made.reasons)]
     verdict, sums = judged(plan), totals(plan)
     of_update = (one for one in sums["by_route"] if one["kind"] in ("gradient", "parameter"))
     notes = division_notes(plan, sum(one["bytes"] for one in of_update))
@@ -103,7 +122,6 @@ def uncut_plan(config: RunConfig, graph: Graph) -> Plan:
 
 
 def _of_keys(config: RunConfig, graph: Graph) -> Iterator[Finding]:
-    """Yields what is wrong with keys and network, whatever the stages."""
     yield from checks.check_numbers(config)
     yield from checks.check_output(config, graph)
     yield from checks.check_prediction(config, graph)
@@ -115,12 +133,7 @@ def _of_keys(config: RunConfig, graph: Graph) -> Iterator[Finding]:
     yield from check_table(config)
 
 
-def _are_ok(findings: Iterable[Finding]) -> bool:
-    return all(finding.severity != "error" for finding in findings)
-
-
 def _joined(config: RunConfig, plan: Plan, graph: Graph, stage: Stage) -> Stage:
-    """Returns a stage with the messages between its ranks, and its segments."""
     stage = connected(graph, stage, config.parallel.halo.fuse, config.comm.joint_norms)
     if not plan.training:
         return stage
@@ -140,21 +153,122 @@ def _stages(config: RunConfig, graph: Graph) -> list[Stage]:
     starts = layer_starts(graph)
     stages: list[Stage] = []
     for index, (first, last) in enumerate(itertools.pairwise(bounds)):
-        nodes = graph.nodes[first:last]
+        nodes, (tiles, shards) = graph.nodes[first:last], cuts[index]
         used = [graph.params[name] for name in {name for node in nodes for name in node.params}]
-        tiles, shards = cuts[index]
-        stage = Stage(
-            index,
-            first,
-            last,
-            tiles,
-            sum(num_ranks[:index]),
-            shards,
-            num_layers=sum(first <= start < last for start in starts),
-            first_layer=nodes[0].name,
-            last_layer=nodes[-1].name,
-            flops=sum(node.flops for node in nodes),
-            params=sum(param.num_elements for param in used if param.trainable),
-        )
-        stages.append(stage)
+        layers = sum(first <= start < last for start in starts), nodes[0].name, nodes[-1].name
+        flops = sum(node.flops for node in nodes)
+        params = sum(param.num_elements for param in used if param.trainable)
+        place = index, first, last, tiles, sum(num_ranks[:index]), shards
+        stages.append(Stage(*place, *layers, flops, params))
     return stages
+
+
+_USUAL = {CLASSES: "top1", PIXELS: "mean_iou", IMAGES: "psnr", LABELS: "mean_ap", NUMBERS: "rmse"}
+
+
+def kind_of(config: RunConfig, graph: Graph) -> str:
+    """Returns what one output holds: ``classes``, ``pixels``, ``images``, or one of ROW_KINDS."""
+    if config.objective.compares in (IMAGES, *ROW_KINDS):
+        return config.objective.compares
+    return CLASSES if len(graph.shape(graph.output)) == 2 else PIXELS
+
+
+def evaluation_of(config: RunConfig, layers: list[int] | None = None) -> RunConfig:
+    """Returns the config of the evaluations of a training; ``layers`` are those of its stages."""
+    parallel: ParallelConfig = config.parallel
+    if layers is not None and len(layers) > 1:
+        parallel = dataclasses.replace(parallel, balance=layers)
+    precision = config.precision
+    if precision.name in HALF:  # the parameters stay in fp32
+        precision = dataclasses.replace(precision, weights="fp32", loss_scale="dynamic")
+    return dataclasses.replace(
+        config,
+        task=TaskConfig(name="evaluate"),
+        data=dataclasses.replace(config.data, split="validation"),
+        parallel=parallel,
+        precision=precision,
+        engine=EngineConfig(compile="off", fuse="off"),
+        memory=dataclasses.replace(config.memory, checkpoint=MemoryConfig.checkpoint),
+        validate=ValidateConfig(),
+        predict=PredictConfig(),
+        epochs=None,
+    )
+
+
+def metric_of(config: RunConfig, graph: Graph) -> str:
+    """Returns the name in a summary of the number that says which evaluation is the best."""
+    chosen = config.validate.metric
+    return _USUAL[kind_of(config, graph)] if chosen == AUTO else chosen
+
+
+def is_better(config: RunConfig, metric: str, value: float | None, best: float | None) -> bool:
+    """Whether a value of the metric is better than the best before it; None: no number."""
+    if value is None or best is None:
+        return value is not None
+    gain = value - best if is_larger_better(metric) else best - value
+    return gain > config.validate.min_delta
+
+
+def with_validation(config: RunConfig, plan: Plan, traced: Callable[[RunConfig], Graph]) -> Plan:
+    """Returns the plan of a training with that of its evaluations, and what forbids them.
+
+    ``traced`` returns the network of a config. Nothing is added where a run is not evaluated, or
+    cannot run.
+    """
+    if not (config.validates and plan.ok):
+        return plan
+    other = evaluation_of(config, [stage.num_layers for stage in plan.stages])
+    evaluation = make_plan(other, traced(other))
+    plan = plan.with_results(validation=evaluation)
+    plan = plan.with_findings(*_unfit(config, plan, evaluation))
+    if not (plan.ok and evaluation.verdict):
+        return plan
+    text = f"evaluations (validate.every={config.validate.every}): {evaluation.verdict}"
+    return plan.with_findings(Finding("note", "validate.every", text))
+
+
+def _unfit(config: RunConfig, plan: Plan, evaluation: Plan) -> Iterator[Finding]:
+    held = {finding.text for finding in plan.findings}
+    for finding in evaluation.findings:
+        if finding.severity == "error" and finding.text not in held:
+            text = f"of the evaluations (validate.every): {finding.text}"
+            yield Finding("error", finding.key, text)
+    kind, metric = kind_of(config, plan.graph), metric_of(config, plan.graph)
+    known = [LOSS, *metrics_of(kind, plan.graph.shape(plan.graph.output))]
+    if metric not in known:
+        text = (
+            f"validate.metric={metric} is no number of an evaluation whose outputs are {kind}; use "
+            f"one of {', '.join(known)}"
+        )
+        yield Finding("error", "validate.metric", text)
+    for stage in evaluation.stages if evaluation.ok else ():
+        here = _names(plan, stage.index)
+        if missing := sorted(_names(evaluation, stage.index) - here):
+            text = (
+                f"stage {stage.index} of an evaluation reads {missing[0]}, which the training has "
+                f"in another stage; set parallel.balance, or leave validate.every out"
+            )
+            yield Finding("error", "validate.every", text)
+            return
+
+
+def _names(plan: Plan, stage: int) -> set[str]:
+    names = {name for node in plan.nodes(stage) for name in node.params}
+    return set(plan.graph.own_params(names))
+
+
+def with_evaluations(training: dict[str, int], evaluation: dict[str, int]) -> dict[str, int]:
+    """Returns the memory of a rank of ``plan.memory`` whose training is evaluated as it goes on.
+
+    Gradients and the optimiser's state stay while it is evaluated; what carries the messages of
+    either is there all the time.
+    """
+    shared = {key: training[key] + evaluation[key] for key in ("shm_bytes", "nccl_bytes")}
+    shared["start_bytes"] = training["start_bytes"]
+    kept = {"optimizer_bytes": training["optimizer_bytes"]}
+    # At the fullest moment of a step some gradients may not be there yet.
+    kept["grads_bytes"] = max(training["grads_bytes"], training["params_bytes"])
+    names = [field.name for field in dataclasses.fields(RankMemory)]
+    both = ({**training, **shared}, {**evaluation, **shared, **kept})
+    made = [RankMemory(**{name: one[name] for name in names}) for one in both]
+    return max(made, key=lambda one: one.device_bytes).to_dict()

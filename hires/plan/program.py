@@ -1,6 +1,6 @@
 """Writes the program of a rank: everything that it does in one step, in order.
 
-``hires.parallel.executor`` executes this list and ``hires.plan.proof`` proves it, so the order of a
+``hires.parallel.executor`` executes this list and ``hires.plan.prove`` proves it, so the order of a
 step stands here and nowhere else. One step of two microbatches on the first of two stages:
 
     barrier  begin                        all ranks agree to go on; gradients are forgotten
@@ -13,23 +13,20 @@ step stands here and nowhere else. One step of two microbatches on the first of 
 
 With a loss scale (fp16) all ranks agree whether a gradient of any of them is not finite; where
 gradients are clipped, their norm is a sum of all ranks. Where the
-update is divided, parameters follow from their owners (:mod:`hires.plan.ownership`).
+update is divided, parameters follow from their owners (:mod:`hires.plan.updates`).
 Receives are posted one action ahead of the one that needs them.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hires.plan.channels import channel_of
 from hires.plan.event import BARRIER, NOWHERE, WORLD, Event, Part
 from hires.plan.factors import map_shape
-from hires.plan.gradient_sums import sums_of
 from hires.plan.graph import INPUT, Node
 from hires.plan.groups import (
     AGREEMENT,
@@ -40,11 +37,10 @@ from hires.plan.groups import (
     tile_group,
     wide_dtype,
 )
-from hires.plan.halos import early_posted_halos, name_of
-from hires.plan.message_routes import group_route, send_route
-from hires.plan.ownership import PUBLISH, publications
+from hires.plan.message_routes import channel_of, group_route, send_route
 from hires.plan.plan import Box, CommOp, Edge, Plan, Stage, derived
 from hires.plan.rules import dims_of
+from hires.plan.updates import PUBLISH, publications, sums_of
 
 
 class Peer(NamedTuple):
@@ -87,7 +83,11 @@ def events(plan: Plan, rank: int) -> Iterator[Event]:
             yield from edge_messages(plan, rank, later, outgoing=False, call=next(calls))
         for post in edge_messages(plan, rank, action, outgoing=False):
             yield _wait_for(post)
-        if action[0] == "F" and _reads(plan, plan.slot_of(rank, plan.direction_of(action)).stage):
+        stage = plan.slot_of(rank, plan.direction_of(action)).stage
+        compares = plan.training and stage == len(plan.stages) - 1
+        if action[0] == "F" and (
+            compares or any(INPUT in node.inputs for node in plan.nodes(stage))
+        ):
             yield alone("read", f"the microbatch of {action}", action)
         yield alone("backward" if action[0] == "B" else "forward", f"pass {action}", action)
         yield from _inside(plan, rank, action, calls, is_last=not later)
@@ -112,13 +112,6 @@ def events(plan: Plan, rank: int) -> Iterator[Event]:
 def _wait_for(post: Event) -> Event:
     _, peer, tag, _, _, what, lane, _, part, _, channel, route, *_ = post
     return Event(f"wait_{post.kind}", peer, tag, (), "", what, lane, 0, part, None, channel, route)
-
-
-@derived
-def _reads(plan: Plan, stage: int) -> bool:
-    """Whether the ranks of a stage need images or targets."""
-    compares = plan.training and stage == len(plan.stages) - 1
-    return compares or any(INPUT in node.inputs for node in plan.nodes(stage))
 
 
 class Step(NamedTuple):
@@ -167,19 +160,12 @@ def _inside(
 
         backward   conv9 [halo]  conv8 [halo]  conv7 ...
         issue                  conv9         conv8         as soon as the pass is behind the node
-
-    Pixels of the next exchange may set out with those of this one, and are waited for at their own
-    node (:func:`early_posted_halos`):
-
-        post a, post b | wait a | post c | wait b | wait c
     """
     direction, back_pass = plan.direction_of(action), action[0] == "B"
     stage = plan.stages[plan.slot_of(rank, direction).stage]
-    with_next = early_posted_halos(plan.graph, stage)
     wide = wide_dtype(plan.dtype)
     early = _gradient_events(plan, stage.index, "issue", action) if is_last and back_pass else ()
     sums = deque(event for event in early if event.part.node)
-    posted: set[str] = set()
     done: set[str] = set()  # nodes whose gradients are complete
     for step in steps_of(plan, stage, back_pass):
         while step.comm and sums and sums[0].part.node in done:
@@ -193,19 +179,9 @@ def _inside(
                 facts = (op.operation, op.kind), group, (op.elements, wide)
                 yield _joint(plan, "collective", *facts, what, 0, part)
                 continue
-            call = next(calls)
-            messages = functools.partial(halo_messages, plan, rank, direction, action, call)
-            sends, receives = messages(op, step.back)
-            name = name_of(op)
-            if name in posted:
-                posted.remove(name)
-            else:
-                yield from (*receives, *sends)
-            if not step.back and name in with_next:
-                later = with_next[name]
-                later_sends, later_receives = messages(later, False, node=op.node)
-                yield from (*later_receives, *later_sends)
-                posted.add(name_of(later))
+            place = rank, direction, action, next(calls)
+            sends, receives = halo_messages(plan, *place, op, step.back)
+            yield from (*receives, *sends)
             for post in (*receives, *sends):
                 yield _wait_for(post)
         if step.back:
@@ -231,12 +207,12 @@ def _gradient_events(plan: Plan, stage: int, kind: str, action: str = "") -> Ite
 
 
 def _publish_events(plan: Plan, stage: int) -> Iterator[Event]:
-    """Yields what brings a stage's parameters from their owners to all of its holders."""
     group = gradient_group(plan, stage)
     for number, one in enumerate(publications(plan, stage)):
         what = f"parameters of stage {stage}"
         what += f" from rank {one.owner}" if one.kind == PUBLISH else ""
-        call, numbers = (one.operation, "parameter"), (one.elements, one.dtype)
+        operation = "broadcast" if one.kind == PUBLISH else one.kind
+        call, numbers = (operation, "parameter"), (one.elements, one.dtype)
         place = number, Part(number=number)
         yield _joint(plan, one.kind, call, group, numbers, what, *place, codec=one.codec)
 
@@ -300,12 +276,10 @@ def halo_messages(
     call: int,
     op: CommOp,
     back: bool,
-    node: str = "",
 ) -> tuple[list[Event], list[Event]]:
     """Returns what a rank sends and receives in one exchange of pixels, in order of posting.
 
-    ``action`` and ``call`` are those of its events. ``back``: gradients take the way back;
-    ``node``: where they are posted, if not at the op's own.
+    ``action`` and ``call`` are those of its events. ``back``: gradients take the way back.
     """
     replica, _, stage, tile = plan.slot_of(rank, direction)
     index = _numbers(plan, plan.stages[stage])[op]
@@ -314,7 +288,7 @@ def halo_messages(
     # share them; messages of one tag between two ranks keep order.
     tag = 2 * len(plan.edges) * plan.total_microbatches
     tag += 2 * (2 * (before + index) + direction) + back
-    part = Part(action, node or op.node, op.value, back, index)
+    part = Part(action, op.node, op.value, back, index)
     what = f"the {'gradient of the ' if back else ''}{op.kind} of {op.node} in {action}"
     lane = plan.num_directions + direction
     dtype, codec = sent_as(plan, op.value, op.kind)

@@ -17,16 +17,16 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import Any
 
-from hires.plan.event import BYTES
+from hires.plan.event import BYTES, POSTS
 from hires.plan.factors import map_shape
 from hires.plan.groups import wide_dtype
 from hires.plan.layout import held_by, shares_of
 from hires.plan.message_routes import first_ranks
-from hires.plan.ownership import updated_elements
 from hires.plan.plan import Plan, Stage, derived
-from hires.plan.program import edge_messages, halo_rows, links
+from hires.plan.program import events, halo_rows, links
 from hires.plan.rules import WHOLE, dims_of
-from hires.plan.tensor_bytes import kept_bytes, most_in_flight, value_bytes
+from hires.plan.simulation.node_work import kept_bytes, most_in_flight, value_bytes
+from hires.plan.updates import updated_elements
 
 KINDS_PER_STAGE = 4
 """Kinds of tiles up to which each is rehearsed; as many as a grid of 2 x 2 can make."""
@@ -36,8 +36,8 @@ TILED_NODE = 4
 """Passes of a node on one rank that take as long as one of a node in tiles, with its halos."""
 START = 50
 """Node passes that take as long as to build one rank."""
-# By how much the ranks of a group may differ in size, and whether they hold most in one stage.
-_COARSER = ((0.02, True), (0.1, True), (0.3, True), (0.1, False), (0.5, False), (1.0, False))
+SLACKS = 0.02, 0.1, 0.3, 0.5, 1.0
+"""By how much the ranks of a group may differ in size, until there are few groups enough."""
 
 
 @derived
@@ -115,31 +115,35 @@ def _tells_nodes(plan: Plan) -> bool:
 def rehearsed_ranks(plan: Plan) -> list[int]:
     """Returns for every rank of a replica the rank whose memory is taken for its own.
 
-    Ranks with equal keys need the same. Where there are too many kinds, the rank that holds most
+    Ranks with the same actions and stages, whose values, messages and part of the update have the
+    same shapes, need the same. Where there are too many kinds, the rank that holds most
     by a rough count is taken for all of its group, so that the prediction is rather too large.
     """
-    kinds = [memory_key(plan, rank) for rank in range(plan.ranks_per_replica)]
     first: dict[Any, int] = {}
-    chosen = [first.setdefault(kind, rank) for rank, kind in enumerate(kinds)]
-    sizes_of = {rank: _size(plan, rank) for rank in first.values()}
-    sizes = [sizes_of[rank] for rank in chosen]
-    places = [(kind[0], *(slot[0] for slot in kind[1])) for kind in kinds]
-    by_size = sorted(range(len(kinds)), key=lambda rank: -sum(sizes[rank]))
+    chosen, places = list[int](), list[Hashable]()
+    for rank, program in enumerate(equal_programs(plan)):
+        slots = plan.slots_of(rank)
+        places.append((tuple(plan.actions_of(rank)), *(slot.stage for slot in slots)))
+        shapes = [_lengths(plan, plan.stages[slot.stage])[slot.tile] for slot in slots]
+        owned = updated_elements(plan, rank) if plan.shards_optimizer else 0
+        kind = places[-1], *shapes, _posted(plan, program), owned
+        chosen.append(first.setdefault(kind, rank))
+    size_of = {rank: _size(plan, rank) for rank in first.values()}
+    sizes = [size_of[rank] for rank in chosen]
+    by_size = sorted(range(len(places)), key=lambda rank: -sizes[rank])
     if len(first) > KINDS_PER_STAGE * len(set(places)):
         largest: dict[Any, int] = {}
         for rank in by_size:
             largest.setdefault(places[rank], rank)
         chosen = [largest[place] for place in places]
-    for slack, by_stage in _COARSER:
+    for slack in SLACKS:
         if sum(_work(plan, rank) for rank in set(chosen)) <= WORK:
             break
-        leaders: dict[int, int] = {}
-        last: dict[int, int] = {}  # the largest rank of the group that is filled now
-        for rank in by_size:
-            group = sizes[rank].index(max(sizes[rank])) if by_stage else 0
-            if group not in last or sum(sizes[rank]) < (1 - slack) * sum(sizes[last[group]]):
-                last[group] = rank
-            leaders[rank] = last[group]
+        leader, leaders = by_size[0], dict[int, int]()
+        for rank in by_size:  # the largest first
+            if sizes[rank] < (1 - slack) * sizes[leader]:
+                leader = rank
+            leaders[rank] = leader
         chosen = [leaders[rank] for rank in chosen]
     return chosen
 
@@ -149,51 +153,34 @@ def rehearsal_work(plan: Plan) -> int:
     return sum(_work(plan, rank) for rank in set(rehearsed_ranks(plan)))
 
 
-def memory_key(plan: Plan, rank: int) -> tuple[Any, ...]:
-    """Returns what decides the memory of a rank: ranks with equal keys need the same.
+@derived
+def _posted(plan: Plan, rank: int) -> tuple[Any, ...]:
+    """Returns what a rank exchanges in a step, whoever its peers are."""
+    posts = (event for event in events(plan, rank) if event.role in POSTS)
+    return tuple(sorted((e.kind, e.part.action, e.part.node, math.prod(e.shape)) for e in posts))
 
-    Those are its actions, the shapes of what it holds and of its halos in each direction, and the
-    shapes of what it sends and receives in all; of a divided optimiser also its part.
+
+def _size(plan: Plan, rank: int) -> float:
+    """Returns about how many bytes a rank holds at its fullest moment.
+
+    Parameters, gradients, the optimiser's states, halos, and what each microbatch in flight keeps;
+    of those that are computed again one alone.
     """
-    actions = tuple(plan.actions_of(rank))
-    slots = tuple(
-        (slot.stage, _lengths(plan, stage)[slot.tile], _halo_sizes(plan, stage)[slot.tile])
-        for slot in plan.slots_of(rank)
-        for stage in [plan.stages[slot.stage]]
-    )
-    # Passes that differ in their microbatch only send the same.
-    alike = {(action[0], plan.direction_of(action)): action for action in actions}
-    edges = [
-        (outgoing, math.prod(message.shape))
-        for action in alike.values()
-        for outgoing in (False, True)
-        for message in edge_messages(plan, rank, action, outgoing)
-    ]
-    owned = updated_elements(plan, rank) if plan.shards_optimizer else 0
-    return actions, slots, tuple(sorted(edges)), owned
-
-
-def _size(plan: Plan, rank: int) -> list[float]:
-    """Returns about how many bytes a rank holds at its fullest moment, by stage.
-
-    Parameters, gradients, the optimiser's states, and what each microbatch in flight keeps; of
-    those that are computed again one alone.
-    """
-    sizes = [0.0] * len(plan.stages)
     copies = 2 + plan.optimizer_states if plan.training else 1
+    halos = sum(n for *_, node, n in _posted(plan, equal_programs(plan)[rank]) if node)
+    size: float = halos * BYTES[plan.dtype] / len(plan.actions_of(rank))
     for slot in plan.slots_of(rank):
         stage, actions = plan.stages[slot.stage], plan.actions_of(rank)
         own = [action for action in actions if plan.direction_of(action) == slot.direction]
         once = stage.segments or not plan.training
-        halos = sum(map(sum, _halo_sizes(plan, stage)[slot.tile])) * BYTES[plan.dtype]
         kept = sum(
             shares_of(plan, stage, value)[slot.tile] * num_bytes
             for value in stage.layout
             if (num_bytes := _kept_bytes(plan).get(value))
         )
-        weights = copies * stage.params * BYTES[wide_dtype(plan.dtype)]
-        sizes[stage.index] += weights + (1 if once else most_in_flight(own)) * (kept + halos)
-    return sizes
+        size += copies * stage.params * BYTES[wide_dtype(plan.dtype)]
+        size += (1 if once else most_in_flight(own)) * kept
+    return size
 
 
 @derived
@@ -226,17 +213,3 @@ def _lengths(plan: Plan, stage: Stage) -> list[tuple[Hashable, ...]]:
         for boxes in (held_by(plan.graph, stage, value) for value in sizes.values())
     )
     return [*zip(*lengths, strict=True)] or [()] * stage.num_ranks
-
-
-@derived
-def _halo_sizes(plan: Plan, stage: Stage) -> list[tuple[tuple[int, ...], ...]]:
-    """Returns how many numbers each tile of a stage sends and receives, by exchange."""
-    by_tile: list[list[tuple[int, ...]]] = [[] for _ in range(stage.num_ranks)]
-    for op in stage.comm if stage.num_ranks > 1 else ():
-        rows = halo_rows(plan, stage, op) if op.moves_pixels else {}
-        for tile, peers in rows.items():
-            # The gradient goes the other way and adds no difference.
-            numbers = [(one.is_source, math.prod(one.shape)) for one in peers]
-            for way in (False, True):
-                by_tile[tile].append(tuple(sorted(n for out, n in numbers if out == way)))
-    return [tuple(sizes) for sizes in by_tile]

@@ -3,19 +3,17 @@
     conv1   bn1   relu   conv2   bn2   add   pool        a stage in tiles, in training
      halo   norm  |---|   halo   norm  |--------|        two regions without messages
 
-With one rank and one stage all of a network is one region. The plan states what is in none, and
-why. ``hires.parallel.compiled_region`` runs them.
+With one rank and one stage all of a network is one region. ``hires.parallel.compiled_region`` runs
+them.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hires.core.ranks.machine import TENSORRT
-from hires.plan.graph import Node
 from hires.plan.hardware import CPU
 from hires.plan.operators.operator_facts import facts_of, is_random
 from hires.plan.plan import Finding, Plan, Stage
@@ -23,11 +21,6 @@ from hires.plan.rules import CROP, GATHER
 
 LEAST_WORK = 2
 """Nodes that compute something in a region: of fewer there is nothing to fuse."""
-
-MESSAGES = "exchanges messages with other ranks"
-RANDOM = "draws random numbers that follow from their place in the batch"
-WRITTEN = "reads a buffer that the network writes"
-ALONE = "has no neighbour to be compiled with"
 
 
 @dataclass(frozen=True)
@@ -40,16 +33,14 @@ class Region:
 
 def regions_of(plan: Plan, stage: Stage) -> list[Region]:
     """Returns the regions of a stage, each as long as it can be, in order."""
-    return [run for run in _runs(plan, stage) if _is_worth(plan, run)]
-
-
-def reasons(plan: Plan, stage: Stage) -> dict[str, str]:
-    """Returns why nodes of a stage are in no region, by name."""
-    found = _barred(plan, stage)
-    for run in _runs(plan, stage):
-        if not _is_worth(plan, run):
-            found |= {node.name: ALONE for node in plan.graph.nodes[run.first : run.last]}
-    return found
+    barred, nodes = _barred(plan, stage), plan.graph.nodes
+    regions = []
+    for first, last in itertools.pairwise(stage.segments or [stage.first, stage.last]):
+        for out, group in itertools.groupby(range(first, last), lambda i: nodes[i].name in barred):
+            run = [*group]
+            if not out and sum(not facts_of(nodes[i].kind).view for i in run) >= LEAST_WORK:
+                regions.append(Region(run[0], run[-1] + 1))
+    return regions
 
 
 def findings(plan: Plan, mode: str = "stage") -> Iterator[Finding]:
@@ -66,18 +57,11 @@ def findings(plan: Plan, mode: str = "stage") -> Iterator[Finding]:
         return
     regions = [region for stage in plan.stages for region in regions_of(plan, stage)]
     inside = sum(region.last - region.first for region in regions)
-    why = Counter(why for stage in plan.stages for why in reasons(plan, stage).values())
-    others = "".join(f"; {count} not: each {reason}" for reason, count in why.most_common())
     areas = "1 region" if len(regions) == 1 else f"{len(regions)} regions"
-    more = (
-        "an engine of TensorRT holds its weights again, and room for its values"
-        if mode == TENSORRT
-        else "the compiler takes about 80 MiB more of a rank, and weights that are constants in "
-        "inference on a CPU take their size again"
-    )
     text = (
-        f"{inside} of {inside + why.total()} nodes are compiled, in {areas}{others}; "
-        f"memory is predicted as with engine.compile=off: {more}"
+        f"{inside} of {len(plan.graph.nodes)} nodes are compiled, in {areas}; others exchange "
+        f"messages, draw random numbers, read a written buffer or have no neighbour to be compiled "
+        f"with; memory is predicted as with engine.compile=off"
     )
     yield Finding("note", "engine.compile", text)
     if plan.training and plan.device == CPU:
@@ -101,22 +85,11 @@ def _runs(plan: Plan, stage: Stage) -> Iterator[Region]:
                 yield Region(run[0], run[-1] + 1)
 
 
-def _barred(plan: Plan, stage: Stage) -> dict[str, str]:
-    # Nodes that cannot be in a region, and why.
-    exchanging = {name for op in stage.comm if op.kind != "loss" for name in (op.node, *op.readers)}
-    written = plan.graph.updates.keys()
-
-    def reason(node: Node) -> str:
-        if node.name in exchanging or node.kind in (GATHER, CROP):
-            return MESSAGES
-        if is_random(node):
-            return RANDOM
-        return "" if written.isdisjoint(node.params) else WRITTEN
-
-    nodes = plan.graph.nodes[stage.first : stage.last]
-    return {node.name: why for node in nodes if (why := reason(node))}
-
-
-def _is_worth(plan: Plan, run: Region) -> bool:
-    working = (not facts_of(n.kind).view for n in plan.graph.nodes[run.first : run.last])
-    return sum(working) >= LEAST_WORK
+def _barred(plan: Plan, stage: Stage) -> set[str]:
+    # Nodes that exchange messages, draw random numbers, or read a buffer that the network writes.
+    barred = {name for op in stage.comm if op.kind != "loss" for name in (op.node, *op.readers)}
+    for node in plan.nodes(stage.index):
+        converts = node.kind in (GATHER, CROP)
+        if converts or is_random(node) or not plan.graph.updates.keys().isdisjoint(node.params):
+            barred.add(node.name)
+    return barred

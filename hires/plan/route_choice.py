@@ -59,7 +59,8 @@ def backends_of(config: RunConfig) -> list[str]:
             raise ConfigError(f"comm.backends: unknown {name!r}; {offer(name, BACKENDS)}")
     allowed = comm.backends or table_of(config).backends
     unusable = {*(ONE_MACHINE if config.num_nodes > 1 else ())}
-    unusable |= {name for name in MEMORY if not _has_memory(config)}
+    has_memory = not config.is_here or meeting.keeps_write_order()
+    unusable |= {*(MEMORY if not (comm.shared_memory and has_memory) else ())}
     if mpi_lacks(config) is not None and first != MPI:
         unusable.add(MPI)
     # Streams have their own way between GPUs of one machine, and one order for all messages.
@@ -136,8 +137,3 @@ def table_digest(config: RunConfig) -> str:
 def _read(path: Path, base: str, mtime_ns: int, size: int) -> TuningTable:
     del mtime_ns, size  # a changed file is read again
     return TuningTable.read(path, base)
-
-
-def _has_memory(config: RunConfig) -> bool:
-    is_supported = not config.is_here or meeting.keeps_write_order()
-    return config.comm.shared_memory and is_supported

@@ -184,7 +184,6 @@ def _window(node: Node, graph: Graph, tiled: list[str]) -> Rule:
 
 
 def _statistics(node: Node, graph: Graph, divided: list[str]) -> Rule:
-    """A value is normalised by its statistics or by stored ones."""
     statistics = facts_of(node.kind).statistics
     assert statistics is not None, f"the entry of {node.kind} has no statistics"
     elements = statistics(node, graph.shape(divided[0]))

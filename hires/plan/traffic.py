@@ -24,7 +24,6 @@ from hires.plan.routes import Route
 
 BOUNDS = (1024, 16 * 1024, 256 * 1024, 4 * MIB)
 CLASSES = ("below 1 KiB", "1 to 16 KiB", "16 to 256 KiB", "256 KiB to 4 MiB", "4 MiB and more")
-"""Size classes of messages; the bounds lie between them."""
 CALLED = (
     "send", "recv", "all_gather", "all_reduce", "reduce", "broadcast", "reduce_scatter",
     "all_to_all", "gather", "scatter", "barrier",
@@ -38,7 +37,6 @@ class PlannedCall(NamedTuple):
     """What a rank sends in one call."""
 
     traffic: str
-    """What travels, as of the event."""
     stage: int
     """Whose pass it belongs to; -1: none, as at the end of a step."""
     operation: str
@@ -58,7 +56,6 @@ class PlannedCall(NamedTuple):
 
 @derived
 def _counted(plan: Plan) -> dict[int, Counter[PlannedCall]]:
-    """Returns the calls of the ranks whose events were read so far."""
     return {}
 
 
@@ -121,14 +118,11 @@ def backends_of_plan(plan: Plan) -> list[str]:
     Evaluations may send what no step does: theirs are among them.
     """
     plans = (plan,) if plan.validation is None else (plan, plan.validation)
-    return [*dict.fromkeys(name for one in plans for name in _backends_of_step(one))]
-
-
-@derived
-def _backends_of_step(plan: Plan) -> list[str]:
-    rows = (plan.totals or totals(plan))["by_route"]
-    others = [row["route"].split(":")[0] for row in rows if row["kind"] not in OF_WORLD]
-    return [plan.backend, *others]
+    names = {plan.backend: None}
+    for one in plans:
+        rows = (one.totals or totals(one))["by_route"]
+        names |= {row["route"].split(":")[0]: None for row in rows if row["kind"] not in OF_WORLD}
+    return [*names]
 
 
 def planned_rows(events: Sequence[Event]) -> list[dict[str, Any]]:

@@ -127,12 +127,6 @@ class TuningRule:
         ):
             strange = (one for one in names if one not in known)
             yield from (f"unknown {key} {one!r}; {offer(one, known)}" for one in strange)
-        for key, least, most in (
-            ("ranks", self.min_ranks, self.max_ranks),
-            ("bytes", self.min_bytes, self.max_bytes),
-        ):
-            if most is not None and least > most:
-                yield f"min_{key}={least} is above max_{key}={most}, so that it holds nothing"
         if self.min_bytes or self.max_bytes is not None:
             uneven = (name for name in self.operations if name in ONE_ROUTE)
             for name in uneven:
@@ -177,14 +171,10 @@ class TuningTable:
     def read(path: str | Path, base: str = "gloo") -> TuningTable:
         """Returns a file's table, where ``default`` is ``base``; ConfigError: what is wrong."""
         try:
-            values = reading.read_named_values(path)
+            return TuningTable.from_dict(reading.read_named_values(path), base)
         except ConfigError as error:
-            text = f"{error}; make the table again (`hires tune comm` makes one)"
+            text = f"tuning table {path}: {error}; `hires tune comm` makes one"
             raise ConfigError(text) from None
-        try:
-            return TuningTable.from_dict(values, base)
-        except ConfigError as error:
-            raise ConfigError(f"tuning table {path}: {error}") from None
 
     @staticmethod
     def from_dict(values: Mapping[str, Any], base: str = "gloo") -> TuningTable:
@@ -237,7 +227,6 @@ def first_route(rules: Iterable[TuningRule], case: Case) -> Route | None:
 
 
 Seconds = Mapping[int, float]
-"""By bytes."""
 
 
 def coarse(table: TuningTable) -> TuningTable:
@@ -276,25 +265,20 @@ class MeasuredSeconds:
         Measured for another number of ranks, it is that of the nearest one. Straight lines lie
         between the logarithms of sizes and seconds; beyond the largest, seconds grow with bytes.
         """
-        found = self._sizes.get((case._replace(num_bytes=0), route)) or self._nearest(case, route)
-        if found is None and route.algorithm in PLAN_ONLY:
+
+        def distance(other: Case) -> tuple[bool, bool, float]:
+            apart = other.same_node != case.same_node
+            unlike = other.dtype_class != case.dtype_class
+            return unlike, apart, abs(math.log2(other.ranks / case.ranks))
+
+        wanted = case.operation, case.device, route
+        alike = [o for o, way in self._sizes if (o.operation, o.device, way) == wanted]
+        if alike:
+            return _interpolated(self._sizes[min(alike, key=distance), route], case.num_bytes)
+        if route.algorithm in PLAN_ONLY:
             own = MESSAGE if case.operation == "send" else OWN
             return self.seconds(case, Route(route.backend, own))
-        return None if found is None else _interpolated(found, case.num_bytes)
-
-    def _nearest(self, case: Case, route: Route) -> dict[int, float] | None:
-        def distance(other: Case) -> float:
-            apart = other.same_node != case.same_node
-            return 100 * apart + abs(math.log2(other.ranks / case.ranks))
-
-        wanted = case.operation, case.device
-        alike = [
-            other
-            for other, way in self._sizes
-            if way == route and (other.operation, other.device) == wanted
-        ]
-        alike = [other for other in alike if other.dtype_class == case.dtype_class] or alike
-        return self._sizes[min(alike, key=distance), route] if alike else None
+        return None
 
 
 def _interpolated(sizes: Seconds, num_bytes: int) -> float:

@@ -41,7 +41,7 @@ from hires.quant.affine import LARGEST, LAST, Affine
 VERSION = 3
 SUFFIX = ".json"
 _WEIGHT_END = ":weight8"
-"""How the names of a quantised network's weights end (``hires.plan.passes.int8_tensors``)."""
+"""How the names of a quantised network's weights end (``hires.plan.passes.int8_arithmetic``)."""
 _MOST_BYTES = 64 * MIB
 MARK = "hires.scales"
 """Key of the safetensors file's metadata: :attr:`Scales.mark` of the scales beside it."""

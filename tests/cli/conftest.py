@@ -19,7 +19,7 @@ from hires.core.config.run_config import RunConfig
 from hires.launcher.kinds import this_machine
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph
-from hires.plan.passes.int8_tensors import stored_params
+from hires.plan.passes.int8_arithmetic import stored_params
 from hires.quant.affine import LARGEST
 from hires.quant.scales import MARK
 from tests.helpers import commands

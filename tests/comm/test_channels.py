@@ -29,7 +29,7 @@ from hires.core.config.run_config import to_dict
 from hires.core.errors import CommError, PeerError
 from hires.core.message_backends import BACKEND_FACTS
 from hires.core.ranks.world import World
-from hires.plan.channels import channels
+from hires.plan.message_routes import channels
 from tests.helpers.jobs import verify
 from tests.helpers.layouts import config_of
 from tests.helpers.layouts import plan_of as plan_of_config

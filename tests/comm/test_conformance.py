@@ -60,7 +60,7 @@ PLAN_OVER_FILES = """
 import hires.backends
 hires.backends.__path__.append({folder!r})
 from hires.core.config.comm_config import CommConfig
-from hires.plan.proof.prove import judged
+from hires.plan.prove import judged
 from hires.plan.traffic import backends_of_plan
 from tests.helpers.layouts import config_of, plan_of
 from hires.plan.routes import MEMORY, ONE_MACHINE

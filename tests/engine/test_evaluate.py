@@ -34,7 +34,7 @@ from hires.engine.evaluate import Evaluator
 from hires.engine.evaluation_intervals import mean_interval, overlap_intervals
 from hires.metrics import image_metrics
 from hires.metrics.image_metrics import Ssim
-from hires.plan.validation import is_better
+from hires.plan.planner import is_better
 from tests.helpers.evaluations import EDSR, GEMS, UNET, evaluation, expected
 from tests.helpers.jobs import evaluate_each
 from tests.helpers.layouts import plan_of

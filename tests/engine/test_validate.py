@@ -21,7 +21,7 @@ from hires.core.store.network_weights import find_weights
 from hires.core.store.step_lines import ENDED_LINE, line_text
 from hires.engine.epochs import Epochs
 from hires.parallel.executor import Executor, StepResult
-from hires.plan.validation import evaluation_of, is_better
+from hires.plan.planner import evaluation_of, is_better
 from tests.helpers.evaluations import UNET, expected
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.ranks import run_ranks

@@ -10,8 +10,7 @@ from hires.plan.event import Event
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import events
-from hires.plan.proof.explain import prove_each
-from hires.plan.proof.prove import creation
+from hires.plan.prove import creation, prove_each
 from hires.plan.routes import Route
 from tests.helpers.threaded import Programs
 

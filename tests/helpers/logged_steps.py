@@ -12,7 +12,7 @@ from hires.core.config.run_config import from_dict
 from hires.core.ranks.world import World
 from hires.engine.build import build_rank
 from hires.parallel import cursor, gradients
-from hires.plan import gradient_sums
+from hires.plan import updates
 from hires.plan.event import ALONE, Event
 from hires.plan.plan import Plan
 from hires.plan.routes import Route
@@ -33,7 +33,7 @@ def logged_step(
     ranks, numbers), and the kinds of what concerns no other rank, with its action.
     ``swapped``: a rank, and two positions among its events that change places.
     """
-    gradient_sums.ALONE_BYTES = alone_bytes
+    updates.ALONE_BYTES = alone_bytes
     log: list[tuple] = []
 
     def creating(ranks: list[int] | None = None, *timeout: Any, **named: Any) -> Any:

@@ -24,7 +24,7 @@ from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.parallel.stage import StageModule
 from hires.plan.graph import INPUT, Graph, Node
-from hires.plan.operators.activations import unfused
+from hires.plan.operators.formulas import unfused
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.passes.int8 import params_digest, quantised
 from hires.plan.passes.int8_state import Quantiser

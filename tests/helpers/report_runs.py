@@ -13,9 +13,8 @@ from hires.core.store import records, rundir
 from hires.core.store.message_files import ROUTED_KEYS
 from hires.plan.plan import Plan
 from hires.plan.program import events
-from hires.plan.simulation.simulate import simulate
 from hires.plan.traffic import planned_rows
-from tests.helpers.simulated import EqualCosts
+from tests.helpers.simulated import planned_spans
 from tests.helpers.small_plans import LAYOUTS, config_of, plan_of
 
 MIB = 2**20
@@ -86,7 +85,7 @@ def _fill(folder: Path, plan: Plan, config: RunConfig, step_s: float) -> None:
             lines.append(message_line(plan, rank, config.steps - 2, step_s))
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text)
-    steps = simulate(plan, EqualCosts(plan)).ranks
+    steps = planned_spans(plan)
     with (folder / FILE).open("w") as file:
         for step in steps:
             values = dataclasses.asdict(step) | {"step": config.steps - 1}

@@ -14,10 +14,13 @@ from hires.core.ranks.timeline import (
     OPTIMISER,
     WAIT,
     Span,
+    StepSpans,
 )
+from hires.plan.event import MEETING, Event
 from hires.plan.plan import Plan
 from hires.plan.program import steps_of
-from hires.plan.simulation.costs import BACK
+from hires.plan.simulation.costs import BACK, COMPUTES, SUMS
+from hires.plan.simulation.simulate import Network, simulate
 
 STEP = [
     Span(DATA, "F0", 0.0, 1.0),
@@ -56,3 +59,32 @@ class EqualCosts:
     def optimiser_s(self, rank: int) -> float:
         """Returns no seconds for an update."""
         return 0.0
+
+
+def planned_spans(plan: Plan, network: Network | None = None) -> list[StepSpans]:
+    """Returns what every rank of a replica does in a step of equal costs, as a run records it."""
+    steps = []
+    for rank, own in enumerate(simulate(plan, EqualCosts(plan), network).ranks):
+        spans: list[Span] = []
+        passes: dict[str, list[float]] = {}  # when an action began and ended
+        now_s = 0.0
+        for (action, event, _), end_s in own:
+            begin_s, now_s, kind = now_s, end_s, kind_of(action, event)
+            if kind in (FORWARD, BACKWARD, HALO, COLLECTIVE):
+                passes.setdefault(action, [begin_s, begin_s])[1] = now_s
+            if kind not in (FORWARD, BACKWARD) and now_s > begin_s:
+                spans.append(Span(kind, action, begin_s, now_s, event.what))
+        for action, (first_s, last_s) in passes.items():
+            spans.append(Span(FORWARD if action[0] == "F" else BACKWARD, action, first_s, last_s))
+        spans.sort(key=lambda span: (span.begin_s, -span.end_s))
+        steps.append(StepSpans(rank, 0, "", 0.0, spans))
+    return steps
+
+
+def kind_of(action: str, event: Event) -> str:
+    """Returns the kind of span of something that takes time."""
+    if event is COMPUTES:
+        return {"F": FORWARD, "B": BACKWARD}.get(action[:1], OPTIMISER)
+    if event.role in SUMS or (event.role == MEETING and not event.part.node):
+        return GRADIENTS
+    return COLLECTIVE if event.role == MEETING else HALO if event.part.node else WAIT

@@ -20,8 +20,7 @@ from hires.parallel.context import Context
 from hires.plan.conversions import convert
 from hires.plan.graph import INPUT, Graph
 from hires.plan.halos import wanted_parts
-from hires.plan.layout import connected
-from hires.plan.norm_levels import with_norms_together
+from hires.plan.layout import connected, with_norms_together
 from hires.plan.plan import Plan, Stage
 from hires.plan.rules import TILED, rule_in
 from hires.plan.tiling import cover, own_rects, rect_around

@@ -9,8 +9,7 @@ from hires.core.config.run_config import RunConfig
 from hires.nets.trace import trace_config
 from hires.plan.graph import Graph
 from hires.plan.plan import Plan
-from hires.plan.planner import make_plan
-from hires.plan.validation import with_validation
+from hires.plan.planner import make_plan, with_validation
 
 _KEPT: dict[str, str] = {}
 """Key of a trace -> the graph as JSON, so that no test sees what another one changed."""

@@ -21,7 +21,7 @@ from hires.launcher.supervision import blame, watchdog
 from hires.launcher.supervision.blame import OomCount, first_failure
 from hires.launcher.supervision.watchdog import Hang
 from hires.plan.event import Event
-from hires.plan.proof.stalled import Stall, Wait
+from hires.plan.stalled import Stall, Wait
 from tests.helpers.launches import ROOT
 
 

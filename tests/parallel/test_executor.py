@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from hires.core.config.run_config import RunConfig, to_dict
-from hires.plan import gradient_sums
+from hires.plan import updates
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import events
-from hires.plan.proof.prove import creation
+from hires.plan.prove import creation
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.logged_steps import logged_step
 from tests.helpers.pool import preload
@@ -48,7 +48,7 @@ def test_large_gradients_are_summed_where_the_plan_has_them(
     gradients: str, memory: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     # Nearly every weight of this network travels alone.
-    monkeypatch.setattr(gradient_sums, "ALONE_BYTES", 256)
+    monkeypatch.setattr(updates, "ALONE_BYTES", 256)
     plan, config = planned({"tiles": [2, 1]}, memory)
     plan = replace(plan, gradients=gradients)
     check(plan, config)
@@ -102,7 +102,7 @@ def planned(
 
 def logs(plan: Plan, config: RunConfig, *swap: tuple[int, int, int]) -> list[list[tuple]]:
     """Returns what each rank really does."""
-    limit = gradient_sums.ALONE_BYTES
+    limit = updates.ALONE_BYTES
     return run_ranks(logged_step, plan.world, to_dict(config), plan.to_dict(), limit, *swap)
 
 

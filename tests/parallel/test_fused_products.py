@@ -18,7 +18,7 @@ from hires.parallel.context import Context
 from hires.parallel.fused_products import convolve_fused, fused_linear
 from hires.parallel.torch_faults import convolve
 from hires.plan.graph import INPUT
-from hires.plan.operators.activations import unfused
+from hires.plan.operators.formulas import unfused
 from hires.plan.plan import Plan
 from hires.quant.int8_kernels import Geometry
 from tests.helpers.simulated_tiles import laid_out

@@ -33,10 +33,6 @@ def _are_cells(layers: list[str]) -> bool:
     return len(layers) == 2 and all(layer.count(".") == 1 and "cells" in layer for layer in layers)
 
 
-def test_equal_values_are_computed_once():
-    assert plan_of(rows()["amoebanet shares values, gems"].config()).graph.shared > 5
-
-
 @pytest.mark.parametrize(("name", "count"), [("windows within tiles", 3), ("panorama, grid", 0)])
 def test_nothing_else_is_gathered(name: str, count: int):
     """Of windows that lie within tiles: keys, values and transposed keys of the attention."""

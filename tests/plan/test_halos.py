@@ -7,7 +7,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hires.plan.halos import early_posted_halos
 from hires.plan.plan import Box, CommOp, Stage, Transfer
 from tests.helpers.tiny_nets import Forward, laid_out, tiled, traced
 
@@ -52,17 +51,6 @@ def test_reader_without_a_gradient_borrows_apart():
         (["next", "other"], True),
         (["watched"], False),
     ]
-
-
-def test_halos_of_two_values_of_a_cell_set_out_together():
-    def forward(n: Any, x: Tensor) -> Tensor:
-        x, y = n.left(x), n.right(x)
-        return n.one(x) + n.two(y)
-
-    parts = {"left": conv(1), "right": conv(1), "one": conv(3), "two": conv(3)}
-    graph = traced(forward, (2, 4, 12, 8), **parts)
-    [(first, second)] = early_posted_halos(graph, tiled(graph, (2, 1))[0]).items()
-    assert (first, second.value) == ("halo of left for one", "right")
 
 
 def fused(forward: Forward, fuse: int, **parts: Any) -> Stage:

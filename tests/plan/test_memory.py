@@ -29,8 +29,8 @@ from hires.plan.plan import Plan
 from hires.plan.rank_kinds import rehearsed_ranks
 from hires.plan.search.candidates import Candidate, LayoutShape
 from hires.plan.search.estimate import Estimator
+from hires.plan.simulation.node_work import kept_bytes, value_bytes
 from hires.plan.simulation.simulate import Network
-from hires.plan.tensor_bytes import kept_bytes, value_bytes
 from tests.helpers.small_plans import config_of, forked, plan_of
 
 
@@ -137,7 +137,7 @@ def test_rehearsals_of_a_large_plan_are_bounded(monkeypatch):
     plan = plan_of(**layout, schedule="gems", microbatches=1)
     exact = rehearsed_ranks(plan)
     work = {rank: rank_kinds._work(plan, rank) for rank in exact}
-    sizes = [sum(rank_kinds._size(plan, rank)) for rank in range(plan.ranks_per_replica)]
+    sizes = [rank_kinds._size(plan, rank) for rank in range(plan.ranks_per_replica)]
     for limit in (sum(work.values()) - 1, 2 * max(work.values()), 1):
         monkeypatch.setattr(rank_kinds, "WORK", limit)
         chosen = rehearsed_ranks(plan)

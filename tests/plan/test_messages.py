@@ -14,16 +14,15 @@ from torch.nn import functional
 from hires.core.codecs import codec_named, codecs_of
 from hires.core.errors import ConfigError, PlanError
 from hires.nets.trace import trace
-from hires.plan import gradient_sums, traffic
-from hires.plan.event import POSTS, WORLD, Event
-from hires.plan.gradient_sums import TOGETHER
+from hires.plan import traffic, updates
+from hires.plan.event import POSTS, Event
 from hires.plan.groups import trained
 from hires.plan.plan import SCHEMA, Plan
-from hires.plan.planner import make_plan
+from hires.plan.planner import make_plan, with_validation
 from hires.plan.program import events
-from hires.plan.proof.prove import judged
+from hires.plan.prove import judged
 from hires.plan.traffic import backends_of_plan
-from hires.plan.validation import with_validation
+from hires.plan.updates import TOGETHER
 from tests.helpers.custom_nets import Scaled
 from tests.helpers.small_plans import (
     BATCH,
@@ -89,7 +88,7 @@ def test_tiles_exchange_halos_statistics_and_gradients_in_order():
 @pytest.mark.parametrize("mode", ["early", "late"])
 def test_large_gradients_travel_alone_and_the_last_layer_goes_first(mode, monkeypatch):
     large = 4 * 4 * 4 * 9  # bytes of the weight of conv3
-    monkeypatch.setattr(gradient_sums, "ALONE_BYTES", large)
+    monkeypatch.setattr(updates, "ALONE_BYTES", large)
     plan = replace(plan_of(tiles=[2, 1]), gradients=mode)
     weights = {name: plan.graph.params[f"{name}.weight"] for name in ("last", "conv3", "conv2")}
     program = [*events(plan, 0)]
@@ -112,11 +111,11 @@ def test_large_gradients_travel_alone_and_the_last_layer_goes_first(mode, monkey
 
 def test_sum_of_a_parameter_that_two_nodes_use_is_never_early(monkeypatch):
     # Autograd adds to it twice where the nodes lie in two segments that are computed again.
-    monkeypatch.setattr(gradient_sums, "ALONE_BYTES", 16)
+    monkeypatch.setattr(updates, "ALONE_BYTES", 16)
     config = config_of(tiles=[2, 1])
     plan = make_plan(config, trace(Scaled(), [config.batch, 3, *config.image], True))
     plan = replace(plan, gradients="early")
-    nodes = {one.parameters[0]: one.node for one in gradient_sums.sums_of(plan, 0) if one.alone}
+    nodes = {one.parameters[0]: one.node for one in updates.sums_of(plan, 0) if one.alone}
     assert (nodes["norm.weight"], nodes["conv1.weight"]) == ("", "conv1")
 
 
@@ -145,7 +144,7 @@ def test_messages_are_counted_as_their_codec_sends_them_and_statistics_have_none
     for stage in plan.stages:  # each gradient begins a block
         params = (plan.graph.params[name] for name in trained(plan, stage.index))
         elements = sum(codec_named(codec).padded(one.num_elements) for one in params)
-        sums = gradient_sums.sums_of(plan, stage.index)
+        sums = updates.sums_of(plan, stage.index)
         expected = [(elements, codec)] if sums else []
         assert [(one.elements, one.codec) for one in sums if one.parameters] == expected
 
@@ -160,32 +159,6 @@ def test_half_precision_messages_are_decoded_to_fp32_and_only_those_that_are_nam
     }
     others = {(kind, "bfloat16", "", 2.0) for kind in ("stage", "join")}
     assert found - others == {("halo", "float32", "fp32", 4.0)}
-
-
-def test_ranks_agree_and_sum_norms_once_between_the_sums_and_the_update(monkeypatch):
-    both = {"scales_loss": True, "clips_gradients": True}
-    for name in ("sp grid", "sp+gems"):
-        plan, plain = changed(name, **both), changed(name)
-        for rank in range(plan.world):
-            *_, agreement, norm, last = events(plan, rank)
-            assert [e.kind for e in (agreement, norm, last)] == ["agree", "grad_norm", "optimise"]
-            assert (norm.shape, norm.dtype) == ((1,), "float64")
-            assert agreement.peer == norm.peer == WORLD
-        verdict = judged(plan)
-        assert not verdict.problems
-        assert verdict.collectives == judged(plain).collectives + 2
-        sent, before = traffic.totals(plan), traffic.totals(plain)
-        kinds = by_kind(plan.with_results(totals=sent))
-        assert kinds["grad_norm"] == kinds["agree"]
-        assert kinds["agree"][0] == plan.world
-        assert sent["bytes"] - before["bytes"] == 2 * 2 * (plan.world - 1) * 8
-    # One that a rank leaves out is found.
-    monkeypatch.setattr(
-        "hires.plan.proof.prove.counted_events",
-        lambda plan, rank: (e for e in events(plan, rank) if rank or e.kind != "agree"),
-    )
-    texts = " ".join(f.text for f in judged(changed("sp grid", **both)).findings)
-    assert "the agreement that all gradients are finite" in texts
 
 
 def routed_plan(comm=None, launcher=None, **parallel: Any) -> Plan:
@@ -253,10 +226,6 @@ def test_limits_of_a_table_are_findings(table):
     plan = routed_plan({"table": table([{"route": "gloo"}], "gloo", **busy)})
     [text] = [one.text for one in plan.findings if one.key == "comm.table"]
     assert text == "the tuning table was measured on a busy machine: noise 0.3"
-    plan = routed_plan({"table": table([{"operations": ["send"], "route": "mpi"}])})
-    assert backends_of_plan(plan) == ["gloo"]
-    [text] = [one.text for one in plan.findings if one.key == "comm.table"]
-    assert "mpi of the tuning table cannot carry messages here" in text
     for keys, error in (
         ({"table": "nowhere.json"}, "there is no such file; `hires tune comm` writes one"),
         ({"backends": ["glo"]}, "unknown 'glo'; did you mean gloo"),
@@ -298,5 +267,5 @@ def test_every_replica_that_nodes_divide_otherwise_is_proved(table, monkeypatch)
         index = next((i for i, event in enumerate(program) if event.kind == "send"), 0)
         return program if rank != 5 else program[:index] + program[index + 1 :]
 
-    monkeypatch.setattr("hires.plan.proof.prove.counted_events", dropped)
+    monkeypatch.setattr("hires.plan.prove.counted_events", dropped)
     assert any("from rank 5, which never sends it" in one.text for one in judged(plan).findings)

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from hires.plan.proof import step_order
-from hires.plan.proof.explain import Steps, prove_each
+from hires.plan import step_order
+from hires.plan.prove import Steps, prove_each
 from hires.plan.routes import parse_route
 from tests.helpers.damage import WAYS, Damage, at_once, damage, valid_programs
 from tests.helpers.random_plans import random_plan

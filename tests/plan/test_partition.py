@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hires.plan.graph import INPUT
-from hires.plan.partition import SLACK, cut_of_least_largest, layer_starts, partition
+from hires.plan.partition import SLACK, layer_starts, partition
 from tests.helpers.graphs import chain, graph_of, node
 
 IMAGE = [1, 4, 8, 8]
@@ -63,25 +62,3 @@ def test_partition_is_the_best_of_all(costs, data):
     assert crossing(chosen) == best
     # One that outweighs all others still leaves some for every stage: it read beyond the list.
     assert partition(chain([(100, 1), (1, 1), (1, 1)]), [1] * 3, None) == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("num_stages", [1, 3, 5])
-def test_no_other_cut_has_a_cheaper_slowest_stage(num_stages):
-    draw = random.Random(num_stages)
-    ends = [0, *itertools.accumulate(draw.randint(1, 3) for _ in range(7))]
-    work = [draw.random() for _ in range(ends[-1])]
-    factors = [draw.uniform(0.5, 2.0) for _ in range(num_stages)]  # stages of unlike ranks
-
-    def cost_of(stage, first, last):
-        return factors[stage] * sum(work[first:last])
-
-    def slowest_of(cut):
-        bounds = itertools.pairwise(ends[layer] for layer in cut)
-        return max(cost_of(stage, *bound) for stage, bound in enumerate(bounds))
-
-    of_layers = lambda stage, first, last: cost_of(stage, ends[first], ends[last])  # noqa: E731
-    cut, cost = cut_of_least_largest(7, num_stages, of_layers)
-    inner = itertools.combinations(range(1, 7), num_stages - 1)
-    assert cost == pytest.approx(min(slowest_of([0, *one, 7]) for one in inner))
-    assert slowest_of(cut) == pytest.approx(cost)
-    assert len(cut) == num_stages + 1

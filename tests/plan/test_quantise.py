@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +16,8 @@ from hires.nets.trace import trace_config
 from hires.parallel.quantized_kernels import DIGITS
 from hires.parallel.reductions import REDUCTIONS
 from hires.plan.graph import Graph, Node
-from hires.plan.operators.activations import FUNCTIONS, clamp, function_of, unfused
-from hires.plan.passes.int8_arithmetic import inputs_that_count, sum_before, table_of
+from hires.plan.operators.formulas import FUNCTIONS, function_of, unfused
+from hires.plan.passes.int8_arithmetic import inputs_that_count, table_of
 from hires.plan.passes.int8_state import Quantiser
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
@@ -98,7 +97,7 @@ def test_scales_whose_quotient_leaves_fp32_are_refused():
     """Each is a number of fp32; the kernel got 2 ** 240."""
     far = Affine(2.0**120, 0), Affine(2.0**-120, 0)
     for name, args in FAR_APART.items():
-        with pytest.raises(ConfigError, match=r"input \(1.33e\+36\) and y .* too far"):
+        with pytest.raises(ConfigError, match=r"scales of y and of what it reads are too far"):
             quantiser(name.split()[0], args, [1, 3, 8, 8], 8, *far)
 
 
@@ -172,19 +171,6 @@ def test_inputs_beyond_the_range_have_the_number_of_its_end():
                 assert off <= most, (activation, real, times)
 
 
-def test_clamps_need_no_table():
-    affine = affine_of(-1.0, 4.0)
-    assert sum_before(["relu"], affine) == (affine, {"low": affine.zero_point, "high": 255}, None)
-    assert sum_before(None, affine) == (affine, {"low": 0, "high": 255}, None)
-    assert sum_before(["silu"], affine).table == ["silu"]
-    # An infinite end was rounded to an integer, which is an OverflowError.
-    for kind, keys in (("clamp", ("min", "max")), ("hardtanh", ("min_val", "max_val"))):
-        for ends, wanted in (((0.0, math.inf), ["relu"]), ((-math.inf, 6.0), None)):
-            args = {"self": {"value": "x"}, **dict(zip(keys, ends, strict=True))}
-            assert clamp(Node("y", f"{kind}.default", args, [1], "float32")) == wanted
-    assert (affine.quantized(-math.inf), affine.quantized(math.inf)) == (0, 255)
-
-
 def test_int8_runs_that_mean_nothing_are_refused(scales):
     plan = planned(scales, quant={"scales": str(scales), "keep": ["group2*", "fc"]})
     notes = [f.text for f in plan.findings if f.key == "precision"]
@@ -195,7 +181,7 @@ def test_int8_runs_that_mean_nothing_are_refused(scales):
     for error, refused in (
         ("keep=nosuch", lambda: planned(scales, quant={"scales": str(scales), "keep": ["nosuch"]})),
         ("another network", lambda: planned(scales, model=other)),
-        ("int8 is for inference", lambda: config_of(precision={"name": "int8"})),
+        ("int8 is for task=infer", lambda: config_of(precision={"name": "int8"})),
         ("compile=off", lambda: config_of(**INT8, engine={"compile": "stage"})),
         ("needs the scales of a calibration", lambda: make_plan(config_of(**INT8), empty)),
     ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -10,7 +9,6 @@ from torch.nn.utils import parametrizations
 
 from hires.core.config.run_config import from_dict
 from hires.plan.graph import Graph
-from hires.plan.passes.compute_once import share_equal_values
 from hires.plan.passes.rewriting import rewritten
 from tests.helpers.tiny_nets import Forward, traced
 
@@ -90,30 +88,3 @@ def test_training_and_fuse_off_keep_the_network():
     graph = traced(lambda net, x: net.n(net.c(x)), training=False, c=conv(), n=nn.BatchNorm2d(4))
     for keys in ({"task": {"name": "infer"}, "engine": {"fuse": "off"}}, {}):
         assert rewritten(from_dict(keys), graph) is graph
-
-
-def test_value_of_equal_nodes_takes_the_place_of_what_they_alone_read():
-    graph = traced(
-        lambda net, x: net.b(F.relu(y := net.a(x))) + net.c(F.relu(y)) * F.relu(y),
-        training=False, a=conv(), b=conv(), c=conv(),
-    )  # fmt: skip
-    shared = share_equal_values(graph)
-    assert [node.kind for node in shared.nodes].count("relu") == 1
-    assert share_equal_values(shared) is shared
-    assert Graph.from_dict(shared.to_dict()).shared == shared.shared == 2
-
-
-@pytest.mark.parametrize(
-    "forward",
-    [
-        lambda net, x: torch.rand_like(y := net.a(x)) - torch.rand_like(y),
-        lambda net, x: F.dropout(y := net.a(x), 0.5) - F.dropout(y, 0.5),
-        lambda net, x: net.n(y := net.a(x)) - net.n(y),
-        lambda net, x: F.elu(y := net.a(x), 0.5) - F.elu(y, 0.25),
-        lambda net, x: net.a(x) - net.b(x),
-    ],
-    ids=["random", "dropout", "statistics", "arguments", "parameters"],
-)
-def test_what_is_not_equal_stays(forward):
-    graph = traced(forward, training=True, a=conv(), b=conv(), n=nn.BatchNorm2d(4))
-    assert share_equal_values(graph) is graph

@@ -111,17 +111,6 @@ def test_operation_without_rule_is_named():
         assert (finding.severity, bool(re.fullmatch(text, finding.text))) == ("error", True), kind
 
 
-def test_random_numbers_behind_the_global_pool_are_drawn_by_all_tiles_alike():
-    def forward(n: Any, x: Tensor) -> Tensor:
-        x = F.rrelu(x.mean((2, 3)), training=True)
-        x = x + torch.binomial(x.detach().abs(), 0.5 + 0 * x.detach())
-        return n.op(x)[0]
-
-    stage, findings = tiled(traced(forward, op=nn.LSTM(4, 8, num_layers=2, dropout=0.3)))
-    assert not findings
-    assert stage.layout[[*stage.layout][-1]] == "whole"
-
-
 def test_rule_that_makes_another_shape_than_torch_is_not_used():
     graph = traced(lambda n, x: x.permute(0, 2, 3, 1).relu() + 1)
     graph.nodes[0].args["dims"] = [0, 3, 2, 1]

@@ -11,13 +11,12 @@ from torch import nn
 
 from hires.core.config.launcher_config import node_starts
 from hires.core.config.run_config import from_dict
-from hires.core.ranks.timeline import COLLECTIVE, GRADIENTS, HALO
 from hires.plan.event import Event
 from hires.plan.message_routes import is_on_one_node
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.routes import parse_route
-from hires.plan.simulation.costs import ADD_TOUCHES, Device, Roofline
+from hires.plan.simulation.costs import ADD_TOUCHES, COMPUTES, Device, Item, Roofline
 from hires.plan.simulation.machine_model import MeasuredNetwork, crowded_step_s
 from hires.plan.simulation.simulate import Link, Network, Simulation, simulate
 from hires.plan.tuning_table import MeasuredSeconds, TuningTable
@@ -71,22 +70,19 @@ def conv(task: str, overlap: str, **parallel: Any) -> Plan:
 def test_halo_comes_before_its_convolution_or_hides_behind_its_interior():
     # Both rows of 6 numbers (24 bytes, 0.5 s) travel at once, each in its direction; three quarters
     # of a second of computing need no borrowed pixel.
-    for overlap, latency_s, step_s, waiting in (
-        ("off", LATENCY_S, 0.5 + 0.25 + 1, {HALO: 0.75}),
-        ("on", LATENCY_S, 0.75 + 0.25, {}),
-        ("on", 2 * LATENCY_S, 1.0 + 0.25, {HALO: 0.25}),
-        ("auto", LATENCY_S, 0.75 + 1, {HALO: 0.75}),  # it would not divide so small a tile
+    for overlap, latency_s, step_s in (
+        ("off", LATENCY_S, 0.5 + 0.25 + 1),
+        ("on", LATENCY_S, 0.75 + 0.25),
+        ("on", 2 * LATENCY_S, 1.0 + 0.25),
+        ("auto", LATENCY_S, 0.75 + 1),  # it would not divide so small a tile
     ):
         plan = conv("infer", overlap)
-        found = simulate(plan, costs(plan), everywhere(Link(latency_s, 48)))
-        assert (found.step_s, found.waiting_s) == (step_s, [waiting] * 2)
+        assert simulate(plan, costs(plan), everywhere(Link(latency_s, 48))).step_s == step_s
     plan = conv("train", "off", replicas=2)
     found = simulate(plan, costs(plan), everywhere(Link(LATENCY_S)))
     # Halo, forward, sum of the losses of two tiles in 2 rounds (it was costed as a gather, in one),
     # backward, then four holders sum the gradient in 2 * 2 rounds.
     assert found.step_s == LATENCY_S + 1 + 2 * LATENCY_S + 2 + 4 * LATENCY_S
-    spent = {HALO: LATENCY_S, COLLECTIVE: 2 * LATENCY_S, GRADIENTS: 4 * LATENCY_S}
-    assert found.waiting_s[0] == spent
 
 
 NETWORK = Network(near=Link(1.0, 10.0), far=Link(5.0, 2.0), node_starts=(2,))
@@ -130,7 +126,9 @@ def test_each_moment_takes_as_much_longer_as_ranks_exceed_cores():
     # rank 0   ####....####
     # rank 1   ########....
     # rank 2   ....########     two at any moment
-    busy = Simulation(12, [], [], [], [[(0, 4), (8, 12)], [(0, 8)], [(4, 12)]])
+    spans = [[(0, 4), (8, 12)], [(0, 8)], [(4, 12)]]
+    ranks = [[(Item("F0", COMPUTES, end - begin), end) for begin, end in own] for own in spans]
+    busy = Simulation(ranks, 0.0)
     assert [crowded_step_s(busy, cores) for cores in (3, 2, 1, 0.5)] == [12, 12, 24, 48]
 
 

@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 
 from hires.core.config.comm_config import CommConfig
-from hires.plan.gradient_sums import EARLY, TOGETHER, scatters_gradients
 from hires.plan.groups import gradient_group, groups, running_decays, trained
-from hires.plan.ownership import (
-    ALL_GATHER,
-    PUBLISH,
-    REDUCE_SCATTER,
-    UNIT,
-    shares_of_holders,
-)
 from hires.plan.plan import Plan
 from hires.plan.program import events
-from hires.plan.proof.explain import prove_each
+from hires.plan.prove import prove_each
+from hires.plan.updates import (
+    ALL_GATHER,
+    EARLY,
+    PUBLISH,
+    REDUCE_SCATTER,
+    TOGETHER,
+    UNIT,
+    scatters_gradients,
+    shares_of_holders,
+)
 from tests.helpers.layouts import config_of, plan_of
 from tests.helpers.small_plans import by_kind
 

@@ -13,7 +13,6 @@ from hires.core.ranks.timeline import BACKWARD, FORWARD, HALO, OPTIMISER, WAIT, 
 from hires.core.store import campaign, file_names
 from hires.core.store.campaign import Campaign, ExcludedPoint
 from hires.engine.prediction_maps import MapKind, MapPlace, PredictionMaps
-from hires.plan.simulation.simulate import simulate
 from hires.report import tables
 from hires.report.plots import base as figures
 from hires.report.plots import loss_curves, predicted_maps
@@ -23,7 +22,7 @@ from hires.report.plots.steps import BUBBLE, OTHER, PARTS, PIPELINE, split_rank,
 from hires.report.runs import read_runs
 from tests.helpers.compared_runs import compared_run, failed_run
 from tests.helpers.report_runs import change, report_run
-from tests.helpers.simulated import STEP, EqualCosts
+from tests.helpers.simulated import STEP, planned_spans
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
 OF_ONE_RUN = {"memory_per_rank", "step_split", "timeline", "loss"}
@@ -202,11 +201,11 @@ def test_steps_are_divided_so_that_all_parts_add_up():
     parts = split_rank(plan, StepSpans(1, 0, "", 0.0, spans), {}, 7.0)
     assert (parts[BUBBLE], parts[PIPELINE], parts[OTHER]) == (0.0, 6.0, 1.0)
     assert split_steps(plan, {}) == [dict.fromkeys(PARTS, 0.0)] * 2  # nothing was kept
-    kept = [*simulate(plan, EqualCosts(plan)).ranks]
+    kept = planned_spans(plan)
     one, two = (split_steps(plan, dict.fromkeys(range(n), kept)) for n in (1, 2))
     assert [pytest.approx(rank) for rank in one] == two
     plan = plan_of(**LAYOUTS["sp+gems"])
-    ranks = split_steps(plan, {0: [*simulate(plan, EqualCosts(plan)).ranks]})
+    ranks = split_steps(plan, {0: planned_spans(plan)})
     assert len({round(sum(one.values()), 6) for one in ranks}) == 1
 
 

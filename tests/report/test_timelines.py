@@ -11,13 +11,13 @@ import pytest
 from hires.core.ranks.timeline import FORWARD, Span, StepSpans
 from hires.core.store.message_files import ROUTED_KEYS, summed
 from hires.plan.program import edge_messages
-from hires.plan.simulation.simulate import Link, Network, simulate
+from hires.plan.simulation.simulate import Link, Network
 from hires.report.logged_messages import message_sums
 from hires.report.record import RunRecord
 from hires.report.timelines import chrome_events, draw, timeline_lines
 from hires.report.typed_values import typed
 from tests.helpers.report_runs import message_line
-from tests.helpers.simulated import STEP, EqualCosts
+from tests.helpers.simulated import STEP, planned_spans
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
 KIB = 2**10
@@ -90,7 +90,7 @@ def test_log_of_a_plan_is_as_planned_in_every_table(name):
 
 def measured(plan):
     """Returns a step as a run would have recorded it: with waits inside passes and outside."""
-    return simulate(plan, EqualCosts(plan), Network(SLOW, SLOW)).ranks
+    return planned_spans(plan, Network(SLOW, SLOW))
 
 
 @pytest.mark.parametrize("name", ["single", "sp+pp", "gems_1f1b"])
@@ -143,13 +143,13 @@ def test_columns_are_time_and_measured_stands_below_planned():
     assert draw(STEP, 16.0, 16) == "dF0~~f..B0b~bgo."
     assert draw([Span(FORWARD, "F0", 2.0, 2.001)], 4.0, 4) == "..F."  # a short pass gets one
     plan = plan_of(stages=2, microbatches=2)
-    lines = timeline_lines(plan, [*simulate(plan, EqualCosts(plan)).ranks], width=10 + 6 * 4)
+    lines = timeline_lines(plan, planned_spans(plan), width=10 + 6 * 4)
     planned = ["  rank 0: F0ffF1ff........B0bbB1bb", "  rank 1: ....F0ffF1ffB0bbB1bb...."]
     assert lines[1:3] == planned
     assert lines[4] == "measured, step 0: 6.0000 s"
     assert [line.replace(" ", "")[:8] for line in lines[5:7]] == ["rank0:F0", "rank1:.."]
     plan = plan_of(stages=2, microbatches=2, replicas=2)
-    one = simulate(plan, EqualCosts(plan)).ranks
+    one = planned_spans(plan)
     both = [*one, *(replace(spans, rank=2 + spans.rank) for spans in one)]
     lines = [line.partition(": ")[2] for line in timeline_lines(plan, both, width=10 + 6 * 4)]
     assert lines[1:5] == [line.partition(": ")[2] for line in 2 * planned]

@@ -90,7 +90,6 @@ def rewriting_lines(plan: Facts) -> list[str]:
     parts = {
         "norms folded": made.count("folded_weight"),
         "values computed at the start": made.count("computed"),
-        "values computed once for several nodes": plan["graph"].get("shared", 0),
         "norms as one product and sum": kinds.count("fused_norm"),
         "convolutions with their sum or activation": kinds.count("fused_conv2d"),
         "linear layers with their activation": kinds.count("fused_linear"),

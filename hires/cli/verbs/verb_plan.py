@@ -21,7 +21,7 @@ from hires.core.errors import ConfigError, PlanError
 from hires.core.units import parse_size
 from hires.launcher.interface import launcher_of
 from hires.plan.memory import rooms_of
-from hires.plan.proof.prove import judged
+from hires.plan.prove import judged
 from hires.plan.search.choose import MEMORY
 
 PARSER = Parser(

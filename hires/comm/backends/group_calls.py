@@ -2,8 +2,8 @@
 
 A message has no tag there. What a rank posts on one communicator runs in the order of posting, and
 a message holds up those behind it until its other side runs. So the communicators are those of
-``hires.plan.channels``, and the posts of one call that share one are a single group call: exactly
-what the proof assumes (``hires.plan.proof.step_order``).
+``hires.plan.message_routes``, and the posts of one call that share one are a single group call:
+exactly what the proof assumes (``hires.plan.step_order``).
 
     events      recv a   send b   send c  | end of the call
     channel 1   a -------- b ------------>| one group call: a and b progress together
@@ -34,7 +34,7 @@ from torch import Tensor
 from hires.comm.backends.backend import Post
 from hires.comm.backends.works import pauses, wait
 from hires.core.errors import CommError, PeerError
-from hires.plan.channels import Channel
+from hires.plan.message_routes import Channel
 
 _POLL_S = 1e-4
 

@@ -37,8 +37,8 @@ from hires.launcher.interface import OnLine
 from hires.launcher.ranks import spawn
 from hires.launcher.ranks.places import RankPlaces
 from hires.launcher.status.run_progress import LinesTail, last_lines
-from hires.plan.channels import CONNECTIONS, MOST_QUEUES
 from hires.plan.hardware import CUDA, MPI
+from hires.plan.message_routes import CONNECTIONS, MOST_QUEUES
 from hires.plan.routes import STREAMED
 
 END_S = 5.0

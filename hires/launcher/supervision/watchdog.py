@@ -27,7 +27,7 @@ from hires.core.store import file_names, provenance, reading, records
 from hires.core.store.files import write_atomically
 from hires.launcher.status.run_progress import LinesTail
 from hires.plan.plan import Plan
-from hires.plan.proof.stalled import Stall, stall
+from hires.plan.stalled import Stall, stall
 
 LOOK_S = 0.5
 """How often the files are read."""

@@ -1,5 +1,5 @@
 """The table of operators: one entry for each ATen operator holds all that hires relies on."""
 
-from hires.plan.operators import operator_table, quantized
+from hires.plan.operators import operator_table
 
-__all__ = ["operator_table", "quantized"]
+__all__ = ["operator_table"]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from hires.core.registry import Named, Registry
 from hires.plan.graph import Graph, Node
-from hires.plan.operators.products import Product
+from hires.plan.operators.formulas import Product
 from hires.plan.tiling import Axes
 
 
@@ -85,7 +85,6 @@ class OperatorFacts:
     fused: str = ""
     """The operator that is this one with an activation behind it, and a sum with its residual."""
     view: bool = False
-    """Whether it moves no bytes."""
     converts: bool = False
     """Whether it may give its input another type."""
     may_share: bool = False
@@ -93,17 +92,14 @@ class OperatorFacts:
     shape_only_arg: str = ""
     """The argument that is read for its size and type alone: no gradient flows to it."""
     is_identity: bool = False
-    """Whether its value equals its input, so that it is left out of the graph."""
     in_place: bool = False
     """Whether it may write its value over its input, if that is ``overwritable``."""
     overwritable: bool = False
     """Whether its own backward pass does not read its value, so that a reader may overwrite it."""
     ends_gradient: bool = False
-    """Whether no gradient flows through it."""
     is_selection: bool = False
     """Whether its value holds numbers of its input and no others."""
     quantized: bool = False
-    """Whether it computes with the unsigned integers of a quantised network."""
     copies_weight: bool = False
     """Whether its kernel holds a second copy of its weight while it runs (oneDNN's own order)."""
     kernel: Named | None = None
@@ -134,7 +130,6 @@ class OperatorFacts:
     only_converts: bool = False
     """Whether it changes between real numbers and 8-bit integers, and computes nothing else."""
     rounds: bool = False
-    """Whether it rounds real numbers to 8 bits."""
 
 
 OPERATORS: Registry[OperatorFacts] = Registry("operator", "hires.plan.operators", "hires.operators")

@@ -10,7 +10,7 @@ import functools
 import math
 
 from hires.plan.graph import Node
-from hires.plan.operators import activations, products
+from hires.plan.operators import formulas
 from hires.plan.operators.operator_facts import (
     BATCH_NORM,
     GROUP_NORM,
@@ -43,12 +43,9 @@ def _drops(node: Node) -> bool:
     return bool(node.args["train"]) and 0 < node.args["p"] < 1
 
 
-described = functools.partial(pointwise, activation=activations.described())
-"""Makes the entry of an activation without numbers."""
-clamps = functools.partial(pointwise, activation=activations.clamp, has_kinks=True)
-"""Makes the entry of a clamp."""
+described = functools.partial(pointwise, activation=formulas.described())
+clamps = functools.partial(pointwise, activation=formulas.clamp, has_kinks=True)
 jumps = functools.partial(pointwise, has_kinks=True)
-"""Makes the entry of an operator whose gradient jumps."""
 
 _CLAMP = f"{_INT8}clamp"
 declare("relu", described(in_place=True, keeps="value", has_kinks=True, int8=_CLAMP))
@@ -64,7 +61,7 @@ declare("silu mish", described(int8=_BY_TABLE))
 declare("hardswish hardsigmoid", described(has_kinks=True, int8=_BY_TABLE))
 declare("hardtanh relu6 clamp", clamps(int8=_CLAMP))
 declare("clamp_min clip", clamps())
-leaky, gelu = activations.described("negative_slope"), activations.described("approximate")
+leaky, gelu = formulas.described("negative_slope"), formulas.described("approximate")
 declare("leaky_relu", jumps(activation=leaky, int8=_BY_TABLE))
 declare("gelu", pointwise(activation=gelu, int8=_BY_TABLE))
 declare("add", pointwise(overwritable=True, keeps="", int8=f"{_INT8}add"))
@@ -243,7 +240,7 @@ declare(
     "linear",
     product(
         multiplies="output",
-        product=products.linear,
+        product=formulas.linear,
         weight_channels=0,
         fused="fused_linear",
         int8=f"{_INT8}linear",
@@ -253,17 +250,17 @@ declare(
     "fused_linear",
     product(
         multiplies="output",
-        product=products.linear,
+        product=formulas.linear,
         own=f"{_FUSED}fused_linear",
         int8=f"{_INT8}linear",
     ),
 )
-declare("matmul mm mv bmm addmm baddbmm", product(product=products.matmul))
-declare("einsum", product(product=products.einsum))
-declare("tensordot", product(product=products.tensordot))
+declare("matmul mm mv bmm addmm baddbmm", product(product=formulas.matmul))
+declare("einsum", product(product=formulas.einsum))
+declare("tensordot", product(product=formulas.tensordot))
 declare(
     "scaled_dot_product_attention",
-    product(random=_drops_weights, product=products.attention, keeps="inputs value"),
+    product(random=_drops_weights, product=formulas.attention, keeps="inputs value"),
 )
 
 

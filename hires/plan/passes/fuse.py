@@ -193,16 +193,12 @@ def drop_identities(graph: Graph) -> Graph:
     nodes: dict[str, Node | None] = {}
     for node in graph.nodes:
         read = {name: names.get(name, name) for name in node.inputs}
-        if _does_nothing(node) and node.name not in graph.results:
+        is_dropout = facts_of(node.kind).positional != "" and node.args.get("train") is False
+        if is_dropout and not num_draws(node) and node.name not in graph.results:
             names[node.name], nodes[node.name] = read[node.inputs[0]], None
         elif any(name != own for own, name in read.items()):
             nodes[node.name] = renamed(node, read)
     return with_nodes(graph, nodes, {}) if nodes else graph
-
-
-def _does_nothing(node: Node) -> bool:
-    facts = facts_of(node.kind)
-    return facts.positional != "" and node.args.get("train") is False and not num_draws(node)
 
 
 def with_nodes(

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from hires.core.config.precision_config import DYNAMIC
 from hires.plan.graph import Node
-from hires.plan.operators.activations import Activation, unfused
+from hires.plan.operators.formulas import Activation, unfused
 from hires.plan.operators.operator_facts import activation_of
 from hires.plan.operators.windows import pair
 from hires.plan.passes.fuse import norm_recipe, norm_tensors
@@ -21,12 +21,14 @@ from hires.plan.passes.int8_arithmetic import (
     beside,
     bounds_of,
     clamp_of,
+    layer_tensors,
     rescaled,
+    row_tensors,
     sum_before,
     table_of,
+    weight_form,
 )
 from hires.plan.passes.int8_state import FOLLOWS, QuantisedValue, Quantiser, StaysFloat
-from hires.plan.passes.int8_tensors import layer_tensors, row_tensors, weight_form
 from hires.quant.affine import LAST, MOST_PRODUCTS, Affine
 
 TOO_MANY = "it sums more products than 32 bits hold"

@@ -172,7 +172,10 @@ class Quantiser:
     ) -> dict[str, str]:
         """Appends a node; returns it as an argument. ConfigError: scales are too far apart."""
         if any(not abs(args.get(key, 0.0)) <= FACTOR_LIMIT for key in _FACTORS):
-            raise ConfigError(self._unfit(name, args))
+            raise ConfigError(
+                f"the scales of {name} and of what it reads are too far apart: a factor between "
+                f"them is above {FACTOR_LIMIT:.3g}; calibrate again with `hires quantize`"
+            )
         op = kind if "." in kind else f"{kind}.default"
         self.nodes.append(Node(name, op, args, shape, dtype, self._layer, flops))
         return {"value": name}
@@ -199,20 +202,6 @@ class Quantiser:
         if node.shape is None or node.name not in self.graph.of_images:
             return "it is no map of the image"
         return "" if "float" in (node.dtype or "") else "it is no map of real numbers"
-
-    def _unfit(self, name: str, args: dict[str, Any]) -> str:
-        # Scales of a file may each be fine, and their quotient may leave fp32.
-        held = {one.name: (value, one.affine) for value, one in self.numbers.items()}
-        read = (args[key]["value"] for key in ("input", "other") if args.get(key))
-        own = name if name in self.values else name.rpartition(".")[0]
-        known = dict(held[one] for one in read)
-        known |= {own: self.values[own]} if own in self.values else {}
-        scales = " and ".join(f"{value} ({one.scale:.3g})" for value, one in known.items())
-        return (
-            f"the scales of {scales} are too far apart: a factor between them is above "
-            f"{FACTOR_LIMIT:.3g}, and its products are no numbers of fp32; calibrate again with "
-            f"`hires quantize`"
-        )
 
     def _finish_output(self) -> None:
         # The network returns real numbers, under the name of its output.

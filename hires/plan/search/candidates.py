@@ -22,7 +22,7 @@ from typing import Any
 
 from hires.core.config.run_config import RunConfig
 from hires.core.schedules import SCHEDULES, Pipeline, usual_schedule
-from hires.plan.tensor_bytes import most_in_flight
+from hires.plan.simulation.node_work import most_in_flight
 
 MOST_GRIDS = 6
 """Grids of one number of tiles that are listed, the most square ones first."""
@@ -175,7 +175,6 @@ def shapes(
 
 
 def _allows(given: Given, candidate: Candidate, *fields: str) -> bool:
-    """Whether some fields of a layout have the values that were given."""
     keys = candidate.keys
     return all(given.get(KEYS[name], keys[KEYS[name]]) == keys[KEYS[name]] for name in fields)
 
@@ -194,11 +193,12 @@ def _every_shape(
             for tiles in range(2, own // spatial + 1):
                 if own > MANY and not any_tiles and not _is_smooth(tiles):
                     continue
+                grids = _squarest(config.height, config.width, tiles)
+                if grid is not None:
+                    grids = ((grid[0], grid[1]),) if math.prod(grid) == tiles else ()
                 for behind, shards in _divided(own - spatial * tiles, layers - spatial):
-                    for one in _grids(config, tiles, grid):
-                        yield LayoutShape(
-                            replicas, spatial + behind, spatial, one, shards, directions
-                        )
+                    place = replicas, spatial + behind, spatial
+                    yield from (LayoutShape(*place, one, shards, directions) for one in grids)
 
 
 def orders(
@@ -232,7 +232,7 @@ def orders(
                 is_listed = directions == shape.directions and only in (None, name)
                 if is_listed and _allows(given, one, *_LISTED):
                     yield one
-                    yield from _others(config, one, given, "listed")
+                    yield from others(config, one, given, "listed")
 
 
 @functools.cache
@@ -247,15 +247,11 @@ def variants(
 ) -> Iterator[Candidate]:
     """Yields a layout, and what else it can do to need less memory: recompute."""
     yield candidate
-    yield from _others(config, candidate, given, "estimated")
+    yield from others(config, candidate, given, "estimated")
 
 
-def trials(config: RunConfig, candidate: Candidate, given: Given) -> Iterator[Candidate]:
-    """Yields a layout with other values of the keys whose cost is hard to estimate."""
-    yield from _others(config, candidate, given, "planned")
-
-
-def _others(config: RunConfig, candidate: Candidate, given: Given, how: str) -> Iterator[Candidate]:
+def others(config: RunConfig, candidate: Candidate, given: Given, how: str) -> Iterator[Candidate]:
+    """Yields a layout with other values of the keys that are ``estimated``, or ``planned``."""
     fields = [one for one in dataclasses.fields(Candidate) if how in one.metadata]
     names = [one.name for one in fields]
     values_of = [one.metadata[how](config, candidate.shape) for one in fields]
@@ -286,13 +282,6 @@ def _divided(ranks: int, layers: int) -> Iterator[tuple[int, int]]:
     for stages in range(1, min(ranks, layers) + 1):
         if ranks % stages == 0:
             yield stages, ranks // stages
-
-
-def _grids(config: RunConfig, tiles: int, given: list[int] | None) -> tuple[tuple[int, int], ...]:
-    if given is not None:
-        rows, cols = given
-        return ((rows, cols),) if rows * cols == tiles else ()
-    return _squarest(config.height, config.width, tiles)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +28,6 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, PlanError
 from hires.core.units import size
 from hires.plan.checks import check_numbers, check_tiles
-from hires.plan.gradient_sums import scatters_gradients
 from hires.plan.graph import Graph, Node
 from hires.plan.memory import rooms_of
 from hires.plan.passes.rewriting import rewritten
@@ -42,17 +40,24 @@ from hires.plan.search.candidates import (
     Given,
     LayoutShape,
     orders,
+    others,
     shapes,
-    trials,
     variants,
 )
-from hires.plan.search.choice import Choice, NoRoomError, Option
+from hires.plan.search.choice import (
+    OUT_ABOVE,
+    Choice,
+    NoRoomError,
+    Option,
+    PlannedOption,
+    Rehearsal,
+)
 from hires.plan.search.estimate import Estimator
-from hires.plan.search.memory_rehearsal import OUT_ABOVE, PlannedOption, Rehearsal
 from hires.plan.search.remedies import cannot_run, no_plan, none_of, nothing_fits
 from hires.plan.search.stage_table import RankShare
 from hires.plan.simulation.machine_model import MachineModel
-from hires.plan.simulation.node_work import NodeWork, node_work
+from hires.plan.simulation.node_work import node_work
+from hires.plan.updates import scatters_gradients
 
 ESTIMATED_ACTIONS = 4_000_000
 """Actions of the schedules that are estimated, about 8 s. Where there are more, those whose ranks
@@ -60,18 +65,18 @@ have the least to do come first."""
 VARIED, RECUT = 2000, 64
 """Layouts above the memory whose variants are estimated, the nearest to it first, and those with
 other cuts."""
-PLANNED_WORK, TRIED_WORK = 240_000, 120_000
-"""Node passes of the layouts that are planned, about 20 s, and of the best of these with other
-values of keys whose cost is hard to estimate."""
+PLANNED_WORK, TRIED_WORK = 150_000, 75_000
+"""Node passes of the layouts that are planned, and of the best of these with other values of keys
+whose cost is hard to estimate."""
 TRIAL = 6000
 """Node passes that take as long as a trial without any, so that few are planned for few ranks."""
 TRIED_WITHIN = 1.3
 """Of the best planned cost: layouts that are so near it are planned with these values."""
 MOST_ROUNDS = 6
 """Of planning and predicting memory where nothing fits."""
-GOOD_LAYOUTS, FAR_BEHIND = 10, 1.5
+GOOD_LAYOUTS, FAR_BEHIND = 10, 1.3
 """Once so many layouts are planned, one that is so far behind the best so many is not."""
-PER_SHAPE = 3
+PER_SHAPE = 2
 """Orders of one shape that are planned, the best of those that surely fit and of the others."""
 MARGIN = 1.15
 """An estimate of memory may be so much too high; above it a layout is out without a plan."""
@@ -92,7 +97,6 @@ class Chooser:
     """Keys that the user gave: layouts with other values are not looked at."""
     objective: str = OBJECTIVES[0]
     report: Callable[[str], None] = lambda text: None
-    """Shows what the search does."""
     effort: float = 1.0
     """The share of the usual work that a search may take."""
     errors: dict[Candidate, str] = field(default_factory=dict)
@@ -103,7 +107,7 @@ class Chooser:
         for problem in check_tiles(self.config):
             raise PlanError(str(problem))
         began_s = time.monotonic()
-        choice = Choice(ranks, self.objective, self._source())
+        choice = Choice(ranks, self.objective, self.machine.source)
         estimator = self._estimator(ranks)
         # How much memory so many ranks may need; the layout itself is still open.
         rooms = rooms_of(dataclasses.replace(self.config, parallel=ParallelConfig(replicas=ranks)))
@@ -143,35 +147,22 @@ class Chooser:
         return option.peak_bytes if self.objective == MEMORY else option.time.step_s
 
     def _estimated_cost(self, estimator: Estimator, candidate: Candidate) -> float:
-        estimate = estimator.estimate(candidate)
-        return estimate.peak_bytes if self.objective == MEMORY else estimate.step_s
+        step_s, peak_bytes = estimator.estimate(candidate)
+        return peak_bytes if self.objective == MEMORY else step_s
 
     @cached_property
     def _graph(self) -> Graph:
-        """Returns the network's graph of the whole batch, as its ranks compute it."""
         return rewritten(self.config, self.graph_of(max(1, self.config.batch)))
-
-    def _work(self, node: Node, share: float, back: bool) -> NodeWork | None:
-        """Returns what a pass over a share of a node of that graph asks for."""
-        config = self.config
-        phase = {"training": config.task.name == "train", "back": back}
-        dtype = PRECISIONS[config.precision.name]
-        return node_work(self._graph, node, share, dtype=dtype, **phase)
-
-    def _source(self) -> str:
-        """Returns where the step times come from."""
-        passes = (False, True) if self.config.task.name == "train" else (False,)
-        pairs = itertools.product(self._graph.nodes, passes)
-        works = (self._work(node, 1.0, back) for node, back in pairs)
-        return self.machine.source_of(work for work in works if work is not None)
 
     def _estimator(self, ranks: int) -> Estimator:
         config, graph = self.config, self._graph
         of_node = min(-(-ranks // config.num_nodes), ranks)
         device = self.machine.speed(of_node)
 
+        dtype, training = PRECISIONS[config.precision.name], config.task.name == "train"
+
         def seconds(node: Node, share: float, back: bool) -> float:
-            work = self._work(node, share, back)
+            work = node_work(graph, node, share, dtype=dtype, training=training, back=back)
             return device.seconds(work) if work is not None else 0.0
 
         starts = node_starts(ranks, config.num_nodes)
@@ -277,7 +268,6 @@ class Chooser:
         return planned
 
     def _trial_work(self, candidate: Candidate) -> float:
-        """Returns the node passes of all ranks of a replica, by which planning takes longer."""
         return TRIAL + candidate.num_actions * len(self._graph.nodes) / candidate.shape.stages
 
     def _trial(
@@ -297,17 +287,8 @@ class Chooser:
             self.errors[candidate] = str(error)
             return []
         step, peak = self.machine.step_time(plan), int(estimator.estimate(candidate).peak_bytes)
-        option = Option(
-            candidate,
-            config,
-            step,
-            peak_bytes=peak,
-            rehearsed=False,
-            sent_bytes=int(plan.totals.get("bytes", 0)),
-            messages=int(plan.totals.get("messages", 0)),
-            limit=step.limit,
-            estimated_bytes=peak,
-        )
+        sent = plan.totals["bytes"], plan.totals["messages"]
+        option = Option(candidate, config, step, peak, False, *sent, True, step.limit, peak)
         return [(option, plan)]
 
     def _with_cuts(
@@ -317,14 +298,14 @@ class Chooser:
         yield candidate
         if "parallel.balance" in self.given:
             return
-        cuts = {estimator.balanced(candidate, by): None for by in ("passes", "step", "bytes")}
-        others = [dataclasses.replace(candidate, balance=cut) for cut in cuts if cut is not None]
+        cuts = {estimator.balanced(candidate, by): None for by in ("step", "bytes")}
+        recut = [dataclasses.replace(candidate, balance=cut) for cut in cuts if cut is not None]
 
         def order(one: Candidate) -> tuple[float, float]:
             excess = max(0.0, estimator.estimate(one).peak_bytes - bound)
             return excess, self._estimated_cost(estimator, one)
 
-        yield from sorted(others, key=order)[:1]
+        yield from sorted(recut, key=order)[:1]
 
     def _tried_again(self, options: Sequence[Option]) -> Iterator[Candidate]:
         """Yields good layouts, one of each shape, with fused halos and the like, the best first."""
@@ -334,4 +315,4 @@ class Chooser:
             if self._cost(option) <= TRIED_WITHIN * self._cost(ranked[0]):
                 best.setdefault(option.candidate.shape, option.candidate)
         for candidate in best.values():
-            yield from trials(self.config, candidate, self.given)
+            yield from others(self.config, candidate, self.given, "planned")

@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hires.core.codecs import CODECS, GRADIENT, HALO, JOIN, PARAMETERS, STAGE
+from hires.core.codecs import CODECS, GRADIENT, JOIN, PARAMETERS, STAGE
 from hires.core.config.precision_config import PRECISIONS
 from hires.core.config.run_config import RunConfig
 from hires.core.schedules import SCHEDULES, Pipeline, Task, forward_only
-from hires.plan.event import sent_bytes
 from hires.plan.graph import Graph, Node
 from hires.plan.groups import wide_dtype
 from hires.plan.partition import (
@@ -35,17 +34,10 @@ from hires.plan.partition import (
 )
 from hires.plan.plan import derived
 from hires.plan.search.candidates import Candidate
-from hires.plan.search.stage_table import (
-    RankShare,
-    Seconds,
-    StageTable,
-    borrowed_bytes,
-    node_facts,
-    stage_table,
-)
+from hires.plan.search.stage_table import RankShare, Seconds, StageTable, StageTables
 from hires.plan.simulation.costs import ADD_TOUCHES, UPDATE_TOUCHES
+from hires.plan.simulation.node_work import most_in_flight, params_bytes, value_bytes
 from hires.plan.simulation.simulate import Network
-from hires.plan.tensor_bytes import most_in_flight, params_bytes, value_bytes
 
 
 class StageBytes(NamedTuple):
@@ -60,13 +52,11 @@ class StageBytes(NamedTuple):
     computes once more."""
 
 
-@dataclass(frozen=True)
-class LayoutEstimate:
+class LayoutEstimate(NamedTuple):
     """What a layout is expected to take."""
 
     step_s: float
     peak_bytes: float
-    """Of the fullest rank: parameters, gradients, optimiser, activations."""
 
 
 @dataclass
@@ -77,7 +67,6 @@ class Estimator:
     graph: Graph
     """Of any number of samples."""
     seconds: Seconds
-    """Of a node on a rank: (node, share of the traced microbatch, whether backward)."""
     network: Network
     bytes_per_s: float
     """Of a rank's memory, for the optimiser."""
@@ -91,32 +80,8 @@ class Estimator:
         self.dtype = PRECISIONS[self.config.precision.name]
         self.codecs = self.config.comm.codecs
         self.layers = layer_starts(self.graph)
-        self.facts = node_facts(self.graph, self.dtype, self.training)
-
-    @derived
-    def table(self, share: RankShare) -> StageTable:
-        """Returns the sums of a rank's part."""
-        rows, cols = share.grid
-        return stage_table(
-            self.graph,
-            share,
-            seconds=self.seconds,
-            link=self.network.link([0, rows * cols - 1]),
-            training=self.training,
-            every=self.facts,
-            borrowed=self._borrowed(share.grid),
-        )
-
-    @derived
-    def _borrowed(self, grid: tuple[int, int]) -> list[float]:
-        whole = borrowed_bytes(self.graph, grid, self.dtype)
-        return [self._sent(HALO, num_bytes, self.dtype) for num_bytes in whole]
-
-    def _sent(self, kind: str, num_bytes: float, dtype: str) -> float:
-        """Returns the bytes in which so many bytes of numbers travel."""
-        many = 2**20
-        codec = self.codecs.get(kind, "")
-        return num_bytes * sent_bytes(many, dtype, codec) / sent_bytes(many, dtype, "")
+        facts = self.dtype, self.training, self.codecs
+        self.tables = StageTables(self.graph, self.seconds, self.network, *facts)
 
     def shares(self, candidate: Candidate) -> list[RankShare]:
         """Returns the part of a microbatch that a rank of each stage has."""
@@ -137,8 +102,8 @@ class Estimator:
     def balanced(self, candidate: Candidate, by: str) -> tuple[int, ...] | None:
         """Returns layers per stage whose largest stage takes the least; None: as by FLOPs.
 
-        By ``passes``, whose seconds those of the update follow in a ``step``, or by ``bytes``. No
-        cut of a training parts the uses of a parameter.
+        By seconds of a ``step`` or by ``bytes``. No cut of a training parts the uses of a
+        parameter.
         """
         shape = candidate.shape
         starts = starts_between_ties(self.graph) if self.training else self.layers
@@ -152,8 +117,8 @@ class Estimator:
             if by == "bytes":
                 own = self.stage_bytes(shares[stage], first, last, candidate.checkpoint)
                 return own.weights + in_flight[stage] * own.kept + own.transient
-            pass_s = sum(_passes(self.table(shares[stage]), first, last, "none"))
-            update_s = self._update_s(candidate, stage, first, last) if by == "step" else 0.0
+            pass_s = sum(_passes(self.tables.of(shares[stage]), first, last, "none"))
+            update_s = self._update_s(candidate, stage, first, last)
             return candidate.microbatches * candidate.pairs * pass_s + update_s
 
         of_layers = lambda stage, a, b: cost_of(stage, ends[a], ends[b])  # noqa: E731
@@ -173,7 +138,7 @@ class Estimator:
         shape, bounds = candidate.shape, self.bounds(candidate)
         shares = self.shares(candidate)
         stages = [*itertools.pairwise(bounds)]
-        tables = [self.table(share) for share in shares]
+        tables = [self.tables.of(share) for share in shares]
         passes = [
             _passes(table, first, last, candidate.checkpoint)
             for table, (first, last) in zip(tables, stages, strict=True)
@@ -194,7 +159,6 @@ class Estimator:
 
     @derived
     def _program(self, pipeline: Pipeline, schedule: str) -> list[list[Task]]:
-        """Returns the passes of every rank in order."""
         order = SCHEDULES[schedule].order if self.training else forward_only
         return pipeline.tasks_of(order(pipeline))
 
@@ -224,11 +188,12 @@ class Estimator:
         """
         program = self._program(pipeline, schedule)
         crossing = self._crossing(self.dtype)
-        link, part = self.network.link([0, sum(ranks) - 1]), RankShare(samples).of(self.graph)
+        link, part = self.network.link([0, sum(ranks) - 1]), self.tables.part(RankShare(samples))
         # Of the values that cross each cut.
         kinds = (STAGE if a == b else JOIN for a, b in itertools.pairwise(ranks))
+        sent = self.tables.sent
         sent_s = [
-            link.latency_s + self._sent(kind, crossing[b], self.dtype) * part / link.bytes_per_s
+            link.latency_s + sent(kind, crossing[b], self.dtype) * part / link.bytes_per_s
             for kind, b in zip(kinds, bounds[1:-1], strict=True)
         ]
         free_s = [0.0] * pipeline.num_ranks
@@ -285,12 +250,12 @@ class Estimator:
         # Replicas lie apart: their holders of a stage are spread over all of the world.
         members = [*range(0, world, max(1, world // holders))][:holders]
         wide, is_divided = wide_dtype(self.dtype), candidate.shards_optimizer
-        summed = self._sent(GRADIENT, num_bytes, wide)
+        summed = self.tables.sent(GRADIENT, num_bytes, wide)
         if (codec := self.codecs.get(GRADIENT, "")) and CODECS[codec].leaves:
             summed *= holders / (1 if is_divided and self.scatters else 2)  # codes of each
         # A scatter of the sums, or what brings a divided update to all, is half an all-reduce.
         sum_s = self.network.reduce_s(members, summed) / (1 + (is_divided and self.scatters))
-        updates = self._sent(PARAMETERS, num_bytes, wide)
+        updates = self.tables.sent(PARAMETERS, num_bytes, wide)
         sum_s += self.network.reduce_s(members, updates) / 2 if is_divided else 0.0
         touches = UPDATE_TOUCHES + 2 * self.config.optimizer.num_states
         share = holders if candidate.shards_optimizer else 1
@@ -324,9 +289,9 @@ class Estimator:
         self, share: RankShare, first: int, last: int, checkpoint: str = "none", parts: int = 1
     ) -> StageBytes:
         """Returns what a rank of some nodes holds, the optimiser's states in so many ``parts``."""
-        table = self.table(share)
-        kept = table.of(table.kept_bytes, first, last)
-        boundary = self._crossing(self.dtype)[first] * share.of(self.graph)
+        table = self.tables.of(share)
+        kept = table.kept_bytes[last] - table.kept_bytes[first]
+        boundary = self._crossing(self.dtype)[first] * self.tables.part(share)
         # Of blocks, about the root of what is kept is computed again at a time.
         of_block = kept**0.5 * max(1.0, boundary) ** 0.5
         again = {"none": 0.0, "stage": kept}.get(checkpoint, of_block)
@@ -356,9 +321,7 @@ def _fullest_moment(actions: Sequence[Task], stages: Sequence[StageBytes], train
 
 
 def _passes(table: StageTable, first: int, last: int, checkpoint: str) -> tuple[float, float]:
-    """Returns the seconds of a stage's forward and backward pass."""
-    forward = table.of(table.forward_s, first, last) + table.of(table.halo_s, first, last)
-    back = table.of(table.back_s, first, last) + table.of(table.halo_back_s, first, last)
+    forward, back = (sums[last] - sums[first] for sums in (table.forward_s, table.back_s))
     return forward, back + (0.0 if checkpoint == "none" else forward)
 
 

@@ -12,12 +12,10 @@ from hires.core.units import size
 from hires.plan.memory import Room
 from hires.plan.plan import Finding
 from hires.plan.search.candidates import Given, nearest_counts, orders, shapes, variants
-from hires.plan.search.choice import Choice
+from hires.plan.search.choice import Choice, Rehearsal
 from hires.plan.search.estimate import Estimator
-from hires.plan.search.memory_rehearsal import Rehearsal
 
 MOST_REASONS = 3
-"""Reasons that one message has."""
 MOST_LOOKED = 1000
 """Layouts of each number of ranks that are estimated for one that fits."""
 MOST_TIMES = 16
@@ -111,13 +109,9 @@ def nothing_fits(estimator: Estimator, choice: Choice, given: Given, rehearsal: 
         remedy = fewer_on_a_node(rehearsal.planned[0][0].config)
         return f"no layout of ranks={ranks} fits: {rehearsal.beside}; {remedy}"
     if limit <= 0:
-        places, own_bytes = room.nodes * max(1, room.devices), room.machine_bytes or 0
-        most = places * int(own_bytes // max(1, room.libraries_bytes))
-        where = f" each of {places} times" if places > 1 else ""
-        remedy = f"use at most {most} ranks" if most else "a rank needs more than that"
         return (
-            f"the libraries of ranks={ranks} alone take {size(ranks * room.libraries_bytes)}, and "
-            f"the memory has{where} {size(own_bytes)}; {remedy}"
+            f"the libraries of ranks={ranks} alone take {size(ranks * room.libraries_bytes)}, more "
+            f"than the memory has; use fewer ranks"
         )
     rehearsed = [option.peak_bytes for option in choice.out if option.rehearsed]
     # What was estimated to need less does not fit either, for all that is known.
@@ -126,16 +120,13 @@ def nothing_fits(estimator: Estimator, choice: Choice, given: Given, rehearsal: 
     if room.rank_bytes is None or limit < room.rank_bytes:
         given_limit = f"{size(limit)} for each rank of {size(room.machine_bytes or 0)}"
     most = min(config.offered_ranks, MOST_TIMES * ranks)
-    counts = [ranks << n for n in itertools.takewhile(lambda n: ranks << n <= most, range(1, 10))]
+    counts = [count for n in range(1, 10) if (count := ranks << n) <= most]
     if limit != room.rank_bytes:  # where ranks share a memory, fewer may fit, too
         counts += [ranks >> n for n in range(1, ranks.bit_length())]
     fits = (n for n in counts if _fits(estimator, n, room, given, rehearsal.correction()))
-    enough = next(fits, None)
-    more = (
-        f"up to ranks={max([ranks, *counts])} none would do: use a smaller image, batch or network"
-    )
-    if enough is not None:
-        more = f"ranks={enough} would do"
+    enough, last = next(fits, None), max([ranks, *counts])
+    more = f"up to ranks={last} none would do: use a smaller image, batch or network"
+    more = more if enough is None else f"ranks={enough} would do"
     return (
         f"no layout of ranks={ranks} fits {given_limit}: the fullest rank needs about "
         f"{size(least)} at the least, by the estimate; {more}"
@@ -143,7 +134,6 @@ def nothing_fits(estimator: Estimator, choice: Choice, given: Given, rehearsal: 
 
 
 def _fits(estimator: Estimator, ranks: int, room: Room, given: Given, correction: float) -> bool:
-    """Whether a layout of so many ranks fits by its estimate, of the first that are listed."""
     config, limit = estimator.config, room.bytes_of_one(ranks)
     every = (
         one

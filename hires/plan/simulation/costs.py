@@ -7,20 +7,21 @@ import itertools
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from hires.core.ranks import timeline
 from hires.plan.event import ALONE, BARRIER, BYTES, MEETING, PASS, UPDATE, Event
-from hires.plan.graph import update_nodes
 from hires.plan.groups import held_stages
 from hires.plan.halos import BORDER_SHARE, extents_of
 from hires.plan.layout import shares_of
 from hires.plan.operators.operator_facts import facts_of
-from hires.plan.ownership import updated_elements
 from hires.plan.plan import CommOp, Plan, Slot, Stage, derived
 from hires.plan.program import steps_of
 from hires.plan.simulation.node_work import NodeWork, node_work
 from hires.plan.tiling import area
+
+if TYPE_CHECKING:
+    from hires.plan.simulation.machine_calibration import CalibratedDevice
+from hires.plan.updates import updated_elements
 
 BACK = 2
 """Operations of a backward pass for one of the forward pass: the gradients of input and weight."""
@@ -30,22 +31,6 @@ to that of those before: both gradients, and their sum."""
 UPDATE_TOUCHES = 3
 """Numbers that an update reads or writes for each parameter: itself twice, and its gradient. Each
 number that the optimiser keeps is read and written, too."""
-
-
-class DeviceSpeed(Protocol):
-    """What a device takes for the parts of a step; its instances can be keys of a dict."""
-
-    def seconds(self, work: NodeWork) -> float:
-        """Returns the seconds of a pass over a node."""
-
-    def update_s(self, num_bytes: float) -> float:
-        """Returns the seconds in which the optimiser reads and writes some bytes."""
-
-    def memory_s(self, num_bytes: float) -> float:
-        """Returns the seconds in which a pass reads and writes some bytes in no cache."""
-
-    def besides_s(self, num_passes: int) -> float:
-        """Returns the seconds of a step of some passes that belong to no node and no update."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +46,6 @@ class Device:
     """That its convolutions reach, not what its data sheet says."""
     bytes_per_s: float
     launch_s: float
-    """Least time of any operation."""
 
     def seconds(self, work: NodeWork) -> float:
         """Returns the seconds of a pass over a node."""
@@ -79,6 +63,9 @@ class Device:
         return 0.0
 
 
+DeviceSpeed: TypeAlias = "Device | CalibratedDevice"
+
+
 @dataclass
 class Roofline:
     """Estimated seconds of every node on a device."""
@@ -94,22 +81,14 @@ class Roofline:
         return _modelled(plan, self.device, stage, slot.tile, back)
 
     def optimiser_s(self, rank: int) -> float:
-        """Returns the seconds in which the memory is read and written for an update.
-
-        Those of the buffers that a network writes are among them: every rank computes them for all
-        microbatches of the step (``parallel.buffer_states``). What a step has besides its nodes
-        comes at its end, too.
-        """
+        """Returns the seconds of an update, and of what a step has besides its nodes."""
         besides_s = self.device.besides_s(len(self.plan.actions_of(rank)))
         if not self.plan.training:
             return besides_s
-        held = held_stages(self.plan, rank)
-        numbers = sum(self.plan.stages[index].params for index in held)
+        numbers = sum(self.plan.stages[index].params for index in held_stages(self.plan, rank))
         moved = updated_elements(self.plan, rank) if self.plan.shards_optimizer else numbers
         touches = UPDATE_TOUCHES + 2 * self.plan.optimizer_states
-        update_s = self.device.update_s(touches * moved * BYTES["float32"])
-        buffers_s = sum(_buffers_s(self.plan, self.device, index) for index in held)
-        return update_s + buffers_s + besides_s
+        return self.device.update_s(touches * moved * BYTES["float32"]) + besides_s
 
 
 @derived
@@ -142,18 +121,6 @@ def _modelled(plan: Plan, device: DeviceSpeed, stage: Stage, tile: int, back: bo
     return seconds
 
 
-@derived
-def _buffers_s(plan: Plan, device: DeviceSpeed, stage: int) -> float:
-    """Returns the seconds in which a stage's written buffers follow all microbatches of a step."""
-    graph, nodes, each_s = plan.graph, plan.nodes(stage), 0.0
-    made = {node.name for node in nodes}
-    values = {value for value in graph.updates.values() if value in made}
-    for node in update_nodes(nodes, values):
-        work = node_work(graph, node, dtype=plan.dtype, training=plan.training)
-        each_s += 0.0 if work is None else device.seconds(work)
-    return plan.pieces * each_s
-
-
 SUMS = ("issue", "wait_issued")
 COMPUTES = Event("forward", -1, 0)
 """Computation of a pass or an update, or a part of it."""
@@ -162,8 +129,6 @@ COMPUTES = Event("forward", -1, 0)
 class Item(NamedTuple):
     """One thing that takes a rank's time."""
 
-    kind: str
-    """As in ``hires.core.ranks.timeline``."""
     action: str
     """That it belongs to; empty at the end of the step."""
     event: Event = COMPUTES
@@ -180,12 +145,11 @@ def timed_program(plan: Plan, rank: int, costs: Roofline, own: Iterable[Event]) 
             body = [*itertools.takewhile(lambda e: e.role != ALONE, stream)]
             seconds = costs.steps_s(rank, action)
             items += _pass(plan, rank, action, [e for e in body if e.part.node], seconds)
-            items += [Item(timeline.WAIT, action, e) for e in body if not e.part.node]
+            items += [Item(action, e) for e in body if not e.part.node]
         elif event.computes == UPDATE:
-            items.append(Item(timeline.OPTIMISER, "", COMPUTES, costs.optimiser_s(rank)))
+            items.append(Item("", COMPUTES, costs.optimiser_s(rank)))
         elif event.role != ALONE and event.traffic != BARRIER:
-            summed = event.role in (MEETING, *SUMS)
-            items.append(Item(timeline.GRADIENTS if summed else timeline.WAIT, action, event))
+            items.append(Item(action, event))
     return items
 
 
@@ -196,7 +160,7 @@ def _pass(
 
     A halo is exchanged before its node, everything else after the node that made it necessary.
     Where halos overlap with computation, what needs no borrowed pixels is computed while they
-    travel. The next halo may set out with one; it is waited for at its own node.
+    travel.
     """
     slot = plan.slot_of(rank, plan.direction_of(action))
     stage, back = plan.stages[slot.stage], action[0] == "B"
@@ -207,8 +171,7 @@ def _pass(
         """Adds computation to the piece before, if there is one."""
         if items and items[-1].event is COMPUTES:
             step_s += items.pop().seconds
-        kind = timeline.BACKWARD if back else timeline.FORWARD
-        items.append(Item(kind, action, COMPUTES, step_s))
+        items.append(Item(action, COMPUTES, step_s))
 
     for step, step_s in zip(steps_of(plan, stage, back), seconds, strict=True):
         here = []
@@ -222,15 +185,13 @@ def _pass(
             compute(step_s - hidden_s)
             left_s = hidden_s
         for event in here:
-            kind = timeline.GRADIENTS if event.role in SUMS else timeline.HALO
-            kind = timeline.COLLECTIVE if event.role == MEETING else kind
             if event.role.startswith("wait") and hidden_s:
                 compute(hidden_s)
                 left_s, hidden_s = left_s - hidden_s, 0.0
-            if kind != timeline.HALO and left_s:
+            if event.role in (MEETING, *SUMS) and left_s:
                 compute(left_s)
                 left_s = 0.0
-            items.append(Item(kind, action, event))
+            items.append(Item(action, event))
         if left_s:
             compute(left_s)
     assert not left, f"{left[0].what} is not among the steps of {action}"

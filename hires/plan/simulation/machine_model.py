@@ -8,9 +8,9 @@ cluster=NAME without      an error that names the missing keys: nothing is guess
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,10 +22,8 @@ from hires.plan.hardware import CUDA, device_of, gpus_of_node
 from hires.plan.plan import Plan
 from hires.plan.route_choice import table_of
 from hires.plan.routes import dtype_class
-from hires.plan.simulation.calibrated_device import CalibratedDevice
 from hires.plan.simulation.costs import Device, DeviceSpeed, Roofline
-from hires.plan.simulation.machine_calibration import COMMAND, Calibration
-from hires.plan.simulation.node_work import NodeWork
+from hires.plan.simulation.machine_calibration import CalibratedDevice, Calibration
 from hires.plan.simulation.simulate import Link, Network, PassingTime, PlannedStep, Simulation
 from hires.plan.tuning_table import Case, MeasuredSeconds
 
@@ -81,24 +79,6 @@ class MachineModel:
             self._speeds[busy] = CalibratedDevice(self.calibration, busy)
         return self._speeds[busy]
 
-    def source_of(self, works: Iterable[NodeWork]) -> str:
-        """Returns where the seconds of some passes come from, and if they were measured."""
-        calibration = self.calibration
-        if calibration is None or not calibration.is_measured:
-            return self.source
-        speed, measured = self.speed(1), {sample.work for sample in calibration.samples}
-        total_s = known_s = 0.0
-        for work in works:
-            own_s = speed.seconds(work)
-            total_s += own_s
-            known_s += own_s if work in measured else 0.0
-        if known_s >= total_s / 2:
-            return self.source
-        return (
-            f"{self.source}; this network's layers were not measured: {COMMAND} KEY=VALUE... with "
-            f"its keys adds them"
-        )
-
     @cached_property
     def _speeds(self) -> dict[int, CalibratedDevice]:
         return {}
@@ -108,7 +88,7 @@ class MachineModel:
         simulation, share = self._simulated(plan)
         step_s = crowded_step_s(simulation, self.cores, share)
         crowding = 1 - simulation.step_s / step_s if step_s else 0.0
-        busy_s = sum(sum(kinds.values()) for kinds in simulation.busy_s) / len(simulation.ranks)
+        busy_s = simulation.busy_s / len(simulation.ranks)
         messages_s = simulation.step_s - simulation.unlinked_s
         bubble_s = simulation.unlinked_s - busy_s
         return StepTime(
@@ -126,7 +106,7 @@ class MachineModel:
         share, speed = copies / nodes, self.speed(of_node)
         step = PlannedStep(plan)
         simulation = step.simulated(Roofline(plan, speed), network)
-        busy_s = sum(end_s - begin_s for own in simulation.computing for begin_s, end_s in own)
+        busy_s = simulation.busy_s
         at_once = round(busy_s / (simulation.step_s or math.inf) * share)
         # A rank that waits for a message on its way copies it, so it uses a core, too.
         crowd = max(1.0, busy_s / (simulation.unlinked_s or math.inf) * share / self.cores)
@@ -219,9 +199,8 @@ def crowded_step_s(simulation: Simulation, cores: float, copies: float = 1.0) ->
         copies: replicas that share them, all alike; below 1: a replica has those of several nodes.
     """
     changes: list[tuple[float, int]] = []
-    for spans in simulation.computing:
-        for begin_s, end_s in spans:
-            changes += [(begin_s, 1), (end_s, -1)]
+    for item, end_s in itertools.chain(*simulation.ranks):
+        changes += [(end_s - item.seconds, 1), (end_s, -1)] if item.seconds else []
     changes.sort()
     more_s, running, last_s = 0.0, 0, 0.0
     for now_s, change in changes:

@@ -1,4 +1,4 @@
-"""Describes what one pass over one node asks of a rank: operations, bytes, and the kernel's sizes.
+"""Describes what a pass over a node asks of a rank, and counts what a training keeps of values.
 
 node of the graph, share of its pixels or samples  ->  NodeWork  ->  seconds on a device
 """
@@ -6,9 +6,11 @@ node of the graph, share of its pixels or samples  ->  NodeWork  ->  seconds on 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from hires.plan.event import BYTES
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.operators.operator_facts import (
     CONV,
@@ -23,8 +25,8 @@ from hires.plan.operators.operator_facts import (
     TRANSPOSED,
     OperatorFacts,
     facts_of,
+    kept_of,
 )
-from hires.plan.tensor_bytes import params_bytes, value_bytes
 
 CONVOLUTIONS = (CONV, CONV_1X1, GROUPED, TRANSPOSED)
 ARITHMETIC = (*CONVOLUTIONS, PRODUCT)
@@ -38,16 +40,13 @@ class NodeWork(NamedTuple):
     """One pass over one node on one rank."""
 
     kind: str
-    """The operator, as ``conv2d``."""
     family: str
     """The class of operators that is measured together."""
     back: bool
     training: bool
     dtype: str
     flops: float
-    """Of the forward pass."""
     num_bytes: float
-    """Of the operands, parameters and value of the forward pass."""
     sizes: tuple[float, ...]
     """Convolutions: output pixels of all samples (transposed: input pixels), channels in and out
     of a group, kernel area, stride, groups. Products: rows, columns in, columns out. Others:
@@ -126,7 +125,6 @@ def family_of(graph: Graph, node: Node, facts: OperatorFacts | None = None) -> s
 
 
 def _weight(graph: Graph, node: Node) -> list[int] | None:
-    """Returns the shape of a node's weight, be it a parameter or a value."""
     weight: Any = node.args.get("weight")
     if not isinstance(weight, dict):
         return None
@@ -162,3 +160,61 @@ def _sizes(graph: Graph, node: Node, family: str, own: float) -> tuple[float, ..
         rows = own * node.num_elements / max(1, shape[-1])
         return rows, (source or [1])[-1], shape[-1]
     return own * node.num_elements, shape[1] if len(shape) > 1 else 1
+
+
+def value_bytes(graph: Graph, value: str, dtype: str) -> int:
+    """Returns the bytes of a whole value, none of a list; integers have their own width."""
+    if graph.is_list(value):
+        return 0
+    node = graph.by_name.get(value)
+    return math.prod(graph.shape(value)) * _width(dtype, None if node is None else node.dtype)
+
+
+def params_bytes(graph: Graph, names: Iterable[str], dtype: str) -> int:
+    """Returns the bytes of some parameters."""
+    params = [graph.params[name] for name in names]
+    return sum(param.num_elements * _width(dtype, param.dtype) for param in params)
+
+
+def kept_bytes(graph: Graph, dtype: str) -> dict[str, int]:
+    """Returns the bytes that a training keeps until the backward pass, by value.
+
+    A map that convolution, norm and activation read is kept once, beside the places of the maxima
+    of a pool. A norm's value that an activation writes over is not kept.
+    """
+    read: set[str] = set()
+    own: Counter[str] = Counter()
+    for node in graph.nodes:
+        if node.shape is None or not node.needs_grad:
+            continue
+        kept, by_number = kept_of(facts_of(node.kind)), len(node.inputs + node.params) == 1
+        if "inputs" in kept or ("factors" in kept and not by_number):
+            read.update(_base(graph, value) for value in node.inputs)
+        if "value" in kept:
+            read.add(_base(graph, node.name))
+        widths = {"places": BYTES["int64"], "more": BYTES[dtype]}
+        own[node.name] = node.num_elements * sum(widths.get(name, 0) for name in kept)
+    values = {value: value_bytes(graph, value, dtype) for value in read - {INPUT}}
+    return dict(Counter(values) + own)
+
+
+def most_in_flight(actions: Iterable[str]) -> int:
+    """Returns how many microbatches some actions of a training have in flight at the most."""
+    in_flight = most = 0
+    for action in actions:
+        in_flight += -1 if action[0] == "B" else 1
+        most = max(most, in_flight)
+    return most
+
+
+def _base(graph: Graph, value: str) -> str:
+    """Returns the value in whose memory another one lies."""
+    while value != INPUT and facts_of(graph.by_name[value].kind).view:
+        if not graph.by_name[value].inputs:
+            break
+        value = graph.by_name[value].inputs[0]
+    return value
+
+
+def _width(dtype: str, own: str | None) -> int:
+    return BYTES[dtype if own is None or "float" in own else own]

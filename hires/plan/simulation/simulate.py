@@ -2,7 +2,7 @@
 
 A message sets out when both sides have posted it (rendezvous) and its link is free, and a rank that
 waits for it continues when it has arrived. So the times of a step follow from one walk through the
-graph of the proof (:mod:`hires.plan.proof.step_order`), each node of which takes some time.
+graph of the proof (:mod:`hires.plan.step_order`), each node of which takes some time.
 
 Links serve messages in the order in which they would set out if all took no time. So every time is
 a sum or a maximum of earlier ones, and nothing that gets faster makes anything slower, as it could
@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hires.core.ranks.timeline import BACKWARD, COLLECTIVE, FORWARD, HALO, Span, StepSpans
-from hires.plan.event import ALONE, MEETING, WORLD, Event
+from hires.plan.event import MEETING, WORLD, Event
 from hires.plan.groups import groups
 from hires.plan.plan import Plan
 from hires.plan.program import events
-from hires.plan.proof.step_order import MESSAGE, Node, StepGraph
 from hires.plan.simulation.costs import Item, Roofline, timed_program
+from hires.plan.step_order import MESSAGE, Node, StepGraph
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,7 @@ class Network:
     """
 
     near: Link = Link()
-    """Between ranks of one node."""
     far: Link = Link()
-    """Between nodes."""
     node_starts: tuple[int, ...] = ()
     """First rank of each node but the first one."""
     small_latency_s: float | None = None
@@ -125,23 +121,20 @@ class Network:
 class Simulation:
     """The predicted time line of one step of one replica."""
 
-    step_s: float
-    ranks: list[StepSpans]
-    """What every rank of the replica does, as a run would have recorded it."""
-    busy_s: list[dict[str, float]]
-    """Seconds of computation of every rank, by kind."""
-    waiting_s: list[dict[str, float]]
-    """Seconds in which every rank waits, by kind."""
-    computing: list[list[tuple[float, float]]]
-    """When every rank computes: begins and ends, in order."""
-    unlinked_s: float = 0.0
+    ranks: list[list[tuple[Item, float]]]
+    """What takes time of every rank, in order, and when each ends."""
+    unlinked_s: float
     """What the step takes if messages take no time."""
 
     @property
-    def bubble(self) -> float:
-        """Share of all ranks' time in which they do not compute."""
-        busy = sum(sum(kinds.values()) for kinds in self.busy_s)
-        return 1 - busy / (len(self.ranks) * self.step_s) if self.step_s else 0.0
+    def step_s(self) -> float:
+        """When the last rank has done everything."""
+        return max((own[-1][1] for own in self.ranks if own), default=0.0)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of computation of all ranks."""
+        return sum(item.seconds for own in self.ranks for item, _ in own)
 
 
 def simulate(plan: Plan, costs: Roofline, network: Network | None = None) -> Simulation:
@@ -173,9 +166,11 @@ class PlannedStep:
         if network is not None and network != Network():
             messages = [node for node in order if node in graph.sends]
             end_s, _ = graph.times(network, sorted(messages, key=end_s.__getitem__))
-        made = _simulation(programs, [[end_s[node] for node in own] for own in graph.places])
-        made.unlinked_s = unlinked_s
-        return made
+        ranks = [
+            [(item, end_s[node]) for item, node in zip(program, places, strict=True)]
+            for program, places in zip(programs, graph.places, strict=True)
+        ]
+        return Simulation(ranks, unlinked_s)
 
 
 class _TimedGraph:
@@ -256,37 +251,3 @@ class _TimedGraph:
                 end_s[node] = begin_s + self.seconds[node]
         assert len(done) == len(left), "nodes of a step wait for each other in a circle"
         return end_s, done
-
-
-def _simulation(programs: list[list[Item]], ends: list[list[float]]) -> Simulation:
-    """``ends``: when each item of each rank ends."""
-    made = Simulation(max((own[-1] for own in ends if own), default=0.0), [], [], [], [])
-    for rank, (program, end_s) in enumerate(zip(programs, ends, strict=True)):
-        spans: list[Span] = []
-        passes: dict[str, list[float]] = {}  # when an action began and ended
-        busy_s: dict[str, float] = defaultdict(float)
-        waiting_s: dict[str, float] = defaultdict(float)
-        computing: list[tuple[float, float]] = []
-        now_s = 0.0
-        for (kind, action, event, seconds), this_s in zip(program, end_s, strict=True):
-            begin_s, now_s = now_s, this_s
-            if event.role == ALONE:
-                busy_s[kind] += seconds
-                if seconds and computing and computing[-1][1] == now_s - seconds:
-                    computing[-1] = computing[-1][0], now_s
-                elif seconds:
-                    computing.append((now_s - seconds, now_s))
-            elif now_s > begin_s:
-                waiting_s[kind] += now_s - begin_s
-            if kind in (FORWARD, BACKWARD, HALO, COLLECTIVE):
-                passes.setdefault(action, [begin_s, begin_s])[1] = now_s
-            if kind not in (FORWARD, BACKWARD) and now_s > begin_s:
-                spans.append(Span(kind, action, begin_s, now_s, event.what))
-        for action, (first_s, last_s) in passes.items():
-            spans.append(Span(FORWARD if action[0] == "F" else BACKWARD, action, first_s, last_s))
-        spans.sort(key=lambda span: (span.begin_s, -span.end_s))
-        made.ranks.append(StepSpans(rank, 0, "", 0.0, spans))
-        made.busy_s.append(dict(busy_s))
-        made.waiting_s.append(dict(waiting_s))
-        made.computing.append(computing)
-    return made

@@ -14,9 +14,9 @@ from hires.plan.event import Event
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
 from hires.plan.program import events
-from hires.plan.proof.explain import prove_each
-from hires.plan.proof.step_order import prove_merged
+from hires.plan.prove import prove_each
 from hires.plan.rank_kinds import equal_programs
+from hires.plan.step_order import prove_merged
 from tests.helpers.damage import damage, through, valid_programs
 from tests.helpers.random_plans import random_plan
 from tests.helpers.small_plans import Forked, plan_of

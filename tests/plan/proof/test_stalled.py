@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from hires.core.ranks.heartbeat import RankStatus
-from hires.plan import gradient_sums
+from hires.plan import updates
 from hires.plan.event import Event
 from hires.plan.program import events
-from hires.plan.proof.stalled import Stall, stall
+from hires.plan.stalled import Stall, stall
 from tests.helpers.small_plans import LAYOUTS, plan_of
 
 
@@ -77,7 +77,7 @@ AT_THE_END = [
 
 @pytest.mark.parametrize(("operation", "ranks", "facts", "words"), AT_THE_END)
 def test_collective_behind_the_passes_is_named_too(operation, ranks, facts, words, monkeypatch):
-    monkeypatch.setattr(gradient_sums, "ALONE_BYTES", 4 * 4 * 4 * 9)
+    monkeypatch.setattr(updates, "ALONE_BYTES", 4 * 4 * 4 * 9)
     plan = replace(plan_of(stages=2, replicas=2), shards_optimizer=True, **facts)
     status = RankStatus(0, 4, "", "x", ranks=ranks, operation=operation)
     [wait] = stall(plan, {0: status, ranks[-1]: RankStatus(ranks[-1], 4)}).waits

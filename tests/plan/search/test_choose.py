@@ -15,7 +15,6 @@ from torch import nn
 
 from hires.core.config.run_config import from_dict
 from hires.core.errors import PlanError
-from hires.core.schedules import Pipeline, one_forward_one_backward
 from hires.core.units import MIB, size
 from hires.nets.trace import trace
 from hires.plan.checks import check_numbers
@@ -29,14 +28,13 @@ from hires.plan.search.candidates import (
     LayoutShape,
     candidate_of,
     orders,
+    others,
     shapes,
-    trials,
     variants,
 )
-from hires.plan.search.choice import NoRoomError
+from hires.plan.search.choice import MOST_FAILURES, NoRoomError
 from hires.plan.search.choose import Chooser
 from hires.plan.search.estimate import Estimator
-from hires.plan.search.memory_rehearsal import MOST_FAILURES
 from hires.plan.search.remedies import offered
 from hires.plan.simulation.costs import Device
 from hires.plan.simulation.machine_model import MachineModel
@@ -70,9 +68,9 @@ def limited(limit):
     return dataclasses.replace(config, memory=dataclasses.replace(config.memory, limit=limit))
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("ranks", [4])
 def test_every_order_of_every_shape_is_sensible_and_has_the_ranks(ranks):
-    base, seen = config_of(batch=24), set()
+    base, seen = config_of(batch=12), set()
     for shape in shapes(base, ranks, LAYERS):
         for one in (one for order in orders(base, shape) for one in variants(base, order)):
             assert one not in seen
@@ -84,7 +82,7 @@ def test_every_order_of_every_shape_is_sensible_and_has_the_ranks(ranks):
     assert {one.checkpoint for one in seen} == {"none", "block", "stage"}
     assert {one.shards_optimizer for one in seen} == {False, ranks > 1}
     tiles = Candidate(LayoutShape(1, 1, 1, (2, 1), 1, 1))
-    tried = [(one.fuse, one.shards_optimizer) for one in (tiles, *trials(base, tiles, {}))]
+    tried = [(o.fuse, o.shards_optimizer) for o in (tiles, *others(base, tiles, {}, "planned"))]
     assert sorted(tried) == [*itertools.product((1, 2, 4), (False, True))]
 
 
@@ -115,35 +113,17 @@ def test_ranks_that_share_cores_take_longer():
 
 
 def test_message_takes_the_time_of_the_cut_that_it_crosses():
-    """Forward and back; a walk of our own has the same length."""
-    graph, shape = graph_of(8), LayoutShape(1, 3, 0, (1, 1), 1, 1)
-    layout = Candidate(shape, microbatches=8, schedule="1f1b")
+    """Of one microbatch every pass waits for the one before it, forward and back."""
+    graph, layout = graph_of(8), Candidate(LayoutShape(1, 3, 0, (1, 1), 1, 1))
     seconds = lambda node, share, back: share if node.kind == "conv2d" else 0.0  # noqa: E731
     link = Link(0.0, 1e4)
     estimator = Estimator(config_of(batch=8), graph, seconds, Network(link, link), 1e12)
-    bounds = estimator.bounds(layout)
-    stages = [*itertools.pairwise(bounds)]
-    pass_s = [sum(n.kind == "conv2d" for n in graph.nodes[a:b]) / 8 for a, b in stages]
     numbers = crossing(graph, 0, len(graph.nodes), lambda node: node.num_elements if node else 0)
-    cut_s = [numbers[bound] / 8 * 4 / link.bytes_per_s for bound in bounds[1:-1]]
+    cut_s = [numbers[bound] * 4 / link.bytes_per_s for bound in estimator.bounds(layout)[1:-1]]
     assert cut_s[0] != cut_s[1]
-    ranks = ((0,), (1,), (2,))
-    pipeline = Pipeline((ranks,), 8)
-    free_s, done = [0.0] * 3, {}
-    todo = pipeline.tasks_of(one_forward_one_backward(pipeline))
-    while any(todo):
-        for stage, tasks in enumerate(todo):
-            before = pipeline.before(tasks[0]) if tasks else None
-            if not tasks or before not in (None, *done):
-                continue
-            came_s = done.get(before, 0.0)
-            if before is not None and before.stage < stage:
-                came_s += cut_s[before.stage]
-            elif before is not None and before.stage > stage:
-                came_s += cut_s[stage]
-            free_s[stage] = max(free_s[stage], came_s) + pass_s[stage]
-            done[tasks.pop(0)] = free_s[stage]
-    assert estimator.estimate(layout).step_s == pytest.approx(max(free_s), rel=1e-4)
+    convolutions = sum(node.kind == "conv2d" for node in graph.nodes)
+    expected_s = 2 * (convolutions + sum(cut_s))
+    assert estimator.estimate(layout).step_s == pytest.approx(expected_s, rel=1e-4)
 
 
 @pytest.mark.parametrize("ranks", [2, 6])
@@ -185,13 +165,6 @@ def test_options_are_ranked_and_counted():
     for spent in (option.time for option in choice.options):
         whole = spent.computing + spent.messages + spent.bubble + spent.crowding
         assert whole == pytest.approx(1)
-    # None that is planned by itself is faster.
-    every = (order for shape in shapes(base, 2, LAYERS) for order in orders(base, shape))
-    for order in itertools.islice(every, 0, None, 4):
-        config = order.applied(base)
-        plan = make_plan(config, graph_of(8 // config.parallel.pieces))
-        # What was not planned was left for its estimate, which may be off.
-        assert not plan.ok or times[0] <= 1.05 * MACHINE.step_time(plan).step_s, order
     peaks = [option.peak_bytes for option in chooser(objective="memory").choose(2).options]
     assert peaks == sorted(peaks)
 
@@ -206,7 +179,10 @@ def heavy(samples):
 
 @pytest.mark.parametrize(
     ("ranks", "batch", "graph_of"),
-    [(2, 4, graph_of), (2, 4, heavy), pytest.param(4, 2, graph_of, marks=pytest.mark.slow)],
+    [
+        (2, 4, heavy),
+        *(pytest.param(*case, graph_of, marks=pytest.mark.slow) for case in ((2, 4), (4, 2))),
+    ],
 )
 def test_no_layout_that_fits_is_much_faster_than_the_chosen_one(ranks, batch, graph_of):
     """Every layout is planned by itself, and needs what its estimate says.
@@ -282,13 +258,9 @@ def test_estimate_counts_the_bytes_of_messages_as_the_plan_does():
         assert sent_s(shape, "bf16") == pytest.approx(sent_s(shape) / 2)
     assert sent_s(replicas, exchange="scatter", shard=True) == sent_s(replicas)
     assert sent_s(replicas, exchange="broadcast", shard=True) == 1.5 * sent_s(replicas)
-    # Gradients in bfloat16, parameters in float32: 1/2 + 1 of 1 + 1, and 1 + 1 of them.
-    gradients = {"gradient": "bf16"}
-    scattered = sent_s(replicas, gradients, "scatter", shard=True)
+    # Gradients in bfloat16, parameters in float32: 1/2 + 1 of 1 + 1.
+    scattered = sent_s(replicas, {"gradient": "bf16"}, "scatter", shard=True)
     assert scattered == pytest.approx(0.75 * sent_s(replicas))
-    assert sent_s(replicas, gradients, "broadcast", shard=True) == pytest.approx(sent_s(replicas))
-    both = sent_s(replicas, "bf16", "scatter", shard=True)
-    assert both == pytest.approx(0.5 * sent_s(replicas))
     kinds = ("halo", "join", "gradient")  # no two stages of as many ranks
     saved = [sent_s(tiles_and_stages) - sent_s(tiles_and_stages, {k: "bf16"}) for k in kinds]
     assert min(saved) > 0 == sent_s(tiles_and_stages) - sent_s(tiles_and_stages, {"stage": "bf16"})
@@ -356,34 +328,21 @@ def test_memory_beside_the_gpus_is_looked_at_too(monkeypatch):
     assert "use a smaller image, a smaller batch or fewer ranks" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("parallel.tiles", [1, 2]),
-        ("parallel.schedule", "1f1b"),
-        ("parallel.balance", [1, 6]),
-        ("parallel.halo.fuse", 2),
-        ("optimizer.shard", True),
-    ],
-)
-def test_every_key_that_is_given_stays(key, value):
-    choice = chooser(given={key: value}).choose(4)
-    of_tiles = key == "parallel.halo.fuse"
-    options = [o for o in choice.options if o.candidate.shape.spatial_stages or not of_tiles]
-    assert options
-    for option in options:
-        assert option.candidate.keys[key] == value, option.candidate.overrides
+def test_every_key_that_is_given_stays():
+    given = {"parallel.tiles": [1, 2], "parallel.halo.fuse": 2, "optimizer.shard": True}
+    given |= {"parallel.stages": 2, "parallel.schedule": "1f1b", "parallel.balance": [1, 6]}
+    choice = chooser(given=given).choose(4)
+    assert choice.options
+    for option in choice.options:
+        assert given.items() <= option.candidate.keys.items(), option.candidate.overrides
 
 
 def test_tiles_that_no_image_has_are_named_before_anything_is_looked_at():
     """The answer said of any tiles that they cut the image, and to use other keys."""
-    for tiles, text in (
-        ([64, 1], "tiles=[64, 1] cuts 13 rows of the image into 64 tiles; use at most 13, or a la"),
-        ([1, 64], "tiles=[1, 64] cuts 10 columns of the image into 64 tiles; use at most 10, or "),
-    ):
-        search = chooser(config_of(tiles=tiles), given={"parallel.tiles": tiles})
-        with pytest.raises(PlanError, match=re.escape(text)):
-            search.choose(2)
+    search = chooser(config_of(tiles=[1, 64]), given={"parallel.tiles": [1, 64]})
+    text = "tiles=[1, 64] cuts 10 columns of the image into 64 tiles; use at most 10, or a larger"
+    with pytest.raises(PlanError, match=re.escape(text)):
+        search.choose(2)
 
 
 def test_cores_and_hosts_of_a_job_bound_its_ranks():

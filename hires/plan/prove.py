@@ -1,23 +1,111 @@
-"""Explains why the ranks of a step do not come to their end: which waits for which, in words."""
+"""Proves a plan before any rank starts: the events of a step have an order in which all end.
+
+Where they have none, it says which rank waits for which.
+"""
 
 from __future__ import annotations
 
+import gc
 import graphlib
 import itertools
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
-from hires.plan.event import MEETING, OF_MESSAGES, WORLD, Event
-from hires.plan.proof.step_order import (
+from hires.plan.event import ALONE, MEETING, WORLD, Event
+from hires.plan.groups import groups
+from hires.plan.plan import Finding, Plan
+from hires.plan.rank_kinds import equal_programs, replicas_apart
+from hires.plan.step_order import (
     MESSAGE,
     OTHER,
     Node,
     RankEvent,
     StepGraph,
+    prove_merged,
     reached,
     tag_of,
 )
+from hires.plan.traffic import backends_of_plan, calls, counted_events
+
+SHOWN = 8
+"""Most problems that become findings."""
+
+
+@dataclass
+class Verdict:
+    """The proof of a whole plan."""
+
+    backends: list[str]
+    """Those that carry its messages."""
+    problems: list[str]
+    """Why the events have no such order; nothing: they have one."""
+    messages: int
+    collectives: int
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """The answer, without the reasons."""
+        if self.problems:
+            return f"problems: {len(self.problems)}"
+        return f"deadlock-free, {self.messages} messages and {self.collectives} collectives a step"
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The first problems, as errors."""
+        return [Finding("error", "parallel", text) for text in self.problems[:SHOWN]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values, for ``hires plan --prove --json``."""
+        return {**vars(self), "ok": not self.problems}
+
+
+def judged(plan: Plan) -> Verdict:
+    """Returns the verdict on one step of a plan, after the creation of its groups.
+
+    Replicas do the same and meet in the gradient groups only, at the end of the step, so one stands
+    for all that nodes divide alike; the groups are cut down to its ranks.
+    """
+    began = time.perf_counter()
+    was_on = gc.isenabled()
+    gc.disable()  # a search for cycles, which events cannot have, would visit all of them
+    try:
+        found = (_problems_of(plan, first) for first in replicas_apart(plan))
+        problems = next(filter(None, found), [])
+    finally:
+        if was_on:
+            gc.enable()
+    took = time.perf_counter() - began
+    counts = {True: 0, False: 0}
+    for call, number in calls(plan).items():
+        counts[call.operation == "send"] += number // call.num_ranks
+    return Verdict(backends_of_plan(plan), problems, counts[True], counts[False], took)
+
+
+def _problems_of(plan: Plan, first: int) -> list[str]:
+    ranks = range(first, first + plan.ranks_per_replica)
+    members = [[rank for rank in group if rank in ranks] for group in groups(plan)]
+
+    def begun() -> list[Iterator[Event]]:
+        programs = (counted_events(plan, rank) for rank in ranks)
+        return [
+            chain(creation(members, rank), (event for event in program if event.role != ALONE))
+            for rank, program in zip(ranks, programs, strict=True)
+        ]
+
+    if prove_merged(begun(), members, equal_programs(plan, first), first):
+        return []
+    return prove_each([[*program] for program in begun()], members, first)
+
+
+def creation(members: list[list[int]], rank: int) -> Iterator[Event]:
+    """Yields the groups that a rank creates before the first step, in their order."""
+    for index, ranks in enumerate(members):
+        if rank in ranks and len(ranks) > 1:
+            yield Event("create", index, 0, what=f"the creation of group {index}")
 
 
 def prove_each(
@@ -74,7 +162,6 @@ class Steps:
         return self.groups[meeting[1]]
 
     def _compare(self) -> None:
-        """Compares what the sides of messages and collectives say that have met."""
         problems = self.problems
         for post, (source, send) in self.step.events.items():
             if send.role != "send" or not self._has_met(post):
@@ -99,7 +186,6 @@ class Steps:
                     )
 
     def _has_met(self, post: Node) -> bool:
-        """Whether both sides of a message are under way."""
         return (MESSAGE, post[1]) in self.reached
 
     def _present(self, meeting: Node) -> list[tuple[int, Event]]:
@@ -112,10 +198,6 @@ class Steps:
         ]
 
     def _explain(self) -> None:
-        """Adds a sentence for each thing that is wrong."""
-        self.backends: dict[Hashable, set[str]] = defaultdict(set)
-        for event in itertools.chain.from_iterable(self.programs.values()):
-            self.backends[_likeness(event)].add(event.backend)
         problems = self.problems
         compared = len(problems)
         path, is_cycle = self._followed()
@@ -127,7 +209,7 @@ class Steps:
             for post, event in program.unread:
                 if self._has_met(post):
                     rank = self.step.events[post][0]
-                    words = f"{self._words(event)} from rank {event.peer}"
+                    words = f"{event.words} from rank {event.peer}"
                     problems.append(f"rank {rank} never waits for {words}")
         for meeting, came in self.step.came.items():
             present = self._present(meeting)
@@ -135,69 +217,48 @@ class Steps:
             if present and absent:
                 rank, event = present[0]
                 missing = f"rank {_listed(absent)} of its group never does"
-                problems.append(f"rank {rank} calls {self._words(event)}, but {missing}")
+                problems.append(f"rank {rank} calls {event.words}, but {missing}")
         if self.standing and len(problems) == compared and not compared:
             problems.append(f"no end: {chain}")
 
     def _followed(self) -> tuple[list[Node], bool]:
-        """Returns nodes that each wait for the next, and whether the last waits for the first.
+        """Returns ranks and units that each wait for the next, and if the last one for the first.
 
         Every node needs all that it waits for, so any cycle is a deadlock. Without one it is the
-        way from the first rank. Nodes are ranks and, on streams, ends of units that have begun.
+        way from the first rank.
         """
-        blockers: dict[Node, list[Node]] = {}
-        todo: list[Node] = [*self.standing][::-1]
-        while todo:
-            node = todo.pop()
-            if node not in blockers:
-                blockers[node] = self._blockers(node)
-                todo += reversed(blockers[node])
+        unreached = {
+            node: [other for other in behind if other not in self.reached]
+            for node, behind in self.step.graph.items()
+            if node not in self.reached
+        }
+        path: list[Node] = [wait.node for wait in self.standing.values()][:1]
         try:
-            graphlib.TopologicalSorter(blockers).prepare()
+            graphlib.TopologicalSorter(unreached).prepare()
         except graphlib.CycleError as error:
-            cycle: list[Node] = error.args[1][:0:-1]  # its first one stands at both ends
-            first = cycle.index(
-                min(cycle, key=lambda node: (self._rank_of(node), not isinstance(node, int)))
-            )
-            return cycle[first:] + cycle[:first], True
-        path: list[Node] = [*self.standing][:1]
-        while path and blockers[path[-1]]:
-            path.append(blockers[path[-1]][0])
-        return path, False
+            cycle = error.args[1][::-1]  # its first one stands at both ends
+            found = [one for pair in itertools.pairwise(cycle) for one in self._waiter(*pair)]
+            waiters = [one for one, _ in itertools.groupby(found)]
+            waiters = waiters[:-1] if waiters[1:] and waiters[0] == waiters[-1] else waiters
+            order = [(self._rank_of(one), not isinstance(one, int)) for one in waiters]
+            first = order.index(min(order))
+            return waiters[first:] + waiters[:first], True
+        while path and unreached.get(path[-1]):
+            path.append(unreached[path[-1]][0])
+        pairs = itertools.zip_longest(path, path[1:])
+        found = [one for pair in pairs for one in self._waiter(*pair)]
+        return [one for one, _ in itertools.groupby(found)], False
 
-    def _blockers(self, waiter: Node) -> list[Node]:
-        """Returns the ranks and units that a rank or unit waits for."""
-        node = self.standing[waiter].node if isinstance(waiter, int) else waiter
+    def _waiter(self, node: Node, behind: Node) -> list[Node]:
+        """Returns the rank, or unit that has begun, that holds up a node behind another one."""
+        if node in self.step.units:
+            return [node] if ("head", self.step.units[node].posts[0][0]) in self.reached else []
         if node in self.step.came:
-            return self._waiters(node)
-        behind = (self._waiters(other) for other in self.step.graph[node])
-        return [*dict.fromkeys(one for waiters in behind for one in waiters)]
-
-    def _waiters(self, node: Node) -> list[Node]:
-        """Returns the ranks and units that hold up a node; none if it is reached or never comes."""
-        step, is_open = self.step, node not in self.reached and isinstance(node, tuple)
-        while is_open:
-            if node in step.units:
-                unit = step.units[node]
-                if ("head", unit.posts[0][0]) in self.reached:
-                    return [node]
-                node = ("head", unit.posts[0][0])
-            elif node[0] in ("head", MESSAGE):
-                unmet = [other for other in step.graph.get(node, ()) if other not in self.reached]
-                if not unmet:  # of a post that no rank has
-                    return []
-                node = unmet[0]
-            elif node in step.events:
-                return [step.events[node][0]]
-            elif node in step.came:
-                came = step.came[node].items()
-                return [rank for rank, before in came if not self._is_past(before)]
-            else:
-                return [node[0]] if isinstance(node[0], int) else []
-        return []
-
-    def _is_past(self, node: Node | None) -> bool:
-        return node is None or node in self.reached
+            came = self.step.came[node].items()
+            return [rank for rank, before in came if before == behind][:1]
+        if node in self.step.events:
+            return [self.step.events[node][0]]
+        return [node[0]] if isinstance(node[0], int) else []
 
     def _rank_of(self, waiter: Node) -> int:
         return waiter if isinstance(waiter, int) else self.step.units[waiter].rank
@@ -208,12 +269,12 @@ class Steps:
             post = next(event for post, event in unit.posts if not self._has_met(post))
             verb, side = ("send", "to") if post.role == "send" else ("receive", "from")
             return (
-                f"the stream of rank {unit.rank} must first {verb} {self._words(post)} {side} "
+                f"the stream of rank {unit.rank} must first {verb} {post.words} {side} "
                 f"rank {post.peer}"
             )
         wait = self.standing[waiter]
         event, waits = wait.event, f"rank {waiter} waits for"
-        words = self._words(event)
+        words = event.words
         if wait.meeting is not None:
             if wait.meeting not in self.step.came:
                 return f"{waits} {words}, which it has not begun"
@@ -227,7 +288,7 @@ class Steps:
         first = {(send.peer, tag_of(send)): send for send in reversed(unmet)}
         sends = [send for send in unmet if first[send.peer, tag_of(send)] is send]
         others = _listed(dict.fromkeys(send.peer for send in sends))
-        return f"{waits} rank {others} to receive {' and '.join(map(self._words, sends))}"
+        return f"{waits} rank {others} to receive {' and '.join(send.words for send in sends)}"
 
     def _one_sided(self) -> list[str]:
         """Returns what one side posts more often; of several what the other does not name."""
@@ -242,23 +303,13 @@ class Steps:
                 continue
             named = {event.what for event in fewer}
             event = next((event for event in more if event.what not in named), more[len(fewer)])
-            words = self._words(event)
+            words = event.words
             problems.append(
                 f"rank {source} sends {words} to rank {target}, which never receives it"
                 if more is sends
                 else f"rank {target} expects {words} from rank {source}, which never sends it"
             )
         return problems
-
-    def _words(self, event: Event) -> str:
-        """Returns the words of an event, with its backend where another one carries the like."""
-        several = len(self.backends[_likeness(event)]) > 1
-        return f"{event.words} through {event.backend}" if several else event.words
-
-
-def _likeness(event: Event) -> Hashable:
-    # A message and its waits, or all that a group does.
-    return (event.tag, event.what) if event.role in OF_MESSAGES else event.peer
 
 
 def _by(event: Event, other: Event) -> str:

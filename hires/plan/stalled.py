@@ -21,7 +21,6 @@ class Wait:
 
     rank: int
     what: str
-    """In the plan's words, or else in the transport's."""
     others: list[int]
     """The ranks that should have come to it, and have not."""
     since_s: float
@@ -34,11 +33,10 @@ class Wait:
     def text(self) -> str:
         """One sentence."""
         ranks, waits = _ranks(self.others), f"rank {self.rank} waits"
-        if self.message is not None:
-            sends = self.message.role == "send"
-            waits += (
-                f" until {ranks} takes {self.what}" if sends else f" for {self.what} from {ranks}"
-            )
+        if self.message is not None and self.message.role == "send":
+            waits += f" until {ranks} takes {self.what}"
+        elif self.message is not None:
+            waits += f" for {self.what} from {ranks}"
         elif self.others:
             waits += f" for {ranks} to join {self.what}"
         else:
@@ -70,7 +68,6 @@ class Stall:
     """Why nothing moves."""
 
     waits: list[Wait]
-    """Every rank that waits, the longest first."""
     culprits: list[int] = field(default_factory=list)
     """Ranks that others wait for, and that wait for nobody themselves."""
     circle: list[int] = field(default_factory=list)

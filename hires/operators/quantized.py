@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from hires.plan.graph import Graph, Node
-from hires.plan.operators import products, windows
+from hires.plan.operators import formulas, windows
 from hires.plan.operators.operator_facts import OperatorFacts, WindowFacts, declare, windowed
 from hires.plan.operators.operator_table import pointwise
 from hires.plan.tiling import Axes
@@ -82,7 +82,7 @@ def _linear(name: str, **facts: Any) -> OperatorFacts:
     return OperatorFacts(
         ("product",),
         multiplies="output",
-        product=products.quantized_linear,
+        product=formulas.quantized_linear,
         quantized=True,
         own=f"{_KERNELS}{name}",
         packs=f"{_KERNELS}packed_linear",

@@ -19,7 +19,7 @@ What a post and a wait mean follows from the route of the message:
 
 * ``gloo``, ``mpi`` and ``shm`` buffer nothing here: a send ends with its message. Messages of one
   tag between two ranks keep their order, others pass each other.
-* ``nccl`` has a stream for each communicator (``hires.plan.channels``). A post holds up those
+* ``nccl`` has a stream for each communicator (``hires.plan.message_routes``). A post holds up those
   behind it, and what a rank posts there in one call is a unit, which two more events describe:
 
       head        of a post: its unit is the first of its stream: behind the post, and behind the
@@ -28,16 +28,15 @@ What a post and a wait mean follows from the route of the message:
                   sides there
 
 Backends do not see each other: a tag means a message within one backend, and the collectives of a
-group have one order for each backend that carries some. A collective begins when all members have
-come to it, and a rank does not go on before it is done: the worst case for nccl too, where only the
-device would wait. A sum that is issued is waited for by ``wait_issued`` alone. Also assumed of
-nccl: communicators exist before the first step, their kernels run side by side, and nothing is
-buffered. More waiting can add deadlocks, never hide one.
+group have one order for each backend. A collective begins when all members have come to it, and a
+rank does not go on before it is done: the worst case for nccl too. A sum that is issued is waited
+for by ``wait_issued`` alone. Also assumed of nccl: communicators exist before the first step, their
+kernels run side by side, and nothing is buffered. More waiting can add deadlocks, never hide one.
 
 Tiles in the same place among their neighbours have the same program but for the numbers of their
-peers, nine kinds in a grid of any size. So first one of each is read
-(``rank_kinds.equal_programs``), and equal events of all ranks are one node: a cycle of ranks
-would be a cycle of these. Only where that has a cycle, each rank's events are nodes of their own.
+peers. So first one of each kind is read (``rank_kinds.equal_programs``), and equal events of all
+ranks are one node: a cycle of ranks would be a cycle of these. Only where that has a cycle, each
+rank's events are nodes of their own.
 
 Source:
     NCCL user guide, "Point-to-point communication" (calls within a group progress independently,
@@ -127,8 +126,6 @@ class StepGraph:
 
 
 class _Reader:
-    """Adds the events of one rank to a graph, in order."""
-
     def __init__(self, step: StepGraph, rank: int) -> None:
         self.step, self.graph, self.rank = step, step.graph, rank
         self.program = Program()

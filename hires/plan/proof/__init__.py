@@ -1,1 +1,0 @@
-"""Proves that a plan cannot deadlock, and explains in words why one does."""
