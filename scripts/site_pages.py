@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mkdocs.structure.files import File
 
-from hires.cli.compose.choices import config_keys
+from hires.cli.choices import config_keys
 from hires.cli.main import VERBS, module_of
 from hires.core.config import comm_config
 from hires.plan.operators.operator_facts import operator_rows

@@ -8,15 +8,15 @@ import typing
 import pytest
 import yaml
 
-from hires.cli.compose.choices import (
+from hires.cli.axes import axes_of, stored_sweep
+from hires.cli.choices import (
     choice_keys,
     conf_dir,
     experiments,
     groups,
 )
-from hires.cli.compose.compose_config import Composer
-from hires.cli.sweep.axes import axes_of, stored_sweep
-from hires.cli.sweep.sweep_points import Where, compose_all
+from hires.cli.compose_config import Composer
+from hires.cli.sweep_points import Where, compose_all
 from hires.core.config.launcher_config import LauncherConfig
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.launcher.interface import LAUNCHERS, Launcher, all_launchers, launcher_named

@@ -16,9 +16,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hires.cli.compose.overrides import key_in
+from hires.cli.overrides import key_in
 from hires.cli.planning import Planner, require_feasible
-from hires.cli.screens.screen import plural
+from hires.cli.screen import plural
 from hires.cli.start_run import ENDS, print_failure, wait_for
 from hires.core.config.comm_config import CommConfig
 from hires.core.config.data_config import DataConfig
@@ -74,17 +74,17 @@ def with_scales(
         ConfigError: there are no images to calibrate on, or ``quant.auto`` comes with scales.
         RunError: the calibration failed.
     """
-    if config.task.name == "calibrate":
-        calibration = calibration_of(config, words)
-        # The run is the calibration: its steps are those that the images take.
-        calibration = dataclasses.replace(calibration, campaign=config.campaign)
-        if assumed is None:
-            # A wrong name costs no calibration.
+    if config.task.name == "calibrate":  # its steps are those that the images take
+        calibration = dataclasses.replace(calibration_of(config, words), campaign=config.campaign)
+        if assumed is None:  # a wrong name costs no calibration
             kept_by_name(planner.graph(calibration), calibration)
         return calibration, None
-    has_scales, finding = _given(config, words)
-    if config.precision.name != INT8 or has_scales:
-        return config, finding
+    if config.precision.name != INT8:
+        return config, None
+    stored_scales(config)  # those that are missing are an error, and cost no calibration
+    if (place := scales_place(config)) is not None:
+        return config, _idle_keys(config, words, place[1])
+    finding = None
     if assumed is None:
         path, _ = scales_of_images(config, planner, words, argv)
     else:
@@ -127,10 +127,10 @@ def _assumed_scales(
 ) -> tuple[Path, Finding | None]:
     """Returns earlier scales, or a file with a scale for each value that stands for none."""
     try:
-        calibration = calibration_of(config, words)
-        earlier, severity = earlier_scales(calibration, planner), "note"
+        calibration, severity = calibration_of(config, words), "note"
         images = f"{calibration.quant.images} images of data={calibration.data.name}"
         what = f"a run calibrates on {images} first"
+        earlier = earlier_scales(calibration, planner)
         if earlier is not None:
             return earlier, None
     except ConfigError as error:
@@ -148,22 +148,22 @@ def scale_lines(config: RunConfig, scales: Scales, calibrated: Graph | None = No
 
     ``calibrated`` is the network whose values have the scales; None: nothing is said of observers.
     """
-    lines, better = [], scales.min_max_noise.keys() & scales.noise.keys()
-    if better and calibrated is not None:
-        named, quant = kept_by_name(calibrated, config), config.quant
+    lines, quant = [], config.quant
+    if calibrated is not None:
+        named = kept_by_name(calibrated, config)
         roundings = Roundings(calibrated, scales.values, named, quant.linear)
-        better &= roundings.keeping(scales.kept)
-    if better and calibrated is not None:
-        worst, key = min(better, key=scales.noise.__getitem__), "quant.observer"
-        lines.append(
-            f"warning: {key}={scales.observer} rounds {plural(len(better), 'value')} much worse "
-            f"than {MIN_MAX} does: {worst} has {scales.noise[worst]:.1f} dB of signal over noise, "
-            f"and {scales.min_max_noise[worst]:.1f} dB with {key}={MIN_MAX}; try that, and compare "
-            f"both with task=evaluate"
-        )
-    if config.quant.auto is None:
+        better = scales.min_max_noise.keys() & scales.noise.keys() & roundings.keeping(scales.kept)
+        if better:
+            worst, key = min(better, key=scales.noise.__getitem__), "quant.observer"
+            lines.append(
+                f"warning: {key}={scales.observer} rounds {plural(len(better), 'value')} much "
+                f"worse than {MIN_MAX} does: {worst} has {scales.noise[worst]:.1f} dB of signal "
+                f"over noise, and {scales.min_max_noise[worst]:.1f} dB with {key}={MIN_MAX}; try "
+                f"that, and compare both with task=evaluate"
+            )
+    if quant.auto is None:
         return lines
-    key = f"quant.auto={config.quant.auto}"
+    key = f"quant.auto={quant.auto}"
     if not scales.auto:
         return [*lines, f"warning: {key} could not choose; see the log of the calibration"]
     asked, images = scales.auto["asked_db"], int(scales.auto["images"])
@@ -237,12 +237,11 @@ def earlier_scales(config: RunConfig, planner: Planner) -> Path | None:
     """
     graph = planner.graph(config)
     wanted = {*observed_values(graph)} - kept_by_name(graph, config).keys()
-    key = calibration_key(config, planner.inputs(config).digests)
+    own = calibration_key(config, planner.inputs(config).digests), params_digest(graph)
     for path in sorted(Path(config.results).absolute().glob(f"*/*/a*/{file_names.SCALES}")):
         with contextlib.suppress(HiresError):
             stored = planner.scales_in(path)
-            is_whole = wanted <= stored.values.keys()
-            if is_whole and stored.source == key and stored.network == params_digest(graph):
+            if wanted <= stored.values.keys() and (stored.source, stored.network) == own:
                 return path
     return None
 
@@ -252,10 +251,8 @@ def _choosing(config: RunConfig, planner: Planner) -> RunConfig | None:
 
     None: nothing is to be chosen (``quant.auto``), or there is no such calibration.
     """
-    if config.quant.auto is None:
-        return None
     plain = dataclasses.replace(config, quant=dataclasses.replace(config.quant, auto=None))
-    path = earlier_scales(plain, planner)
+    path = None if config.quant.auto is None else earlier_scales(plain, planner)
     if path is None:
         return None
     print(f"choosing layers with the scales of an earlier calibration: {path}", file=sys.stderr)
@@ -285,30 +282,24 @@ def calibrate(config: RunConfig, planner: Planner, argv: Sequence[str]) -> Path:
     return scales
 
 
-def _given(config: RunConfig, words: Iterable[str]) -> tuple[bool, Finding | None]:
-    """Returns whether a run of ``precision=int8`` has scales, and which typed keys do nothing then.
+def _idle_keys(config: RunConfig, words: Iterable[str], place: str) -> Finding | None:
+    """Returns which typed keys of a calibration do nothing, as there are scales.
 
-    ConfigError: ``quant.auto`` is among them, or the scales of a quantised network are missing.
+    ConfigError: ``quant.auto`` is among them.
     """
-    if config.precision.name != INT8:
-        return False, None
-    stored_scales(config)  # those that are missing are an error, and cost no calibration
-    place = scales_place(config)
-    if place is None:
-        return False, None
     if config.quant.auto is not None:
         raise ConfigError(
-            f"quant.auto={config.quant.auto} chooses layers while it calibrates, and {place[1]} "
-            f"has scales already; leave quant.auto out, or quantise the float weights again with "
+            f"quant.auto={config.quant.auto} chooses layers while it calibrates, and {place} has "
+            f"scales already; leave quant.auto out, or quantise the float weights again with "
             f"`hires quantize quant.auto={config.quant.auto}`"
         )
     of_calibration = {f"quant.{key}" for key in keys_with(QuantConfig, "calibrates")}
     idle = sorted({".".join(key_in(word).split(".")[:2]) for word in words} & of_calibration)
     if not idle:
-        return True, None
+        return None
     does = "does" if len(idle) == 1 else "do"
-    text = f"{', '.join(idle)} {does} nothing: {place[1]} has scales already, and they are taken"
-    return True, Finding("note", "quant.scales", text)
+    text = f"{', '.join(idle)} {does} nothing: {place} has scales already, and they are taken"
+    return Finding("note", "quant.scales", text)
 
 
 def _data_of(config: RunConfig, words: Iterable[str]) -> DataConfig:
@@ -317,13 +308,10 @@ def _data_of(config: RunConfig, words: Iterable[str]) -> DataConfig:
         if quant.data:
             keys = ", ".join(f"quant.data.{key}" for key in quant.data)
             raise ConfigError(
-                f"quant.calibration=noise makes its images up, and {keys} names others; leave one "
-                f"of the two out"
+                f"quant.calibration=noise makes its images up; leave it, or {keys}, out"
             )
-        print(
-            "warning: quant.calibration=noise: scales of made-up images fit no real ones",
-            file=sys.stderr,
-        )
+        text = "warning: quant.calibration=noise: scales of made-up images fit no real ones"
+        print(text, file=sys.stderr)
         length = max(quant.images, data.length)
         return DataConfig(MADE_UP, classes=data.classes, length=length, max_pixels=data.max_pixels)
     read = keys_of(DataConfig, quant.data.get("name", data.name))
@@ -332,14 +320,12 @@ def _data_of(config: RunConfig, words: Iterable[str]) -> DataConfig:
     data = build(DataConfig, {**kept, **quant.data})
     if data.split in ("validation", "test") and "split" not in quant.data:
         data = dataclasses.replace(data, split="train")
-    if data.name != MADE_UP:
-        return data
-    named = {*map(key_in, words)} & {"data", "data.name"}
-    if not named and "name" not in quant.data:
-        raise ConfigError(
-            "a calibration needs real images and none are named; use data=folder data.path=FOLDER "
-            "(or quant.data.name=folder quant.data.path=FOLDER), or quant.calibration=noise to "
-            "calibrate on made-up ones"
-        )
-    print("warning: data=synthetic: these scales are of made-up images", file=sys.stderr)
+    if data.name == MADE_UP:
+        if "name" not in quant.data and not {*map(key_in, words)} & {"data", "data.name"}:
+            raise ConfigError(
+                "a calibration needs real images and none are named; use data=folder "
+                "data.path=FOLDER (or quant.data.name and quant.data.path), or "
+                "quant.calibration=noise to calibrate on made-up ones"
+            )
+        print("warning: data=synthetic: these scales are of made-up images", file=sys.stderr)
     return data

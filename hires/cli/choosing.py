@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hires.cli.calibration import with_scales
-from hires.cli.compose.overrides import key_in
+from hires.cli.overrides import key_in
 from hires.cli.planning import LAYOUT_KEYS, Planner, plan_key
-from hires.cli.screens.screen import print_activity
+from hires.cli.screen import print_activity
 from hires.core.config.parallel_config import AUTO, OBJECTIVES, ParallelConfig
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, PlanError
@@ -45,8 +45,8 @@ MOST_SIDE = 1 << 17
 IMAGE = OBJECTIVES[2]
 OF_A_SIZE = 0.25
 """The share of the work of a search that one size of an image may take."""
-CACHE, NO_ROOM = "choice", "no_room"
-"""Kind of the entries that keep choices, and what one holds where nothing fits: the reason."""
+CACHE = "choice"
+"""Kind of the entries that keep choices."""
 
 
 def is_open(config: RunConfig) -> bool:
@@ -137,18 +137,12 @@ class LayoutSearch:
             )
             held = cached(CACHE, key)
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, ConfigError):
-                if NO_ROOM in held:
-                    raise NoRoomError(str(held[NO_ROOM]))
                 return dataclasses.replace(Choice.from_dict(held, config), kept=True)
             search, graphs = self.planner.search_memory, self._graphs(scaled)
             chooser = Chooser(
                 scaled, graphs, machine, search, given, objective, print_activity, effort
             )
-            try:
-                choice = chooser.choose(ranks)
-            except NoRoomError as error:
-                keep(CACHE, key, {NO_ROOM: str(error)})
-                raise
+            choice = chooser.choose(ranks)
         keep(CACHE, key, choice.to_dict())
         return choice
 
@@ -233,17 +227,14 @@ class LayoutSearch:
         Two are traced and the others lie between them; a network that changes otherwise is traced
         for each. A single sample is traced where the network might refuse or treat it differently.
         """
-        single = ParallelConfig()
 
         def traced(samples: int) -> Graph:
-            own = dataclasses.replace(config, batch=samples, parallel=single)
+            own = dataclasses.replace(config, batch=samples, parallel=ParallelConfig())
             return self.planner.traced(own)
 
-        whole = config.batch
-        first = traced(whole)
-        between = None
+        first, between = traced(config.batch), None
         # A network may refuse a single sample, whose batch norms have nothing to divide by.
-        for other in (whole // 2, 2 * whole):
+        for other in (config.batch // 2, 2 * config.batch):
             with contextlib.suppress(ConfigError):
                 between = between or (GraphOfSamples(first, traced(other)) if other else None)
 
@@ -271,19 +262,15 @@ def explicit(argv: Sequence[str], config: RunConfig, choice: Choice) -> list[str
 
 def choice_note(choice: Choice) -> Finding:
     """Returns what was chosen and why, as the plan of the run keeps it."""
-    best = choice.best
-    second = choice.options[1] if len(choice.options) > 1 else None
+    described = [
+        f"{one.candidate.overrides} with {seconds(one.time.step_s)} a step, a highest peak of "
+        f"{size(one.peak_bytes)}, limited by {one.limit}"
+        for one in choice.options[:2]
+    ]
     text = (
-        f"parallel=auto chose {best.candidate.overrides} among {choice.considered} layouts of "
-        f"{choice.ranks} ranks (parallel.objective={choice.objective}): predicted "
-        f"{seconds(best.time.step_s)} a step, a highest peak of {size(best.peak_bytes)}, limited "
-        f"by {best.limit}"
+        f"parallel=auto chose {'; next '.join(described)}; among {choice.considered} layouts of "
+        f"{choice.ranks} ranks (parallel.objective={choice.objective})"
     )
-    if second is not None:
-        text += (
-            f"; next {second.candidate.overrides} with {seconds(second.time.step_s)} and "
-            f"{size(second.peak_bytes)}"
-        )
     return Finding("note", "parallel", f"{text}; step times: {choice.source}")
 
 
@@ -305,8 +292,7 @@ def _norms_one_number(graph: Graph) -> bool:
 
 def _with_short_side(config: RunConfig, short: int) -> RunConfig:
     """Returns the config with an image of the same proportions."""
-    own = min(config.height, config.width)
-    longer = max(config.height, config.width)
+    own, longer = sorted((config.height, config.width))
     long = max(STEP, math.floor(longer * short / own / STEP) * STEP)
     sides = [short, long] if config.height <= config.width else [long, short]
     return dataclasses.replace(config, image=sides)

@@ -18,8 +18,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hires.cli.compose.overrides import key_in
-from hires.cli.screens.screen import print_activity
+from hires.cli.overrides import key_in
+from hires.cli.screen import print_activity
 from hires.core.config.data_config import DataConfig
 from hires.core.config.fields import keys_of, keys_with
 from hires.core.config.run_config import RunConfig, to_dict
@@ -37,8 +37,6 @@ from hires.plan.plan import Finding
 from hires.plan.planner import evaluation_of
 from hires.plan.search.candidates import written
 
-_NAMES_CLASSES = ("folder", "images", "slide", "masks", "cifar10", "digits")
-"""``data.name`` of images whose classes have names that predictions should have."""
 _OF_TRAINING = ("split", "shuffle", "balance", "prefetch", "mean", "std", "order")
 """Keys of a training's data that are not those of its evaluation, or that follow from it."""
 _NAMED = 12
@@ -75,15 +73,14 @@ def resolve_data(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
         size_of(evaluation_of(config), seen)  # there are images for it
     name, labelled = config.data.name, config.data.has_labels
     if not labelled and config.task.name in ("train", "evaluate"):
-        remedy = "data.labels, data=folder" if name == "images" else "data.labels"
         raise ConfigError(
             f"data={name} has no classes, which task={config.task.name} compares with; use "
-            f"{remedy}, or task=predict"
+            f"data.labels, or task=predict"
         )
     config = _with_order(_with_statistics(_as_trained(config)), seen)
     num_classes, length, names = size_of(config, seen)
-    unnamed = config.data.name in _NAMES_CLASSES and config.data.order is None
-    if unnamed and config.task.name == "train":
+    is_unnamed = config.data.order is None and not _is_made(config.data)
+    if names and is_unnamed and config.task.name == "train":
         config = _with_data(config, names=[*names])
     makes_images = config.target_size is not None
     if not labelled and config.model.classes is None and not makes_images:
@@ -92,16 +89,16 @@ def resolve_data(config: RunConfig, seen: dict[str, DataSize] | None = None) -> 
             "weights=RUN, which knows them"
         )
     classes = config.model.classes or (config.model.channels if makes_images else num_classes)
-    if config.objective.compares in ROW_KINDS and labelled and classes != num_classes:
+    compares = config.objective.compares
+    if compares in ROW_KINDS and labelled:
+        fits = classes == num_classes  # each is an output of its own
+    else:  # a single score is that of the second of two classes
+        fits = makes_images or max(2, classes) >= num_classes
+    if not fits:
+        what = compares if compares in ROW_KINDS else "classes"
         raise ConfigError(
-            f"model.classes={classes}, and the data has {num_classes} {config.objective.compares} "
-            f"({listed(names, _NAMED)}), each an output of its own; leave model.classes out"
-        )
-    # A single score is that of the second of two classes.
-    if max(2, classes) < num_classes and not makes_images:
-        raise ConfigError(
-            f"model.classes={classes} is fewer than the {num_classes} classes of the data; "
-            f"leave model.classes out, or set it to {num_classes} or more"
+            f"model.classes={classes} does not fit the data, which has {num_classes} {what} "
+            f"({listed(names, _NAMED)}); leave model.classes out"
         )
     config = _with_model_classes(config, classes)
     if config.task.name not in ONE_PASS and config.epochs is None:
@@ -175,7 +172,7 @@ def _names_classes(config: RunConfig) -> bool:
     """Whether a run compares classes, or predicts them, of data whose classes have names."""
     named = config.data.name != "masks" or config.data.class_names is not None
     labelled = config.data.has_labels and config.objective.compares in (CLASSES, *ROW_KINDS)
-    return labelled and named and config.data.name in _NAMES_CLASSES
+    return labelled and named and not _is_made(config.data)
 
 
 def _with_order(config: RunConfig, seen: dict[str, DataSize]) -> RunConfig:
@@ -248,17 +245,16 @@ def _with_statistics(config: RunConfig) -> RunConfig:
     from hires.data.content import HAS_FILES, content_of
     from hires.data.statistics import channel_statistics, learnt_from
 
+    def show(done: int, of: int) -> None:
+        if done % 16 == 0:
+            print_activity(f"reading the images for their mean and deviation: {done} of {of}")
+
     learnt = learnt_from(config)
     files = content_of(learnt.data).digest if config.data.name in HAS_FILES else ""
     facts = [files, vars(learnt.data), config.image, config.model.channels, config.seed]
     key = mark_of(facts)[:32]
     statistics = cached("statistics", key)
     if statistics is None:
-
-        def show(done: int, of: int) -> None:
-            if done % 16 == 0:
-                print_activity(f"reading the images for their mean and deviation: {done} of {of}")
-
         statistics = [*channel_statistics(config, show)]
         print_activity("")
         keep("statistics", key, statistics)

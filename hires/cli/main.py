@@ -24,9 +24,6 @@ VERBS = tuple(sorted(_FILES))
 ``PARSER`` declares the options, and ``main(args)`` returns the exit code. ``SUBVERBS`` are the
 words of which one comes first, if any; ``PARSERS`` holds those that have options of their own. It
 is imported when the verb is used, so that ``hires --help`` answers at once."""
-MULTIRUN = ("-m", "--multirun")
-"""Options of ``hires run`` that make it ``hires sweep``."""
-
 _HELP = """\
 usage: hires VERB [overrides] [options]
 
@@ -103,14 +100,7 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if verb == "_complete":  # the scripts of `hires completion` call this
         return int(module_of("completion").complete(rest))
-    if verb == "run" and any(word in MULTIRUN for word in rest):
-        verb, rest = "sweep", [word for word in rest if word not in MULTIRUN]
     if verb in VERBS:
-        try:
-            Path.cwd()
-        except FileNotFoundError:
-            text = "the current folder was removed; change to one that is there, as `cd ~`"
-            raise ConfigError(text) from None
         module = module_of(verb)
         if not rest and hasattr(module, "SUBVERBS"):
             rest = ["--help"]

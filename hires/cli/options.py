@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hires.cli.compose.choices import EXPERIMENTS, config_keys, experiments, groups
+from hires.cli.choices import EXPERIMENTS, config_keys, experiments, groups
 from hires.cli.main import summary_of
 from hires.core import streams
 from hires.core.errors import ConfigError
@@ -205,3 +205,5 @@ AFTER = tuple(
     )
     for name, ended in (("--after", "succeeded"), ("--after-any", "ended in any state"))
 )
+STARTING = (CONTINUE, TRUST_OWNER, SHARED)
+"""Options of the verbs that begin runs."""

@@ -15,31 +15,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-from hires.cli.compose.overrides import key_in
 from hires.cli.data_keys import DataSize, trained_network
-from hires.cli.screens.screen import print_activity
-from hires.cli.screens.show_plan import finding_lines
+from hires.cli.overrides import key_in
+from hires.cli.screen import print_activity
+from hires.cli.show_plan import finding_lines
 from hires.cli.tracing import Shapes, TorchProcess, tensors_of, trace_key
 from hires.core.config.fields import keys_without
 from hires.core.config.precision_config import INT8, PrecisionConfig
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.errors import ConfigError, HiresError, PlanError
 from hires.core.evaluation_summary import IMAGES, PIXELS
-from hires.core.store import checkpoints
+from hires.core.store import checkpoints, frozen, network_weights
 from hires.core.store.cache import cached, keep, key_of
-from hires.core.store.frozen import (
-    RunInputs,
-    SourceFile,
-    frozen_of,
-    module_digest,
-    network_sources,
-)
-from hires.core.store.network_weights import (
-    WeightsPlace,
-    find_weights,
-    require_fit,
-    require_types,
-)
+from hires.core.store.frozen import RunInputs, SourceFile, frozen_of
+from hires.core.store.network_weights import WeightsPlace, find_weights, require_fit
 from hires.core.store.rundir import run_path
 from hires.data.content import HAS_FILES, content_of
 from hires.plan.checks import check_colours, check_numbers, has_weights, indivisible
@@ -56,11 +45,6 @@ from hires.quant.affine import LARGEST
 from hires.quant.scales import Scales, read_scales, require_pair, scales_of, stored_scales
 
 T = TypeVar("T")
-_DECIDE = (
-    "image", "model", "data", "parallel", "precision", "comm", "task", "memory", "optimizer",
-    "loss", "seed", "ahead", "decoding",
-)  # fmt: skip
-"""Parts of the config that may decide the memory together with the plan."""
 LAYOUT_KEYS = frozenset({"parallel", "parallel.objective", "ranks", *DECIDED})
 """Keys that say which layout, or which one is to be chosen."""
 _CONFIG_DIR = "--config-dir"
@@ -128,10 +112,6 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         more = _data_findings(config, has_maps) if memory else []
         return plan.with_findings(*more)
 
-    def expect_questions(self) -> None:
-        """Starts the process with torch before its first question, so that it imports meanwhile."""
-        self._process.start()
-
     def graph(self, config: RunConfig) -> Graph:
         """Returns the network that the ranks of a config compute; errors are those of a trace."""
         return rewritten(config, self.traced(config))
@@ -149,10 +129,9 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         """
         if not self.plan(dataclasses.replace(config, precision=PrecisionConfig())).ok:
             return {}
-        plans = {}
-        for name in LARGEST:
-            quant = dataclasses.replace(config.quant, weights=name)
-            plans[name] = self.plan(dataclasses.replace(config, quant=quant), memory=False)
+        kinds = ((n, dataclasses.replace(config.quant, weights=n)) for n in LARGEST)
+        each = {n: dataclasses.replace(config, quant=quant) for n, quant in kinds}
+        plans = {name: self.plan(one, memory=False) for name, one in each.items()}
         return self._process.output_noise(config, plans)
 
     def with_memory(self, config: RunConfig, plan: Plan, argv: Sequence[str] = ()) -> Plan:
@@ -169,9 +148,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         try:
             plan = plan.with_results(memory=self._memory_of(config, plan))
         except PlanError as error:  # a rank cannot run it
-            keys = (k for k in ("loss.target", "optimizer.args") if f"{k}=" in str(error))
-            key = next(keys, "model")
-            return plan.with_findings(Finding("error", key, str(error)))
+            keys = [k for k in ("loss.target", "optimizer.args") if f"{k}=" in str(error)]
+            return plan.with_findings(Finding("error", [*keys, "model"][0], str(error)))
         except HiresError as error:
             text = f"the memory of the ranks could not be predicted: {error}"
             return plan.with_findings(Finding("warning", "memory", text))
@@ -180,12 +158,11 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             if lacking := host.shortage(config, plan):
                 text = f"{lacking}; {fewer_on_a_node(config)}"
                 plan = plan.with_findings(Finding("error", "cluster.memory", text))
-        shortage = room.shortage(config, plan)
-        if shortage is None:
-            return plan
-        others = _choose_command(argv, config.parallel.num_ranks)
-        text = f"{shortage}; `{others}` lists the layouts that fit, or how many ranks would do"
-        return plan.with_findings(Finding("error", "memory.limit", text))
+        if shortage := room.shortage(config, plan):
+            others = _choose_command(argv, config.parallel.num_ranks)
+            text = f"{shortage}; `{others}` lists the layouts that fit, or how many ranks would do"
+            plan = plan.with_findings(Finding("error", "memory.limit", text))
+        return plan
 
     def _once(self, kind: str, key: str, make: Callable[[], T], most: int = 10**6) -> T:
         """Returns what is kept under a key, or makes it; of too many the oldest one goes."""
@@ -212,29 +189,26 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
     def _check_weights(self, config: RunConfig) -> None:
         stored = stored_scales(config)
         place, digest = self._weights(config)
+        graph = self.traced(config) if stored is None else self.graph(config)
+        types = {name: one.dtype for name, one in graph.params.items()}
         if stored is not None and stored.weights != digest:
             raise ConfigError(
                 f"weights={config.weights} is not the file that the scales beside it were written "
                 f"with; copy both again, or make them again with `hires quantize`"
             )
         if stored is not None:
-            types = {name: one.dtype for name, one in self.graph(config).params.items()}
             require_pair(place, stored, types)
-        needed = shapes_of(self.traced(config) if stored is None else self.graph(config))
-        key = json.dumps([config.weights, digest, trace_key(config)])
-        self._once("fit", key, lambda: self._require_fit(config, place, stored is not None, needed))
 
-    def _require_fit(
-        self, config: RunConfig, place: WeightsPlace, is_quantised: bool, needed: Shapes
-    ) -> None:
-        shapes, types = tensors_of(place, self._process)
-        # A network of the user's may hold tensors that no layer reads.
-        others = self._process.tensors.get(trace_key(config), ())
-        how = _AS_QUANTISED if is_quantised else trained_network(config)
-        require_fit(place.key, shapes, needed, others, how)
-        if not is_quantised:
-            params = self.traced(config).params.items()
-            require_types(place.key, types, {name: one.dtype for name, one in params})
+        def require_fitting() -> None:
+            shapes, theirs = tensors_of(place, self._process)
+            # A network of the user's may hold tensors that no layer reads.
+            others = self._process.tensors.get(trace_key(config), ())
+            how = trained_network(config) if stored is None else _AS_QUANTISED
+            require_fit(place.key, shapes, shapes_of(graph), others, how)
+            if stored is None:
+                network_weights.require_types(place.key, theirs, types)
+
+        self._once("fit", json.dumps([config.weights, digest, trace_key(config)]), require_fitting)
 
     def _weights(self, config: RunConfig) -> tuple[WeightsPlace, str]:
         """Returns what ``weights`` names, which is set, and its digest."""
@@ -252,17 +226,14 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
 
         ConfigError: the network's files or the images cannot be read.
         """
-        network = self._sources(config)
+        network, data = self._sources(config), None
         table, weights = table_digest(config), self._weights(config)[1] if config.weights else ""
         scales = scales_of(config) if config.precision.name == INT8 else None
-        digest = scales.digest if scales else ""
-        loss = module_digest(config.loss.target) if config.loss.target else ""
-        inputs = RunInputs(network, None, table, weights, digest, loss)
-        data = None
+        loss = frozen.module_digest(config.loss.target) if config.loss.target else ""
         if config.data.name in HAS_FILES:
             key = json.dumps(vars(config.data))
             data = self._once("data", key, lambda: content_of(config.data))
-        return dataclasses.replace(inputs, data=data)
+        return RunInputs(network, data, table, weights, scales.digest if scales else "", loss)
 
     def _sources(self, config: RunConfig) -> tuple[SourceFile, ...]:
         """Returns the files of a network of the user's, as they were before this command ran it."""
@@ -270,7 +241,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             return ()
         target, files = str(config.model.target), config.model.files
         key = json.dumps([target, files])
-        return self._once("network", key, lambda: network_sources(target, files))
+        return self._once("network", key, lambda: frozen.network_sources(target, files))
 
     def scales_in(self, path: Path) -> Scales:
         """Returns the scales of a file, read once in a command; errors are those of read_scales."""
@@ -312,11 +283,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
 
     def rehearsed(self, config: RunConfig, plan: Plan) -> list[dict[str, int]]:
         """Returns the memory of every rank of a plan; HiresError: it cannot be predicted."""
-        values = {key: value for key, value in plan_key(config).items() if key in _DECIDE}
+        values = plan_key(config) | {"cublas_workspaces": cublas_workspaces(config)}
         del values["memory"]["limit"]
-        if config.task.name == "calibrate":  # of an inference, quant decides the graph alone
-            values["quant"] = vars(config.quant)
-        values["cublas_workspaces"] = cublas_workspaces(config)
         facts = {key: value for key, value in plan.to_dict().items() if key not in _DERIVED}
         key = key_of(values, facts, [file.sha256 for file in self._sources(config)])
         memory: list[dict[str, int]] = cached("memory", key)

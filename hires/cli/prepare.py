@@ -17,8 +17,8 @@ from pathlib import Path
 
 from hires.cli.calibration import with_scales
 from hires.cli.choosing import LayoutSearch, choice_note, explicit, plain_choice
-from hires.cli.compose.overrides import idle_keys
 from hires.cli.data_keys import resolve_data, training_overlap
+from hires.cli.overrides import idle_keys
 from hires.cli.planning import Planner
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
@@ -61,9 +61,68 @@ class Prepared:
             rundir.require_same_config(self.path, self.config)
 
     def begin(self, earlier: EarlierRuns, go_on: bool) -> None:
-        """Compares it with earlier runs; with ``go_on`` it begins where a shorter one was saved."""
-        begun = begin(self.config, self.path, self.inputs, earlier, go_on)
-        self.config, self.notes = begun
+        """Compares it with earlier runs; with ``go_on`` it begins where a shorter one was saved.
+
+        ConfigError: its config says that it begins at step 0.
+        """
+        saving, changed = self.config.checkpoint, self._changes(earlier)
+        self.notes = [] if changed is None else [changed]
+        if go_on and saving.resume == "never":
+            raise ConfigError(
+                "--continue contradicts checkpoint.resume=never, with which a run begins at step "
+                "0; leave one of them out"
+            )
+        if (step := checkpoints.saved_step(self.path)) or saving.resume == "never":
+            if step and saving.resume != "never" and done_attempt(self.path) is None:
+                self.notes.append(f"this run continues after its step {step}")
+            return
+        saved, damaged = self._continued(earlier)
+        self.notes += damaged
+        if saved is None and go_on:
+            self.notes.append(
+                "nothing to continue: no run that differs in its steps only has a checkpoint "
+                "(checkpoint.every=N or checkpoint.at_end=always saves them)"
+            )
+        elif saved is not None and go_on:
+            saving = replace(saving, continues=str(saved.path))
+            self.config = replace(self.config, checkpoint=saving)
+            self.notes.append(f"continues {saved.run.name} after step {saved.step}")
+        elif saved is not None:
+            self.notes.append(
+                f"{saved.run.name} was saved after step {saved.step}: --continue resumes there; "
+                f"this run begins at step 0"
+            )
+
+    def _changes(self, earlier: EarlierRuns) -> str | None:
+        """Returns how a run that is not there yet differs from the latest one of the same config.
+
+        As ``network changed since NAME (done): this is a new run``; None if there is none.
+        """
+        if not self.inputs.digests or self.path.exists():
+            return None
+        own, like = frozen.frozen_of(self.config, {}, self.inputs), earlier.like(self.path)
+        twins = {other: one for other, one in like.items() if one.config == own.config}
+        if not twins:
+            return None
+        last = max(twins, key=lambda p: (p / file_names.FROZEN).stat().st_mtime_ns)
+        before, now = twins[last].inputs.digests, self.inputs.digests
+        changed = [name for name in before | now if before.get(name) != now.get(name)]
+        state = "" if done_attempt(last) is None else " (complete)"
+        words = " and ".join(changed) or "its inputs"
+        return f"{words} changed since {last.name}{state}: this is a new run"
+
+    def _continued(self, earlier: EarlierRuns) -> tuple[Checkpoint | None, list[str]]:
+        """Returns the checkpoint with the most steps of a run that differs in its length only.
+
+        Beside it, what is wrong with damaged ones of such runs.
+        """
+        own = frozen.frozen_of(self.config, {}, self.inputs)
+        like = earlier.like(self.path).items()
+        found = [checkpoints.whole_checkpoints(other) for other, one in like if own.continues(one)]
+        steps = self.config.steps
+        there = [one for whole, _ in found for one in whole if one.step < steps]
+        damaged = [text for _, texts in found for text in texts]
+        return max(there, key=lambda checkpoint: checkpoint.step, default=None), damaged
 
     def assumes(self, folder: str) -> bool:
         """Whether its scales stand in a folder for those of a calibration that was not run."""
@@ -116,7 +175,7 @@ class EarlierRuns:
     def __init__(self) -> None:
         self._by_slug: dict[Path, dict[Path, Frozen]] = {}
 
-    def _like(self, path: Path) -> dict[Path, Frozen]:
+    def like(self, path: Path) -> dict[Path, Frozen]:
         """Returns the other runs whose network, image, layout and precision are those of a path."""
         slug = path.with_name(path.name.rpartition("-")[0])
         if slug not in self._by_slug:
@@ -124,77 +183,3 @@ class EarlierRuns:
             held = {f.parent: frozen.read(f.parent) for f in sorted(slug.parent.glob(pattern))}
             self._by_slug[slug] = {path: one for path, one in held.items() if one is not None}
         return {other: one for other, one in self._by_slug[slug].items() if other != path}
-
-    def changes(self, path: Path, config: RunConfig, inputs: RunInputs) -> str | None:
-        """Returns how a run that is not there yet differs from the latest one of the same config.
-
-        As ``network changed since NAME (done): this is a new run``; None if there is none.
-        """
-        if not inputs.digests or path.exists():
-            return None
-        own = frozen.frozen_of(config, {}, inputs)
-        twins = {other: one for other, one in self._like(path).items() if one.config == own.config}
-        if not twins:
-            return None
-        last = max(twins, key=lambda p: (p / file_names.FROZEN).stat().st_mtime_ns)
-        before, now = twins[last].inputs.digests, inputs.digests
-        changed = [name for name in before | now if before.get(name) != now.get(name)]
-        words = " and ".join(changed) or "its inputs"
-        state = "" if done_attempt(last) is None else " (complete)"
-        return f"{words} changed since {last.name}{state}: this is a new run"
-
-    def continued(
-        self, path: Path, config: RunConfig, inputs: RunInputs
-    ) -> tuple[Checkpoint | None, list[str]]:
-        """Returns the checkpoint with the most steps of a run that differs in its length only.
-
-        Beside it, what is wrong with damaged ones of such runs.
-        """
-        own = frozen.frozen_of(config, {}, inputs)
-        found = [
-            checkpoints.whole_checkpoints(other)
-            for other, one in self._like(path).items()
-            if own.continues(one)
-        ]
-        there = [one for whole, _ in found for one in whole if one.step < config.steps]
-        damaged = [text for _, texts in found for text in texts]
-        return max(there, key=lambda checkpoint: checkpoint.step, default=None), damaged
-
-
-def begin(
-    config: RunConfig, path: Path, inputs: RunInputs, earlier: EarlierRuns, go_on: bool
-) -> tuple[RunConfig, list[str]]:
-    """Returns the config of a run that is to be made at ``path``, with notes on earlier runs.
-
-    With ``go_on`` it begins where a run of other steps was saved, unless it was saved itself;
-    ConfigError: its config says that it begins at step 0.
-    """
-    saving = config.checkpoint
-    if go_on and saving.resume == "never":
-        raise ConfigError(
-            "--continue contradicts checkpoint.resume=never, with which a run begins at step 0; "
-            "leave one of them out"
-        )
-    notes = [earlier.changes(path, config, inputs)]
-    if (step := checkpoints.saved_step(path)) or saving.resume == "never":
-        if step and saving.resume != "never" and done_attempt(path) is None:
-            notes.append(f"this run continues after its step {step}")
-        return config, [note for note in notes if note]
-    saved, damaged = earlier.continued(path, config, inputs)
-    notes += damaged
-    if saved is None:
-        if go_on:
-            notes.append(
-                "nothing to continue: no run that differs in its steps only has a checkpoint "
-                "(checkpoint.every=N or checkpoint.at_end=always saves them)"
-            )
-    elif go_on:
-        saving = replace(saving, continues=str(saved.path))
-        config = replace(config, checkpoint=saving)
-        notes.append(f"continues {saved.run.name} after step {saved.step}")
-    else:
-        notes.append(
-            f"{saved.run.name} was saved after step {saved.step}: --continue resumes there; "
-            f"this run begins at step 0"
-        )
-    return config, [note for note in notes if note]

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO, TypeVar
 
-from hires.cli.screens.screen import print_activity
+from hires.cli.screen import print_activity
 from hires.core import streams
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import HiresError, RunError
@@ -136,7 +136,6 @@ _PLAIN_EVERY_S = 2.0
 _PLAIN_SHARE = 0.05
 """Plain lines come at most every 2 s, and every twentieth of the time so far, so that the log of a
 long run stays short; the first and the last step always have theirs."""
-_PLANNING_EVERY_S = 10.0  # a line where there is no terminal
 
 
 class Bars(contextlib.AbstractContextManager[Any]):
@@ -202,17 +201,10 @@ class StepProgress(Bars):
 
 def show_planning(points: Sequence[T], name: Callable[[T], str]) -> Iterator[T]:
     """Yields the points of a sweep, and shows which of them is planned, by its name."""
-    printed_s = time.monotonic()
-    try:
-        for number, point in enumerate(points, start=1):
-            text = f"planning point {number} of {len(points)}: {name(point)}".removesuffix(": ")
-            print_activity(f"{text} ...")
-            if not streams.moves(sys.stderr) and time.monotonic() - printed_s > _PLANNING_EVERY_S:
-                print(text, file=sys.stderr, flush=True)
-                printed_s = time.monotonic()
-            yield point
-    finally:
-        print_activity("")
+    for number, point in enumerate(points, start=1):
+        print_activity(f"planning point {number} of {len(points)}: {name(point)} ...")
+        yield point
+    print_activity("")
 
 
 class SweepProgress(Bars):

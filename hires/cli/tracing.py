@@ -44,19 +44,12 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         """Names of all tensors of the user's networks that were traced, by :func:`trace_key`."""
         self._pipes: list[IO[str]] = []
         """Its standard input, output and error, as this process writes and reads them."""
-        self._was_asked = False
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if self._process is None:
-            return
-        if kind is not None or not self._was_asked:
-            self._process.kill()  # neither Ctrl-C nor its imports are worth waiting for
-        self._end()
-
-    def start(self) -> None:
-        """Starts it before its first question, so that it imports torch meanwhile."""
-        if self._process is None:
-            self._start()
+        if self._process is not None:
+            if kind is not None:
+                self._process.kill()  # Ctrl-C is not worth waiting for
+            self._end()
 
     def trace(self, config: RunConfig) -> Graph:
         """Returns the graph of the config's network, for one microbatch."""
@@ -100,8 +93,7 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         Returns their bytes, and those of the network before (``write_quantised``).
         """
         question = {"config": to_dict(config), "plan": plan.to_dict(), "path": str(path)}
-        question["mark"] = mark
-        return self._ask("writing the weights", {"quantised": question})
+        return self._ask("writing the weights", {"quantised": {**question, "mark": mark}})
 
     def output_noise(self, config: RunConfig, plans: Mapping[str, Plan]) -> dict[str, Any]:
         """Computes int8 networks on the first batch (``hires.engine.network_files``)."""
@@ -116,8 +108,8 @@ class TorchProcess(contextlib.AbstractContextManager["TorchProcess"]):
         return cast("list[dict[str, int]]", answer["memory"])
 
     def _ask(self, what: str, question: dict[str, Any]) -> dict[str, Any]:
-        self.start()
-        self._was_asked = True
+        if self._process is None:
+            self._start()
         stdin, stdout, _ = self._pipes
         answer = None
         with contextlib.suppress(BrokenPipeError, ValueError):

@@ -31,6 +31,8 @@ from torch import Tensor
 
 from hires import comm
 from hires.core import evaluation_summary
+from hires.core.config.data_config import DataConfig
+from hires.core.config.fields import keys_with
 from hires.core.config.run_config import RunConfig
 from hires.core.evaluation_summary import (
     CLASSES,
@@ -69,7 +71,7 @@ from hires.plan.planner import kind_of
 from hires.plan.rules import TILED
 from hires.plan.tiling import intersect, is_empty, own_rects
 
-DATA_KEYS = ("name", "path", "split", "split_file", "validation", "test", "split_seed")
+DATA_KEYS = ("name", "path", "split", *keys_with(DataConfig, "divides"))
 """Keys of the data that an evaluation, or prediction, names."""
 
 

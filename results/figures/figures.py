@@ -26,12 +26,12 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import yaml
 
-from hires.cli.compose.choices import groups
-from hires.cli.compose.compose_config import Composer
+from hires.cli.axes import axes_of, stored_sweep
+from hires.cli.choices import groups
+from hires.cli.compose_config import Composer
 from hires.cli.planning import Planner
 from hires.cli.prepare import prepare
-from hires.cli.sweep.axes import axes_of, stored_sweep
-from hires.cli.sweep.sweep_points import Where, compose_all
+from hires.cli.sweep_points import Where, compose_all
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.store.naming import model_label
 from hires.core.units import GIB

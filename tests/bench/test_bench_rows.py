@@ -83,11 +83,11 @@ def test_words_that_make_no_sense_are_refused(words, message):
             "row 'a': no row 'abc' is beside it; did",
         ),
         ("{rows: [{name: a, keys: [imgae=3]}]}", ", row 'a': unknown key 'imgae'"),
-        ("{rows: [{name: a}, {name: a}]}", ", row 'a': there are two of them in one table (train"),
+        ("{rows: [{name: a}, {name: a}]}", ", row 'a': train"),
         ("{rows: [{name: a, each: {steps: 2}}]}", ", row 'a': each.steps=2 must be a list"),
         (
             "{rows: [{name: a}, {name: b, baseline: a, keys: [batch=4]}]}",
-            ", row 'b': its baseline 'a' is not in its table (train",
+            ", row 'b': its baseline 'a' is not in train",
         ),
     ],
 )

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hires.cli import planning
-from hires.cli.sweep import execution
+from hires.cli import execution, planning
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig
 from hires.launcher.kinds import this_machine

@@ -66,14 +66,8 @@ def test_auto_runs_the_first_of_the_list_under_its_own_name(hires, monkeypatch):
     assert yaml.safe_load(run.read_text())["parallel"]["name"] != "auto"
 
 
-def test_search_of_other_keys_or_scales_is_another_and_one_in_vain_is_kept(hires, monkeypatch):
+def test_search_of_other_keys_or_scales_is_another(hires, monkeypatch):
     monkeypatch.setenv("HIRES_CACHE", "on")
-    words = ("plan", "--choose", *SMALL, "ranks=1", "seed=78", "memory.limit=1MiB")
-    vain = hires(*words)
-    with monkeypatch.context() as patch:
-        patch.setattr("hires.cli.choosing.Chooser", None)  # it is not needed again
-        again = hires(*words)
-    assert (vain.code, again.code, again.err) == (3, 3, vain.err)
     options = choose(hires, "ranks=1", "seed=78", "memory.checkpoint=block")["options"]
     assert {option["keys"]["memory.checkpoint"] for option in options} == {"block"}
     # Other scales are another search: their file may have been written again, under the same name.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.compose.compose_config import Composer
+from hires.cli.compose_config import Composer
 from hires.cli.main import VERBS
 from hires.cli.tracing import TorchProcess
 from hires.cli.verbs import verb_sweep
@@ -131,7 +131,7 @@ def call(hires, monkeypatch, fake_ranks, caplog):
     def write(config, form, path):
         return {"bytes": len(whole_model(config).state_dict()), "checked_with": None}
 
-    for name, function in (("_ask", ask), ("footprint", memory), ("start", lambda process: None)):
+    for name, function in (("_ask", ask), ("footprint", memory)):
         monkeypatch.setattr(TorchProcess, name, function)
     monkeypatch.setattr(torch_server, "write_network", write)
     monkeypatch.setattr(verb_sweep, "Composer", functools.cache(Composer))

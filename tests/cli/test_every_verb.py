@@ -20,9 +20,9 @@ from safetensors.numpy import save_file
 
 from hires.bench import bench_main
 from hires.cli import planning, verbs
-from hires.cli.compose.choices import groups
+from hires.cli.choices import groups
 from hires.cli.main import VERBS, module_of, parser_of
-from hires.cli.screens.screen import list_lines, table_lines
+from hires.cli.screen import list_lines, table_lines
 from hires.cli.start_run import StepProgress
 from hires.cli.verbs import verb_weights
 from hires.core.errors import CommError, ConfigError, HiresError, PlanError
@@ -217,23 +217,6 @@ def test_mistakes_say_what_was_meant(hires):
         answer = hires(*words)
         assert (answer.code, answer.out, meant in answer.err) == (2, "", True)
         assert (answer.err[:7], answer.err.count("\n")) == ("hires: ", 1)
-
-
-def test_current_folder_that_was_removed_is_named(hires, tmp_path, monkeypatch):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    for words in (("plan", "image=32"), ("list", "runs")):
-        answer = hires(*words)
-        assert answer.code == 2
-        assert "the current folder was removed; change to one that is there" in answer.err
-
-
-def test_folder_of_choices_that_is_not_there_is_refused(hires, tmp_path, monkeypatch):
-    monkeypatch.setenv("HIRES_CONF", str(tmp_path / "missing"))
-    answer = hires("list", "models")
-    assert (answer.code, "HIRES_CONF" in answer.err) == (2, True)
 
 
 def test_class_of_an_error_decides_the_exit_code_and_a_bug_keeps_its_traceback(hires, monkeypatch):

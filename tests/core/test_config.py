@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hires.cli.compose.choices import config_keys
+from hires.cli.choices import config_keys
 from hires.core.config.comm_config import LIBRARIES, libraries, variables
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.parallel_config import ParallelConfig

@@ -146,7 +146,7 @@ def test_changes_differ_between_epochs_and_images_and_have_the_documented_shares
 OF_A_USER = """
 import sys, hires.augmentations
 hires.augmentations.__path__.append({folder!r})
-from hires.cli.compose.choices import config_keys
+from hires.cli.choices import config_keys
 from hires.core.config.run_config import from_dict
 meaning = config_keys()["augment.invert"].meaning
 assert meaning == "Share of the images whose colours are inverted.", meaning

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hires.cli.compose.choices import groups
-from hires.cli.compose.overrides import checked
+from hires.cli.choices import groups
 from hires.cli.main import VERBS, parser_of
+from hires.cli.overrides import checked
 from tests.helpers.commands import REPOSITORY
 from tests.helpers.commands import hires as run_hires
 from tests.helpers.library_page import (

@@ -9,9 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from hires.cli import planning
+from hires.cli import execution, planning
 from hires.cli.main import main
-from hires.cli.sweep import execution
 from hires.launcher.kinds import this_machine
 from hires.launcher.ranks import spawn
 from hires.plan.graph import Graph

@@ -153,7 +153,7 @@ def one_by_one(pipeline):
     return [[*actions] for _ in range(pipeline.num_ranks)]
 
 
-from hires.cli.compose.choices import config_keys
+from hires.cli.choices import config_keys
 from hires.plan.search.candidates import LayoutShape, orders
 from tests.helpers.small_plans import config_of, plan_of
 

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from hires.cli.compose.choices import config_keys, groups
-from hires.cli.compose.expression import Expression
-from hires.cli.screens.screen import plural, print_json, print_notes, print_table
+from hires.cli.choices import config_keys, groups
+from hires.cli.expression import Expression
+from hires.cli.overrides import free_keys
+from hires.cli.screen import plural, print_json, print_notes, print_table
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
 from hires.core.store.reading import Note
@@ -54,7 +55,7 @@ def list_runs(args: Any) -> int:
         columns = TABLES["runs"].all_columns
         shares = {metric.name for metric in METRICS.values() if metric.unit == "%"}
         shares |= {column.key for column in columns if column.unit == "%"}
-        where = Expression(args.where, {*names, "model.args.", "optimizer.args."}, shares)
+        where = Expression(args.where, {*names, *free_keys()}, shares)
     paths = select([] if args.campaign is None else [args.campaign], args.results).paths
     runs = read_runs(paths)
     add_live_states(runs)

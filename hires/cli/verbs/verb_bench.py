@@ -17,17 +17,18 @@ import shutil
 import sys
 import tempfile
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from hires.cli.compose.compose_config import Composer, config_of
-from hires.cli.compose.overrides import key_in
+from hires.cli.compose_config import Composer, config_of
 from hires.cli.data_keys import resolve_data
 from hires.cli.options import JSON, Option, Parser, chosen, composing, number, option
-from hires.cli.screens.screen import print_config
+from hires.cli.overrides import key_in
+from hires.cli.screen import print_config
 from hires.core.config.fields import Section, build, value
 from hires.core.config.launcher_config import DIALECTS
 from hires.core.config.run_config import from_dict, to_dict
@@ -82,18 +83,16 @@ UNROUTED = ("table", "raw:gloo", "raw:mpi4py")
 
 
 def _sizes(text: str) -> list[int]:
-    # ``4,64KiB``, all powers of two of ``4..64MiB``, or of four: ``4..64MiBx4``.
+    # ``4,64KiB``, or all powers of two of ``4..64MiB``.
     sizes: set[int] = set()
     for part in text.split(","):
-        ends, _, step = part.partition("x")
-        bounds = [parse_size(end) or 0 for end in ends.split("..")]
-        factor = int(step or 2) if (step or "2").isdecimal() else 0
+        bounds = [parse_size(end) or 0 for end in part.split("..")]
         at, last = bounds[0], bounds[-1]
-        if not 0 < at <= last or len(bounds) > 2 or factor < 2 or (step and len(bounds) < 2):
-            raise ConfigError(f"--sizes {part} is no size; write 64KiB, 4..64MiB or 4..64MiBx4")
+        if not 0 < at <= last or len(bounds) > 2:
+            raise ConfigError(f"--sizes {part} is no size; write 64KiB or 4..64MiB")
         while at <= last:
             sizes.add(at)
-            at *= factor
+            at *= 2
     return sorted(sizes)
 
 
@@ -304,20 +303,15 @@ def file_of_rows(name: str) -> RowFile:
 
 def check_titles(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Refuses rows of one table that have one name, or a baseline that is in another table."""
-    tables: dict[str, set[str]] = {}
+    places = Counter((row["title"], row["name"]) for row in rows)
     for row in rows:
-        names = tables.setdefault(row["title"], set())
-        if row["name"] in names:
+        title, where = row["title"], f"{name}, row {row['name']!r}: "
+        if places[title, row["name"]] > 1:
+            raise ConfigError(f"{where}{title} has two of this name; give each its own")
+        if row.get("baseline") and (title, row["baseline"]) not in places:
             raise ConfigError(
-                f"{name}, row {row['name']!r}: there are two of them in one table "
-                f"({row['title']}); give each a name of its own"
-            )
-        names.add(row["name"])
-    for row in rows:
-        if row.get("baseline") and row["baseline"] not in tables[row["title"]]:
-            raise ConfigError(
-                f"{name}, row {row['name']!r}: its baseline {row['baseline']!r} is not in its "
-                f"table ({row['title']}); give both the same task, network, image and batch"
+                f"{where}its baseline {row['baseline']!r} is not in {title}; give both the same "
+                f"task, network, image and batch"
             )
 
 

@@ -7,7 +7,7 @@ import time
 from argparse import Namespace
 
 from hires.cli.options import JSON, Parser, named_runs
-from hires.cli.screens.screen import print_json
+from hires.cli.screen import print_json
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import campaign
 from hires.core.store.ends import State

@@ -6,8 +6,8 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from hires.cli.options import JSON, Parser, chosen, named_runs, number, option
-from hires.cli.screens.screen import percent, print_json, print_notes, print_table, shown
+from hires.cli.options import JSON, Parser, chosen, named_runs, option
+from hires.cli.screen import percent, print_json, print_notes, print_result, print_table, shown
 from hires.cli.verbs.list_runs import add_live_states
 from hires.core.errors import REGRESSION, ConfigError, RunError
 from hires.core.ranks.mpi_starter import reproduce_line
@@ -41,9 +41,6 @@ PARSER = Parser(
     option("--reference", "FILE", "compare to the values in a file"),
     option("--write-reference", "FILE", "keep the values of the runs in such a file"),
     option("--cluster", "HOSTS", "hosts of the reference, as 'node*' (default: that of the runs)"),
-    number("--seed", "of the bootstrap", default=0, least=0),
-    # With fewer resamples the ends of an interval are themselves random.
-    number("--resamples", "of the bootstrap", default=2000, least=100),
     JSON,
     more="A and B are runs, campaigns or references, B the later one. Points are paired by config\n"
     "without the seed. A point differs if the bootstrap interval of B/A does not hold 1 and B/A\n"
@@ -69,7 +66,7 @@ def main(args: Namespace) -> int:
         raise ConfigError("--cluster is for --write-reference FILE")
     if file is not None and args.tolerance is not None:
         raise ConfigError(f"--tolerance is for A and B; {file} has tolerances of its own")
-    settings = Settings(parse_tolerance(args.tolerance or TOLERANCE), args.seed, args.resamples)
+    settings = Settings(parse_tolerance(args.tolerance or TOLERANCE))
     metrics = [METRICS[m] for m in chosen("--metric", args.metric or "throughput", METRICS)]
     sides = [_runs(name, args.results) for name in names]
     if writes:
@@ -111,10 +108,8 @@ def _write(args: Namespace, metrics: list[Metric], runs: list[Run], settings: Se
         raise ConfigError(f"{args.names[0]} has no complete run with such a number")
     path = Path(args.write_reference)
     total = comparison.write_references(path, written, reproduce_line(args.argv))
-    if args.json:
-        print_json({"file": str(path), "written": len(written), "held": total}, None)
-    else:
-        print(f"{path}: {len(written)} written, {total} in all")
+    facts = {"file": str(path), "written": len(written), "held": total}
+    print_result(args.json, facts, f"{path}: {len(written)} written, {total} in all")
     return 0
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hires.cli.options import CONFIG_DIR, JSON, Parser, flag, number, option
-from hires.cli.screens.screen import (
+from hires.cli.screen import (
     plural,
     print_activity,
     print_json,
     print_lines,
+    print_result,
     print_table,
     table_lines,
 )
@@ -23,7 +24,6 @@ from hires.report.columns import Column
 
 if TYPE_CHECKING:  # the decoders are imported when they are used
     from hires.data.data_check import DataReport
-    from hires.data.source import DataFinding
 
 SUBVERBS = ("make", "check")
 _MOST_FILES = 5  # that a finding names
@@ -88,19 +88,15 @@ def main(args: argparse.Namespace) -> int:
     path = Path(args.path).expanduser()
     facts = {key: getattr(args, key) for key in ("classes", "count", "size", "seed")}
     if args.masks and not 2 <= args.classes <= 256:
-        raise ConfigError(
-            f"--classes {args.classes} must be 2 to 256 with --masks: 0 is the ground"
-        )
+        raise ConfigError(f"--classes {args.classes} must be 2 to 256 with --masks")
     if args.masks and args.slides:
         raise ConfigError("--masks and --slides are two kinds of data; give one of them")
     kind = "slides" if args.slides else "masks" if args.masks else "textures"
     written = make_data(kind, path, **facts, tiled=not args.striped)
-    if args.json:
-        print_json({"path": str(path), **facts, "written": written})
-        return 0
     state = f"{written} written now" if written else "there already"
     size = " x ".join(map(str, args.size))
-    print(f"{path}: {args.count} images of {size} in {args.classes} classes, {state}")
+    text = f"{path}: {args.count} images of {size} in {args.classes} classes, {state}"
+    print_result(args.json, {"path": str(path), **facts, "written": written}, text)
     return 0
 
 
@@ -112,7 +108,7 @@ def _check(args: argparse.Namespace) -> int:
     if "=" in path and not Path(path).exists():  # the words of a run, with data.path
         path, words = None, [path, *words]
     if words:
-        from hires.cli.compose.compose_config import compose
+        from hires.cli.compose_config import compose
 
         config = compose(["data=folder", *words], args.config_dir)
     path, keys = path or config.data.path, [word.partition("=")[0] for word in words]
@@ -130,16 +126,12 @@ def _check(args: argparse.Namespace) -> int:
     report = check_data(path, config, data, "image" in keys, progress)
     print_activity("")
     if args.json:
-        print_json(_facts(report))
+        facts = {name: getattr(report, name) for name in ("path", "data", "ok", "classes")}
+        findings = [dataclasses.asdict(finding) for finding in report.findings]
+        print_json({**facts, "kinds": report.kinds(), "findings": findings})
     else:
         _print(report)
     return 0 if report.ok else RunError.exit_code
-
-
-def _facts(report: DataReport) -> dict[str, object]:
-    findings = [dataclasses.asdict(finding) for finding in report.findings]
-    facts = {"path": report.path, "data": report.data, "ok": report.ok, "classes": report.classes}
-    return {**facts, "kinds": report.kinds(), "findings": findings}
 
 
 def _print(report: DataReport) -> None:
@@ -153,28 +145,22 @@ def _print(report: DataReport) -> None:
         if len(classes) > _MOST_CLASSES:
             print(f"and {len(classes) - _MOST_CLASSES} more classes; --json lists all\n")
     names = ("format", "colours", "bits", "images", "sizes", "smallest", "largest")
-    kinds = [
-        Column(name, name, digits=0)
-        if name in ("bits", "images", "sizes")
-        else Column(name, name, "height x width" if name in ("smallest", "largest") else "")
-        for name in names
-    ]
+    units = {"smallest": "height x width", "largest": "height x width"}
+    counted = {name: {"digits": 0} for name in ("bits", "images", "sizes")}
+    kinds = [Column(name, name, units.get(name, ""), **counted.get(name, {})) for name in names]
     rows = [[_cell(row[name]) for name in names] for row in report.kinds()]
     if rows:
         print_table("Images", kinds, rows)
-    findings = [row for finding in report.findings for row in _finding_rows(finding)]
+    findings: list[tuple[str, str, str]] = []
+    for one in report.findings:
+        more = len(one.files) - _MOST_FILES
+        below = [*one.files[:_MOST_FILES], *([f"and {more} more; --json lists all"] * (more > 0))]
+        findings.append((one.severity, str(len(one.files) or ""), one.text))
+        findings += [("", "", f"  {line}") for line in below]
     if findings:
         found = table_lines(findings, "lrl", heads=False, names=("state", "files", "finding"))
         print_lines(["Findings", "", *found, ""])
     print("a run can read all of it" if report.ok else "a run would end at the errors")
-
-
-def _finding_rows(finding: DataFinding) -> list[tuple[str, str, str]]:
-    shown = finding.files[:_MOST_FILES]
-    more = len(finding.files) - len(shown)
-    below = [*shown, *([f"and {more} more; --json lists all"] if more else [])]
-    count = str(len(finding.files) or "")
-    return [(finding.severity, count, finding.text), *(("", "", f"  {line}") for line in below)]
 
 
 def _cell(value: object) -> str:

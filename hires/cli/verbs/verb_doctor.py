@@ -13,9 +13,7 @@ import re
 import shlex
 import shutil
 import socket
-import subprocess
 import sys
-import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata, util
@@ -23,11 +21,10 @@ from pathlib import Path
 from subprocess import SubprocessError
 from typing import Any
 
-from hires.cli.compose.choices import conf_dir
-from hires.cli.compose.compose_config import compose
+from hires.cli.compose_config import compose
 from hires.cli.data_keys import resolve_data
 from hires.cli.options import JSON, Parser, composing, flag, number
-from hires.cli.screens.screen import print_config, print_json, print_lines, table_lines
+from hires.cli.screen import print_config, print_json, print_lines, table_lines
 from hires.cli.verbs.verb_bench import exec_benchmark
 from hires.core import programs
 from hires.core.config.launcher_config import DIALECTS
@@ -50,13 +47,12 @@ PARSER = Parser(
     "doctor",
     (
         "hires doctor                             this machine",
-        "hires doctor launcher=slurm --nodes 2    this machine, and two nodes by a job of its own",
+        "hires doctor launcher=slurm launcher.nodes=2    this machine, and two nodes by a job",
         "hires doctor --calibrate                 measures operators and links, to predict steps",
         "hires doctor --calibrate model=unet image=256 batch=8    and the layers of this network",
         "hires doctor --json",
     ),
     *composing(),
-    number("--nodes", "machines that runs are to use (launcher.nodes)"),
     flag("--calibrate", "measure this machine for predicted step times, up to two minutes"),
     number("--timeout", "seconds that the job may wait and take", default=600),
     JSON,
@@ -70,9 +66,6 @@ def main(args: Namespace) -> int:
     config = RunConfig()  # the defaults need no Hydra to be installed
     if args.overrides or args.config_dir:
         config = compose(args.overrides, args.config_dir)
-    if args.nodes is not None:
-        launcher = dataclasses.replace(config.launcher, nodes=args.nodes)
-        config = dataclasses.replace(config, launcher=launcher)
     if args.cfg:
         return print_config(config, args.json)
     checks = all_checks(config, args.argv, args.timeout)
@@ -87,11 +80,8 @@ def main(args: Namespace) -> int:
 
 def calibrate(args: Namespace) -> int:
     """Becomes the measurement of this machine, and of the layers of a network if keys name one."""
-    if args.config_dir or args.cfg or args.nodes is not None:
-        raise ConfigError(
-            "`hires doctor --calibrate` measures this machine and takes no --config-dir, --cfg "
-            "or --nodes; keys of a network add its layers"
-        )
+    if args.config_dir or args.cfg:
+        raise ConfigError("--calibrate measures this machine and takes no --config-dir or --cfg")
     config = to_dict(resolve_data(compose(args.overrides))) if args.overrides else None
     task = {"kind": "calibrate", "name": "calibrate", "command": shlex.join(args.argv)}
     return exec_benchmark({**task, "config": config, "timeout": 1200, "out": "", "json": args.json})
@@ -102,10 +92,9 @@ def all_checks(config: RunConfig, argv: Sequence[str], timeout_s: float) -> list
     checks = machine_checks(Path(config.results), config.launcher.nodes)
     checks += [*torch_checks(), guarded("calibration", calibration_check), *mpi_checks()]
     of_launchers = [check for one in all_launchers() for check in one.checks(config)]
-    checks += of_launchers
     if all(check.state != FAILED for check in of_launchers):
-        checks += launcher_of(config).node_checks(config, argv, timeout_s)
-    return checks
+        of_launchers += launcher_of(config).node_checks(config, argv, timeout_s)
+    return [*checks, *of_launchers]
 
 
 def calibration_check() -> Check:
@@ -140,10 +129,8 @@ import json, torch
 cuda, devices = torch.cuda, []
 if cuda.is_available():
     devices = [cuda.get_device_name(i) for i in range(cuda.device_count())]
-pairs = [(i, j) for i in range(len(devices)) for j in range(len(devices)) if i != j]
 facts = {"version": torch.__version__, "threads": torch.get_num_threads(), "devices": devices}
 facts["cuda"] = torch.version.cuda
-facts["apart"] = [pair for pair in pairs if not cuda.can_device_access_peer(*pair)]
 nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
 facts["nccl"] = ".".join(map(str, cuda.nccl.version())) if nccl and devices else None
 print(json.dumps(facts))
@@ -157,15 +144,6 @@ name = mpi_library.first_line(mpi.Get_library_version())
 mpi.Finalize()
 print("loads", name)
 sys.exit(None if turns else f"the threads of {name} cannot take turns: use another MPI")
-"""
-_GLOO = """\
-import sys, datetime, torch, torch.distributed as dist
-dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]),
-                        world_size=2, timeout=datetime.timedelta(seconds=60))
-x = torch.ones(1)
-dist.all_reduce(x)
-dist.destroy_process_group()
-sys.exit(x.item() != 2)
 """
 
 
@@ -202,10 +180,8 @@ def machine_checks(results: Path, nodes: int) -> list[Check]:
     """Returns the lines about this machine that need no torch."""
     place = next(one for one in (results.absolute(), *results.absolute().parents) if one.is_dir())
     checks: dict[str, Callable[[], Check]] = {
-        # A Python older than hires supports could not have come this far.
         "python": lambda: Check("python", OK, f"{platform.python_version()} at {sys.executable}"),
         "packages": _packages,
-        "config": lambda: Check("config", OK, str(conf_dir())),
         "machine": _machine,
         "precisions": _instructions,
         "results": lambda: _results(results, place),
@@ -225,14 +201,8 @@ def torch_checks() -> list[Check]:
     lacks = machine.missing_compiler("cuda" if facts["devices"] else "cpu")
     what, _, remedy = (lacks or "all that engine.compile=stage needs is here").partition("; ")
     compiles = _good("compiler", lacks is None, what, f"engine.compile=stage needs it: {remedy}")
-    text = f"not here; only engine.compile=tensorrt needs it; {adding('tensorrt')}"
-    if util.find_spec("torch_tensorrt") is not None:
-        command = code_command("import torch_tensorrt; print(torch_tensorrt.__version__)")
-        code, text = ask(*command)
-    remedy = "install it again, or remove it: it is optional"
-    tensorrt = _good("tensorrt", code == 0, last(text), remedy)
     version = f"{facts['version']}, {facts['threads']} threads in one process"
-    return [Check("torch", OK, version), *gpu_checks(facts), compiles, tensorrt, _gloo()]
+    return [Check("torch", OK, version), *gpu_checks(facts), compiles]
 
 
 def mpi_checks() -> list[Check]:
@@ -248,12 +218,12 @@ def mpi_checks() -> list[Check]:
         mpirun = f"{launcher or 'of an unknown kind'} at {where}"
     checks = [Check("mpirun", OK, mpirun), _mpi4py(launcher)]
     code, text = ask("srun", "--mpi=list", most_s=30)
-    return [*checks, *([] if code else [Check("pmi", OK, f"srun offers {' '.join(text.split())}")])]
+    return checks if code else [*checks, Check("pmi", OK, f"srun offers {' '.join(text.split())}")]
 
 
 def gpu_checks(facts: dict[str, Any]) -> list[Check]:
     """Returns the lines about GPUs, from what torch found."""
-    devices, apart = facts["devices"], facts["apart"]
+    devices, nccl = facts["devices"], facts["nccl"]
     if not devices:
         code, names = ask("nvidia-smi", "--list-gpus", most_s=30)
         count = machine.device_files() if code else len(names.splitlines())
@@ -262,18 +232,10 @@ def gpu_checks(facts: dict[str, Any]) -> list[Check]:
         remedy += f"GPUs, and check {machine.VISIBLE}; until then ranks compute on the CPU"
         return [_good("cuda", not count, text, remedy)]
     remedy = "install a torch with NCCL; until then GPUs talk over gloo"
-    nccl = facts["nccl"]
-    checks = [
+    return [
         Check("cuda", OK, f"CUDA {facts['cuda']}: {len(devices)} x {devices[0]}"),
         _good("nccl", nccl is not None, nccl or "this torch has no NCCL", remedy),
     ]
-    if len(devices) > 1:
-        text = f"all {len(devices)} GPUs read each other's memory"
-        if apart:
-            text = f"{len(apart)} pairs of GPUs do not, as {' and '.join(map(str, apart[0]))}"
-        remedy = "see `nvidia-smi topo -m`; messages between them go through the host's memory"
-        checks.append(_good("peers", not apart, text, remedy))
-    return checks
 
 
 def _good(name: str, is_good: bool, text: str, remedy: str) -> Check:
@@ -282,22 +244,23 @@ def _good(name: str, is_good: bool, text: str, remedy: str) -> Check:
 
 def _packages() -> Check:
     try:
-        lines = [line for line in metadata.requires("hires") or () if ";" not in line]
+        needs = [line for line in metadata.requires("hires") or () if ";" not in line]
     except metadata.PackageNotFoundError:  # a checkout: what is missing shows at its import
         text = "hires runs from a checkout, so what it needs is not checked"
         return Check("packages", WARNING, text, "pip install the checkout")
     wrong = []
-    for line in lines:
+    for line in needs:
         name, least = re.split(r"[^\w-]", line)[0], re.search(r"[>=]=([\d.]+)", line)
         try:
             version = metadata.version(name)
-            if least and _numbers(version) < _numbers(least[1]):
-                wrong.append(f"{name} {version} is older than {least[1]}")
         except metadata.PackageNotFoundError:
             wrong.append(f"{name} is missing")
+            continue
+        if least and _numbers(version) < _numbers(least[1]):
+            wrong.append(f"{name} {version} is older than {least[1]}")
     if wrong:
         return Check("packages", FAILED, "; ".join(sorted(wrong)), "pip install hires again")
-    return Check("packages", OK, f"all {len(lines)} are installed")
+    return Check("packages", OK, f"all {len(needs)} are installed")
 
 
 def _numbers(version: str) -> list[int]:
@@ -327,18 +290,16 @@ def _instructions() -> Check:
 
 
 def _results(results: Path, place: Path) -> Check:
-    free = shutil.disk_usage(place).free
+    free, remedy = shutil.disk_usage(place).free, "choose results=FOLDER, or free some space"
     text = f"{results.absolute()}, {gib(free)} free"
     try:
         rate = write_rate(place)
     except OSError as error:
-        text = f"{text}, not writable ({error.strerror})"
-        return Check("results", FAILED, text, "choose results=FOLDER, or free some space")
+        return Check("results", FAILED, f"{text}, not writable ({error.strerror})", remedy)
     text += f", takes {size(rate)}/s"
-    if free < _ROOM_BYTES:
-        return Check("results", WARNING, text, "free some space, or choose results=FOLDER")
-    remedy = "checkpoints take long: save less often (checkpoint.every), or elsewhere (results=)"
-    return _good("results", rate >= _SLOW_BYTES_PER_S, text, remedy)
+    if free >= _ROOM_BYTES:
+        remedy = "checkpoints take long: save less often (checkpoint.every), or choose results="
+    return _good("results", free >= _ROOM_BYTES and rate >= _SLOW_BYTES_PER_S, text, remedy)
 
 
 def _shared_memory() -> Check:
@@ -373,22 +334,6 @@ def _address(nodes: int) -> Check:
     text = f"{name} is {address}" + ("" if reached else "; no other machine reaches that")
     remedy = "let the name lead to the network's address, or set launcher.interface=NAME"
     return _good("address", reached, text, remedy)
-
-
-def _gloo() -> Check:
-    with tempfile.TemporaryDirectory() as folder:
-        command = code_command(_GLOO, str(Path(folder) / "meet"))
-        quiet = subprocess.DEVNULL
-        second = subprocess.Popen([*command, "1"], stdout=quiet, stderr=quiet)
-        try:
-            code, text = ask(*command, "0")
-        finally:
-            second.kill()
-            second.wait()
-    if code == 0:
-        return Check("gloo", OK, "two processes agreed on a sum")
-    remedy = "set GLOO_SOCKET_IFNAME=lo, and let no firewall block this machine's own address"
-    return Check("gloo", FAILED, last(text), remedy)
 
 
 def _mpi4py(launcher: str) -> Check:

@@ -6,16 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from hires.cli.data_keys import path_of_weights, run_of_weights
-from hires.cli.options import (
-    JSON,
-    TRUST_OWNER,
-    Parser,
-    chosen,
-    file_to_write,
-    named_runs,
-    option,
-)
-from hires.cli.screens.screen import print_json, print_notes
+from hires.cli.options import JSON, TRUST_OWNER, Parser, chosen, file_to_write, named_runs, option
+from hires.cli.screen import print_notes, print_result
 from hires.cli.tracing import TorchProcess
 from hires.cli.verbs.list_runs import add_live_states
 from hires.core.config.precision_config import INT8, PrecisionConfig
@@ -66,10 +58,8 @@ def main(args: Namespace) -> int:
     add_live_states(frames.run_list)
     files = [str(file) for file in write_frames(frames, Path(args.out))]
     print_notes(frames.all_notes())
-    if args.json:
-        print_json({"runs": len(selection.paths), "files": files})
-    else:
-        print(f"{len(selection.paths)} runs, {len(files)} files in {args.out}")
+    text = f"{len(selection.paths)} runs, {len(files)} files in {args.out}"
+    print_result(args.json, {"runs": len(selection.paths), "files": files}, text)
     return 0
 
 
@@ -91,14 +81,12 @@ def _network(args: Namespace, form: str) -> int:
     path = file_to_write(args.out or f"{run.name}{_ENDINGS[form]}", _ENDINGS[form])
     with TorchProcess() as process:
         facts = process.write_network(config, form, path)
-    if args.json:
-        print_json({"network": str(path), **facts})
-        return 0
     compared = "not compared with the network: pip install onnxruntime does that"
     if facts["checked_with"] is not None:
         error = f"{facts['largest_error']:.1e}"
         compared = f"its outputs in {facts['checked_with']} differ by {error} at most"
-    print(f"{path}: {size(facts['bytes'])}, {compared}")
+    text = f"{path}: {size(facts['bytes'])}, {compared}"
+    print_result(args.json, {"network": str(path), **facts}, text)
     return 0
 
 
@@ -109,10 +97,7 @@ def _of_inference(weights: str) -> tuple[RunConfig, Path]:
     """
     run = run_of_weights(weights)
     if run is None:
-        raise ConfigError(
-            f"{weights} is not of a run, whose config says which network it is; name a run, as RUN "
-            f"or RUN/{BEST}"
-        )
+        raise ConfigError(f"{weights} is not of a run; name one, as RUN or RUN/{BEST}")
     trust.refuse_untrusted(run)
     config = records.read_config(run)
     if config.precision.name == INT8:
@@ -127,15 +112,13 @@ def _of_inference(weights: str) -> tuple[RunConfig, Path]:
                 f"name another run"
             )
         weights = config.weights
-    weights = str(find_weights(weights).path)  # of which a damaged one is passed over
-    precision = "fp64" if config.precision.name == "fp64" else "fp32"
     # Nothing else of a run decides its network: not its data, layout, loss or evaluations.
     inference = RunConfig(
         image=config.image,
         seed=config.seed,
         model=config.model,
-        weights=weights,
+        weights=str(find_weights(weights).path),  # of which a damaged one is passed over
         task=TaskConfig("infer"),
-        precision=PrecisionConfig(precision),
+        precision=PrecisionConfig("fp64" if config.precision.name == "fp64" else "fp32"),
     )
     return inference, run.resolve()

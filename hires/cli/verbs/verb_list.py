@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
-from hires.cli.compose.choices import (
+from hires.cli.choices import (
     ALIASES,
     EXPERIMENTS,
     ConfigKey,
@@ -17,7 +16,7 @@ from hires.cli.compose.choices import (
 )
 from hires.cli.main import VERBS, summary_of
 from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, option
-from hires.cli.screens.screen import list_lines, print_json, print_table
+from hires.cli.screen import list_lines, print_json, print_table
 from hires.core.codecs import CODECS
 from hires.core.config.comm_config import OPTIONS
 from hires.core.errors import ConfigError
@@ -90,7 +89,8 @@ def main(args: Namespace) -> int:
     extra = Path(args.config_dir).expanduser() if args.config_dir else None
     keys = _keys_named(args.what)
     listing = {} if keys else _sections(args.what, extra)
-    facts = {key.name: key_facts(key) for key in keys}
+    names = ("default", "values", "meaning", "aliases")
+    facts = {key.name: {name: getattr(key, name) for name in names} for key in keys}
     if args.json:
         print_json(facts or listing)
         return 0
@@ -103,12 +103,6 @@ def main(args: Namespace) -> int:
     ]
     print("\n\n".join(blocks))
     return 0
-
-
-def key_facts(key: ConfigKey) -> dict[str, Any]:
-    """Returns all about a key."""
-    facts = {"default": key.default, "values": key.values, "meaning": key.meaning}
-    return facts | {"aliases": key.aliases}
 
 
 def _keys_named(what: str | None) -> list[ConfigKey]:

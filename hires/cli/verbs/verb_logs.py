@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.options import JSON, RUN, Parser, flag, option
-from hires.cli.screens.screen import print_json
+from hires.cli.screen import print_json
 from hires.core import streams
 from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.store.attempts import Attempt

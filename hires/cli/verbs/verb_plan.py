@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from argparse import Namespace
 
 from hires.cli.choosing import IMAGE, LayoutSearch, plain_choice
-from hires.cli.compose.compose_config import compose
-from hires.cli.compose.overrides import key_in
+from hires.cli.compose_config import compose
 from hires.cli.data_keys import resolve_data
-from hires.cli.options import JSON, Parser, composing, flag, number
+from hires.cli.options import JSON, Parser, composing, flag
+from hires.cli.overrides import key_in
 from hires.cli.planning import Planner
 from hires.cli.prepare import prepare
-from hires.cli.screens.screen import plural, print_activity, print_config, print_json
-from hires.cli.screens.show_plan import choice_lines, node_lines, plan_lines
+from hires.cli.screen import plural, print_activity, print_config, print_json
+from hires.cli.show_plan import choice_lines, node_lines, plan_lines
 from hires.core.config.parallel_config import AUTO
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, PlanError
@@ -31,41 +30,27 @@ PARSER = Parser(
         "hires plan parallel=sp 'parallel.tiles=[2,2]' --json",
         "hires plan parallel=sp+pp --prove",
         "hires plan --choose ranks=4 memory.limit=4GiB model=resnet50 image=2048 batch=8",
-        "hires plan --choose ranks=64 --nodes 16 cluster=a100x4 launcher=slurm image=8192 batch=32",
+        "hires plan --choose ranks=64 cluster=a100x4 launcher=slurm launcher.nodes=16 image=8192",
         "hires plan --largest ranks=4 memory.limit=4GiB model=unet batch=1",
     ),
     *composing(),
     JSON,
     flag("--choose", "rank the layouts of ``ranks`` ranks that fit, by predicted step time"),
     flag("--largest", "find the largest image that fits ``ranks`` ranks, in image's proportions"),
-    number("--nodes", "machines over which the ranks are spread (launcher.nodes)"),
     flag("--prove", "show the proof of the messages, with the cycle if it fails"),
 )
 
 
 def main(args: Namespace) -> int:
     """Prints a plan as text or as plan.json holds it; returns 3 if it cannot run, else 0."""
-    with Planner() as planner:
-        if (args.choose or args.largest) and not args.cfg:
-            planner.expect_questions()
-        return _show_plan(args, planner)
-
-
-def _show_plan(args: Namespace, planner: Planner) -> int:
     config = compose(_words(args), args.config_dir)
-    if args.nodes is not None:
-        if not config.launcher.has_jobs:
-            raise ConfigError(
-                f"--nodes {args.nodes}: launcher={config.launcher.name} starts ranks on "
-                f"{config.num_nodes}; use launcher=slurm"
-            )
-        config = dataclasses.replace(
-            config, launcher=dataclasses.replace(config.launcher, nodes=args.nodes)
-        )
     if args.cfg:
         return print_config(config, args.json)
-    if args.choose or args.largest:
-        return _choose(args, config, planner)
+    with Planner() as planner:
+        return (_choose if args.choose or args.largest else _show_plan)(args, config, planner)
+
+
+def _show_plan(args: Namespace, config: RunConfig, planner: Planner) -> int:
     with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder:
         ready = prepare(config, args.overrides, planner, args.argv, folder)
         config = ready.config
@@ -112,16 +97,10 @@ def _choose(args: Namespace, config: RunConfig, planner: Planner) -> int:
         other = "--choose" if args.choose else f"parallel.objective={MEMORY}"
         raise ConfigError(f"{other} ranks layouts of one size, --largest looks for a size; use one")
     if objective == IMAGE and not args.largest:
-        raise ConfigError(
-            f"parallel.objective={IMAGE} looks for a size, and --choose lists the layouts of one; "
-            f"use --largest"
-        )
+        raise ConfigError(f"parallel.objective={IMAGE} looks for a size; use --largest")
     config = resolve_data(config)
     search = LayoutSearch(planner, tuple(args.overrides))
-    if args.largest:
-        config, choice = search.largest(config)
-    else:
-        choice = search.choose(config)
+    config, choice = search.largest(config) if args.largest else (config, search.choose(config))
     print_activity("")
     if args.json:
         print_json({**plain_choice(choice), "image": [config.height, config.width]}, None)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.calibration import quantised_config, scales_of_images
-from hires.cli.compose.compose_config import compose
-from hires.cli.compose.overrides import key_in
+from hires.cli.compose_config import compose
 from hires.cli.data_keys import words_of_training
 from hires.cli.options import JSON, Parser, composing, file_to_write, flag, option
+from hires.cli.overrides import key_in
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.prepare import prepare
-from hires.cli.screens.screen import plural, print_config, print_json, print_table
-from hires.cli.screens.show_plan import finding_lines
+from hires.cli.screen import plural, print_config, print_json, print_table
+from hires.cli.show_plan import finding_lines
 from hires.core.config.precision_config import (
     CPU_FLAGS,
     DYNAMIC,
@@ -91,7 +91,11 @@ def main(args: Namespace) -> int:
         precision=PrecisionConfig() if is_int8 else config.precision,  # of the calibration
     )
     with spawn.warm(config.launcher.threads), Planner() as planner:
-        _require_folder(out.parent)
+        try:  # a calibration takes long: what cannot be written is refused before it
+            with tempfile.NamedTemporaryFile(dir=out.parent, prefix=".hires-"):
+                pass
+        except OSError as error:
+            raise cannot_write(out.parent, error, OPTION) from None
         ready = prepare(config, words, planner, args.argv)
         config = ready.config
         for line in finding_lines(ready.findings):
@@ -180,15 +184,6 @@ def _write(
         **written,
     }
     return scales, facts
-
-
-def _require_folder(folder: Path) -> None:
-    # A calibration takes long: what cannot be written is refused before it.
-    try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".hires-"):
-            pass
-    except OSError as error:
-        raise cannot_write(folder, error, OPTION) from None
 
 
 def _print(out: Path, scales: Scales, facts: dict[str, Any]) -> None:

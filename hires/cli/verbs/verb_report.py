@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hires.cli.options import JSON, Parser, chosen, named_runs, option
-from hires.cli.screens.screen import print_json, print_notes
+from hires.cli.screen import print_notes, print_result
 from hires.cli.verbs.list_runs import add_live_states
 from hires.cli.verbs.verb_export import no_runs
 from hires.core.errors import ConfigError
@@ -68,9 +68,7 @@ def main(args: Namespace) -> int:
     frames = load(selection.paths, selection.whole_campaigns)
     add_live_states(frames.run_list)
     report = write_report(frames, formats, Path(args.out), args.title, args.width)
-    if args.json:
-        print_json(report.to_dict())
-    else:
+    if not args.json:
         print_notes(report.notes)
-        print("\n".join(report.lines()))
+    print_result(args.json, report.to_dict(), *report.lines())
     return 0

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hires.cli.compose.choices import config_keys, groups
-from hires.cli.compose.overrides import checked, parsed
+from hires.cli.choices import config_keys, groups
 from hires.cli.options import (
-    CONTINUE,
     JSON,
     SHARED,
     TRUST_OWNER,
@@ -22,15 +20,15 @@ from hires.cli.options import (
     named_runs,
     option,
 )
-from hires.cli.prepare import EarlierRuns, begin
-from hires.cli.screens.screen import print_json
+from hires.cli.overrides import checked, parsed
+from hires.cli.screen import print_json
 from hires.cli.start_run import print_failure, submit, wait_for
 from hires.cli.verbs.verb_status import count
 from hires.cli.verbs.verb_status import repeats as lacking
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.errors import INTERRUPTED, ConfigError, HiresError, RunError
 from hires.core.registry import offer
-from hires.core.store import attempts, campaign, frozen, records, rundir, trust
+from hires.core.store import attempts, campaign, records, rundir, trust
 from hires.core.store.attempts import Attempt
 from hires.core.store.ends import State
 from hires.core.store.file_names import attempt_numbers, last_number
@@ -39,8 +37,7 @@ from hires.launcher.interface import FrozenRun, SubmitOptions, launcher_of
 from hires.launcher.status.running_elsewhere import exclusive_start, refuse_begun
 from hires.launcher.status.state import RunState, select, states
 
-_NEVER = (State.RUNNING, State.INFEASIBLE)
-RETRIED = tuple(state for state in State if state not in _NEVER)
+RETRIED = tuple(state for state in State if state not in (State.RUNNING, State.INFEASIBLE))
 """States of runs that may be run again."""
 FREE = [
     key
@@ -66,7 +63,6 @@ PARSER = Parser(
         f"which ones, of {', '.join(RETRIED)} (default: failed,lost)",
         default="failed,lost",
     ),
-    CONTINUE,
     TRUST_OWNER,
     SHARED,
     option(
@@ -82,23 +78,15 @@ PARSER = Parser(
 
 def main(args: Namespace) -> int:
     """Runs points again: jobs are submitted, others run here, one after the other."""
-    wanted = chosen("--state", args.state, tuple(State))
-    for name in wanted:
-        if name in _NEVER:
-            raise ConfigError(
-                f"a run that is {name} cannot be run again; choose one of {', '.join(RETRIED)}"
-            )
+    wanted = chosen("--state", args.state, RETRIED)
     paths = select(args.names, args.results).paths
     seen = {path: last_number(path) for path in paths}
-    all_states = states(paths)
+    every = states(paths)
     # A run that is done may still lack repeats, which failed.
-    ended = [
-        s for s in all_states if s.state in wanted or (s.missing > 0 and State.FAILED in wanted)
-    ]
-    by_path = {state.path: state for state in ended if state.path}
-    code, earlier, frozen_runs = 0, EarlierRuns(), list[FrozenRun]()
-    results: list[dict[str, Any]] = []
-    for path, state in by_path.items():  # all are checked before the first one starts
+    lacks = State.FAILED in wanted
+    ended = {s.path: s for s in every if s.path and (s.state in wanted or (lacks and s.missing))}
+    code, frozen_runs, results = 0, list[FrozenRun](), list[dict[str, Any]]()
+    for path, state in ended.items():  # all are checked before the first one starts
         try:
             trust.refuse_untrusted(path)
             config = records.read_config(path)
@@ -108,35 +96,22 @@ def main(args: Namespace) -> int:
             results.append({"run": path.name, "why": str(error)})
             code = RunError.exit_code
             continue
-        if getattr(args, "continue"):
-            config, notes = _continued(path, config, earlier)
-            for note in notes:
-                print(f"note: {path.name}: {note}", file=sys.stderr)
         if args.set:
-            command = attempts.reproduce_line_of(path) or "hires run ..."
-            config = with_keys(config, args.set, command)
+            config = with_keys(config, args.set, attempts.reproduce_line_of(path) or "hires run")
         frozen_runs.append(FrozenRun(path, None, config, max(1, state.missing)))
     if not ended and not args.json:
         print(f"nothing to retry: no run is {' or '.join(wanted)}")
-        print("".join(f"{count(all_states)}\n" for _ in all_states[:1]), end="")
-    for name in sorted({run.config.launcher.name for run in frozen_runs}):
-        runs = [run for run in frozen_runs if run.config.launcher.name == name]
-        if runs[0].config.launcher.has_jobs:
-            code = _submit(runs, by_path, seen, args, results) or code
+        if every:
+            print(count(every))
     here = [run for run in frozen_runs if not run.config.launcher.has_jobs]
-    code = _run_here(here, by_path, seen, args, results) or code
+    jobs = [run for run in frozen_runs if run.config.launcher.has_jobs]
+    for name in sorted({run.config.launcher.name for run in jobs}):
+        runs = [run for run in jobs if run.config.launcher.name == name]
+        code = _submit(runs, ended, seen, args, results) or code
+    code = _run_here(here, ended, seen, args, results) or code
     if args.json:
         print_json({"runs": results})
     return code
-
-
-def _continued(path: Path, config: RunConfig, earlier: EarlierRuns) -> tuple[RunConfig, list[str]]:
-    inputs = frozen.read(path)
-    if inputs is None:
-        return config, ["it is not known which runs it may continue: begin it anew"]
-    if config.checkpoint.resume == "never":  # of one run, perhaps among many
-        return config, ["it begins at step 0, as it was made with checkpoint.resume=never"]
-    return begin(config, path, inputs.inputs, earlier, go_on=True)
 
 
 def with_keys(config: RunConfig, changes: Sequence[str], command: str) -> RunConfig:

@@ -8,21 +8,11 @@ from argparse import Namespace
 from pathlib import Path
 
 from hires.cli.choosing import is_open
-from hires.cli.compose.compose_config import compose
-from hires.cli.main import MULTIRUN
-from hires.cli.options import (
-    AFTER,
-    CONTINUE,
-    JSON,
-    SHARED,
-    TRUST_OWNER,
-    Parser,
-    composing,
-    flag,
-)
+from hires.cli.compose_config import compose
+from hires.cli.options import AFTER, JSON, STARTING, Parser, composing, flag
 from hires.cli.planning import Planner, require_feasible, require_hardware
 from hires.cli.prepare import EarlierRuns, prepare
-from hires.cli.screens.screen import print_config, print_json
+from hires.cli.screen import print_config, print_json, print_result
 from hires.cli.start_run import print_failure, wait_for
 from hires.cli.verbs.verb_show import print_record
 from hires.core.store import campaign, checkpoints
@@ -46,20 +36,16 @@ PARSER = Parser(
         "hires run parallel=sp launcher=slurm --wait      as a Slurm job",
         "hires run parallel=sp launcher=slurm --dry-run   only write the scripts",
         "hires run steps=10000 checkpoint.every=500       saved; a crash costs 500 steps at most",
-        "hires run -m parallel=sp,pp image=256,512        the same as hires sweep",
     ),
     *composing(),
     flag("--again", "run even if it is complete already"),
-    CONTINUE,
-    TRUST_OWNER,
-    SHARED,
+    *STARTING,
     flag(
         "--dry-run",
         "plan, write the run folder and its scripts, and start nothing (sweep writes none)",
     ),
     flag("--wait", "launcher=slurm: wait for the job, then print the tables"),
     *AFTER,
-    flag(*MULTIRUN, "run a sweep, with the options of `hires sweep`"),
     JSON,
 )
 
@@ -99,10 +85,7 @@ def main(args: Namespace) -> int:
                 scripts = launcher.write_scripts(path, config, ready.argv)
             print(f"run folder: {path}", file=sys.stderr)
             files = [str(one) for one in scripts]
-            if args.json:
-                print_json({"run": str(path), "scripts": files})
-            else:
-                print("\n".join(files))
+            print_result(args.json, {"run": str(path), "scripts": files}, *files)
             return 0
         with campaign.starting([path.parent]):
             if not args.again and done_attempt(path) is not None:
@@ -116,13 +99,9 @@ def main(args: Namespace) -> int:
                 print(f"run folder: {path}", file=sys.stderr)
                 job = launcher.submit(run, config, after)
         if job is not None and not args.wait:
-            if args.json:
-                facts = {"run": str(run.path), "attempt": run.attempt, "job": job}
-                print_json(facts)
-                return 0
-            print(f"job {job} is attempt {run.attempt} of {path}")
-            for verb in ("status", "show", "cancel"):
-                print(f"  hires {verb} {shlex.quote(str(path))}")
+            facts = {"run": str(run.path), "attempt": run.attempt, "job": job}
+            lines = [f"  hires {v} {shlex.quote(str(path))}" for v in ("status", "show", "cancel")]
+            print_result(args.json, facts, f"job {job} is attempt {run.attempt} of {path}", *lines)
             return 0
         if job is not None:
             print(f"job {job}", file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import textwrap
 from argparse import Namespace
@@ -10,22 +9,20 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hires.cli.calibration import scale_lines
 from hires.cli.options import JSON, RUN, Parser, flag, option
-from hires.cli.screens.screen import plural, print_json, print_notes, print_table
-from hires.cli.screens.show_plan import placement_lines
+from hires.cli.screen import plural, print_json, print_notes, print_result, print_table
+from hires.cli.show_plan import placement_lines
 from hires.core import streams
 from hires.core.errors import ConfigError, RunError
 from hires.core.store import checkpoints, file_names, frozen, provenance
 from hires.core.store.file_names import RECORD, SCALES, StrPath, attempt_dir
 from hires.core.store.network_weights import BEST
 from hires.core.store.reading import Note, Values, text
-from hires.core.store.records import read_config, read_plan, read_record
+from hires.core.store.records import read_plan, read_record
 from hires.core.store.rundir import RunDir, locate, open_run
 from hires.core.store.step_lines import ended_text
 from hires.core.units import listed, size
 from hires.plan.plan import Plan
-from hires.quant.scales import read_scales
 from hires.report.columns import Cell, Column, Table, value_text
 from hires.report.compare.comparison import Difference, named_differences, origin
 from hires.report.evaluations import evaluation_in
@@ -56,8 +53,6 @@ PARSER = Parser(
     flag("--reproduce", "print the line that makes it again, and what differs now"),
     JSON,
 )
-_DIRTY = "-dirty"
-_OPTIONS = "comm.options."
 _WIDTH = 80  # of a time line in a file
 
 
@@ -106,10 +101,6 @@ def _show(run: RunDir, as_json: bool) -> None:
     for line in saved:
         print(line)
     read = read_run(run.path)
-    options = {key: value for key, value in read.flat_config.items() if key.startswith(_OPTIONS)}
-    if options:
-        words = [f"{key.removeprefix(_OPTIONS)}={value_text(v)}" for key, v in options.items()]
-        print(f"comm.options: {', '.join(words)}")
     print_record(record, run.path)
     if (speed := median_speed(read.repeats)) is not None and len(read.repeats) > 1:
         print(f"{speed:.2f} img/s is the median over {len(read.repeats)} complete attempts")
@@ -153,11 +144,8 @@ def _show_timeline(run: RunDir, drawn: bool, trace: str | None, as_json: bool) -
     if trace is not None:
         num_spans = write_trace(trace, plan, steps)
         print_notes([Note(str(file), "holds no step") for file in absent(plan, steps).values()])
-        if as_json:
-            print_json({"trace": trace, "spans": num_spans})
-        else:
-            how = "open it in https://ui.perfetto.dev or chrome://tracing"
-            print(f"{trace}: {num_spans} spans; {how}")
+        line = f"{trace}: {num_spans} spans; open it in https://ui.perfetto.dev or chrome://tracing"
+        print_result(as_json, {"trace": trace, "spans": num_spans}, line)
     if drawn:
         print("\n".join(timeline_lines(plan, steps, (streams.columns() or _WIDTH))))
 
@@ -170,12 +158,8 @@ def _reproduce(path: Path, as_json: bool) -> None:
     except ValueError:  # it was cut, or is no line of ours
         line = shlex.quote(run.reproduce or "")
     then = {name: value for name, value in origin(run.provenance).items() if value is not None}
-    now = {
-        name: value
-        for name, value in origin(typed(RecordedProvenance, provenance.collect())).items()
-        if name in then
-    }
-    changed = named_differences([then], [now])
+    today = origin(typed(RecordedProvenance, provenance.collect()))
+    changed = named_differences([then], [{name: today[name] for name in then}])
     held = frozen.read(path)
     for file in [] if held is None else frozen.edited_sources(held.inputs):
         changed.append(Difference(text(Path(file).name) or "?", "its source", "edited"))
@@ -189,11 +173,6 @@ def _reproduce(path: Path, as_json: bool) -> None:
         print_table("What has changed", ("", "then", "now"), rows)
     elif then:
         print("commit, versions and machine are as they were")
-    commit = then.get("commit") or ""
-    if _DIRTY in commit:
-        print(f"the code was edited then: commit {commit.partition(_DIRTY)[0]} is not all of it")
-    elif any(change.what == "commit" for change in changed) and commit:
-        print(f"git checkout {shlex.quote(commit)} brings the code back")
 
 
 MOST_SHOWN = 12
@@ -224,7 +203,7 @@ def print_record(record: RunRecord, run: Path) -> None:
         images = plural(made.images or 0, "image")
         print(f"predictions of {images}: {run / (made.table or '')}{maps}\n")
     scales = attempt_dir(run, record.attempt or 0) / SCALES
-    if is_calibration := record.attempt is not None and scales.is_file():
+    if record.attempt is not None and scales.is_file():
         print(f"scales: {scales}\n")
     state, samples = record.state, record.throughput.samples
     if state != "done" and samples:
@@ -247,10 +226,6 @@ def print_record(record: RunRecord, run: Path) -> None:
             print(f"{COMPILED_NOTE}\n")
     for line in training_lines(record, run):
         print(line)
-    if is_calibration:
-        with contextlib.suppress(RunError):  # of a damaged config or file
-            for line in scale_lines(read_config(run), read_scales(scales)):
-                print(line)
     if record.reproduce:
         print(f"again: {record.reproduce}")
 

@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from hires.cli.options import JSON, Parser, flag, named_runs
-from hires.cli.screens.screen import plural, print_json, print_lines, table_lines
+from hires.cli.screen import plural, print_json, print_lines, table_lines
 from hires.core import streams, units
 from hires.core.errors import INTERRUPTED, ConfigError
 from hires.core.store.ends import State
@@ -50,18 +50,14 @@ def main(args: Namespace) -> int:
             if args.json:
                 print_json({"runs": [dataclasses.asdict(state) for state in shown]})
                 return 0
-            table = ["no runs here; start one with `hires run`, or name a folder with --results"]
-            if shown:
-                table = lines(shown)
+            none = "no runs here; start one with `hires run`, or name a folder with --results"
+            table = lines(shown) if shown else [none]
             if on_screen:
                 behind(sys.stdout).write(_CLEAR)
                 height = shutil.get_terminal_size().lines - 2
                 if len(table) > height:
-                    table = [
-                        *table[: height - 1],
-                        f"... {len(table) - height} more lines",
-                        table[-1],
-                    ]
+                    more = f"... {len(table) - height} more lines"
+                    table = [*table[: height - 1], more, table[-1]]
             print_lines(table)
             if (
                 streams.output_is_lost()

@@ -9,24 +9,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hires.cli.compose.compose_config import Composer
-from hires.cli.options import (
-    AFTER,
-    CONTINUE,
-    JSON,
-    SHARED,
-    TRUST_OWNER,
-    Parser,
-    composing,
-    flag,
-    number,
-    option,
-)
+from hires.cli.axes import axes_of, stored_sweep
+from hires.cli.compose_config import Composer
+from hires.cli.execution import GROUPED, INTERLEAVED, Sweep, print_points, run_sweep
+from hires.cli.options import AFTER, JSON, STARTING, Parser, composing, flag, number, option
 from hires.cli.planning import Planner
-from hires.cli.screens.screen import plural, print_config, print_json
-from hires.cli.sweep.axes import axes_of, stored_sweep
-from hires.cli.sweep.execution import GROUPED, INTERLEAVED, Sweep, print_points, run_sweep
-from hires.cli.sweep.sweep_points import (
+from hires.cli.screen import plural, print_config, print_json
+from hires.cli.sweep_points import (
     Points,
     Where,
     begin_with,
@@ -73,9 +62,7 @@ PARSER = Parser(
     *AFTER,
     flag("--memory", "show the memory of every rank at the end, too"),
     flag("--again", "run what is complete already, too"),
-    CONTINUE,
-    TRUST_OWNER,
-    SHARED,
+    *STARTING,
     flag("--dry-run", "plan and show, write no run folder or script (run writes them)"),
     JSON,
 )
@@ -101,10 +88,8 @@ def main(args: argparse.Namespace) -> int:
     before = preceding(points, options.first, composer) if options.first else Points()
     if args.cfg:
         if args.json:
-            configs = [point.config and to_dict(point.config) for point in points.listed]
-            print_json({"points": configs})
-            return 0
-        for point in [*before.listed, *points.listed]:
+            print_json({"points": [p.config and to_dict(p.config) for p in points.listed]})
+        for point in () if args.json else [*before.listed, *points.listed]:
             print(f"--- # {' '.join(' '.join(point.words).split())}")
             if point.config is None:
                 print(f"# {point.reason}")

@@ -12,12 +12,12 @@ import tempfile
 from argparse import Namespace
 from typing import Any
 
-from hires.cli.compose.compose_config import compose
-from hires.cli.compose.overrides import key_in
+from hires.cli.compose_config import compose
 from hires.cli.options import JSON, Parser, composing
+from hires.cli.overrides import key_in
 from hires.cli.planning import Planner, require_feasible
 from hires.cli.prepare import prepare
-from hires.cli.screens.screen import print_config, print_json, print_table
+from hires.cli.screen import print_config, print_json, print_table
 from hires.cli.start_run import ENDS, print_failure, wait_for
 from hires.core.codecs import NONE
 from hires.core.config.precision_config import INT8, PrecisionConfig
@@ -109,20 +109,19 @@ def _as_named(config: RunConfig, words: list[str]) -> RunConfig:
 def _print(answer: dict[str, Any]) -> None:
     rows = []
     for kind, worst in answer["worst"].items():
-        cells = ("-", "-", "-", "-", "not compared")
+        cells = ["-", "-", "-", "-", "not compared"]
         if worst is not None:
             noise = "-" if worst["noise"] is None else f"{worst['noise']:.2e}"
             numbers = f"{worst['error']:.2e}", noise, f"{worst['allowed']:.0e}"
-            cells = (worst["name"].partition("/")[2], *numbers, worst["verdict"])
+            cells = [worst["name"].partition("/")[2], *numbers, worst["verdict"]]
         rows.append((kind.replace("_", " "), *cells))
     heads = [Column(name, name, digits=2) for name in ("error", "noise", "allowed")]
     print_table("Largest relative error", ("compared", "tensor", *heads, ""), rows)
-    precision, worst = answer["precision"], answer["decisive"]
+    precision, worst, sums = answer["precision"], answer["decisive"], answer.get("float_sums", [])
     rounds = listed(answer.get("codecs") or [precision])
     in_low = "" if precision == "fp64" else f" in float64, within what {rounds} rounds"
     if precision == INT8:
-        in_float = answer.get("float_sums")
-        in_low = f" in {precision}, {'but for sums in float' if in_float else 'bit by bit'}"
+        in_low = f" in {precision}, {'but for sums in float' if sums else 'bit by bit'}"
     if worst is None:
         print(f"cannot be decided: {precision} loses most digits of every tensor; verify fp64")
     elif answer["verdict"] == "undecided":
@@ -135,17 +134,13 @@ def _print(answer: dict[str, Any]) -> None:
         verdict = "equal" if answer["ok"] else "NOT equal"
         differs = f"{worst['error']:.2e}, allowed {worst['allowed']:.0e} ({worst['name']})"
         print(f"{verdict} to one process{in_low}: {differs}")
-    measured = (
-        "ten times their float64 noise, measured by moving pixels by ulps"
-        if precision == "fp64"
-        else f"three times the error of one process in {precision}"
-    )
-    lost = "not judged, as one process alone loses most digits of them"
-    sums = "summed in float, in an order that follows from the layout"
+    measured = f"three times the error of one process in {precision}"
+    if precision == "fp64":
+        measured = "ten times their float64 noise, measured by moving pixels by ulps"
     for what, names in (
         (f"allowed {measured}", answer["by_noise"]),
-        (lost, answer["undecided"]),
-        (sums, answer.get("float_sums", [])),
+        ("not judged, as one process alone loses most digits of them", answer["undecided"]),
+        ("summed in float, in an order that follows from the layout", sums),
     ):
         if names:
             print(f"{what}: {listed(names, _SHOWN)}")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from hires.cli.compose.compose_config import compose
+from hires.cli.compose_config import compose
 from hires.cli.data_keys import path_of_weights, resolve_data
 from hires.cli.options import CONFIG_DIR, JSON, RESULTS, Parser, file_to_write, option
 from hires.cli.planning import shapes_of
-from hires.cli.screens.screen import plural, print_json, print_table
+from hires.cli.screen import plural, print_json, print_result, print_table
 from hires.cli.tracing import Shapes, TorchProcess, tensors_of, trace_key
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
@@ -80,10 +79,8 @@ def main(args: Namespace) -> int:
             return _show(args, place, process)
         path = file_to_write(args.out, *SAFETENSORS, *PICKLES)
         facts = (_import if args.action == "import" else _export)(args, place, path, process)
-    if args.json:
-        print_json({"weights": str(path), **facts})
-    else:
-        print(f"{plural(facts['tensors'], 'tensor')}, {size(facts['bytes'])} in {path}")
+    text = f"{plural(facts['tensors'], 'tensor')}, {size(facts['bytes'])} in {path}"
+    print_result(args.json, {"weights": str(path), **facts}, text)
     return 0
 
 
@@ -96,26 +93,22 @@ def _show(args: Namespace, place: WeightsPlace, process: TorchProcess) -> int:
         needed, others = _network(_composed(args), process)
         wrong = misfit(shapes, needed, others)
         found = {"fits": not wrong, **dataclasses.asdict(wrong)}
-    numbers = sum(map(prod, shapes.values()))
     if args.json:
         tensors = {name: {"shape": shapes[name], "dtype": types[name]} for name in shapes}
         print_json({"weights": str(place.path), "tensors": tensors, **found})
         return 0 if found.get("fits", True) else ConfigError.exit_code
-    _print_tensors(place, shapes, types)
-    fits = "; they fit the network" if found.get("fits") else ""
-    print(f"{plural(len(shapes), 'tensor')} of {numbers} numbers{fits}")
-    if found:
-        require_fit(place.key, shapes, needed, others, whole=True)
-    return 0
-
-
-def _print_tensors(place: WeightsPlace, shapes: Shapes, types: Mapping[str, str]) -> None:
     heads: list[Column | str] = ["tensor", "shape", "type", Column("numbers", "numbers", digits=0)]
     rows = [
         [name, " x ".join(map(str, shape)) or "one", types[name], str(prod(shape))]
         for name, shape in shapes.items()
     ]
     print_table(str(place.path), heads, rows)
+    fits = "; they fit the network" if found.get("fits") else ""
+    numbers = sum(map(prod, shapes.values()))
+    print(f"{plural(len(shapes), 'tensor')} of {numbers} numbers{fits}")
+    if found:
+        require_fit(place.key, shapes, needed, others, whole=True)
+    return 0
 
 
 def _export(
@@ -130,32 +123,62 @@ def _export(
 def _import(
     args: Namespace, place: WeightsPlace, path: Path, process: TorchProcess
 ) -> dict[str, Any]:
-    renames = [_renaming(text) for text in args.rename or ()]
     config = _composed(args)
     needed, others = _network(config, process)
-    first = of_first_values(args.fresh or (), needed)
+    fresh, stored = args.fresh or (), tensors_of(place, process)[0]
+    for one in fresh:
+        if not _begins(needed, one):
+            raise ConfigError(f"--fresh {one}: the network has no tensor of this name")
+    first = [name for name in needed if any(_begins([name], one) for one in fresh)]
     rest = {name: shape for name, shape in needed.items() if name not in first}
-    stored = tensors_of(place, process)[0]
-    rules = NameRules(renames, args.without or ())
-    names = rules.renamed(stored)
+    names = renamed(stored, args.rename or (), args.without or ())
     prefix = common_prefix(names.values(), rest)
     names = {old: new.removeprefix(prefix) for old, new in names.items()}
     names = {old: new for old, new in names.items() if new not in first}
-    require_fit(place.key, {new: stored[old] for old, new in names.items()}, rest, others, _HOW)
+    how = "choose the network with model=NAME and its keys, or use --rename OLD=NEW, "
+    how += "--without NAME or --fresh NAME"
+    require_fit(place.key, {new: stored[old] for old, new in names.items()}, rest, others, how)
     return {**process.write_weights(config, place.path, path, names, first), "fresh": first}
 
 
-_HOW = (
-    "choose the network with model=NAME and its keys, or use --rename OLD=NEW, --without NAME "
-    "or --fresh NAME"
-)
+def renamed(
+    names: Collection[str], renames: Iterable[str], without: Iterable[str]
+) -> dict[str, str]:
+    """Returns the new name of each tensor that stays, by its name in the file.
 
+    module.backbone.layer1.0.conv1.weight    of the file
+    backbone.layer1.0.conv1.weight    without what a wrapper put before all names
+    layer1.0.conv1.weight    renamed by `backbone=`
 
-def _renaming(text: str) -> tuple[str, str]:
-    old, equals, new = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--rename {text} must be OLD=NEW, as backbone=encoder, or OLD=")
-    return old, new
+    Args:
+        names: of the file.
+        renames: ``OLD=NEW``: beginnings and what replaces them; the first that fits a name counts.
+        without: beginnings of names that are left out.
+
+    Raises:
+        ConfigError: a rule fits no name, or two tensors would have one name.
+    """
+    rules = [("--rename", *text.partition("=")) for text in renames]
+    for _, old, equals, _ in rules:
+        if not equals:
+            raise ConfigError(f"--rename {old} must be OLD=NEW, as backbone=encoder, or OLD=")
+    for what, old, *_ in [*rules, *(("--without", one) for one in without)]:
+        if not _begins(names, old):
+            raise ConfigError(
+                f"{what} {old}: no name begins with it; `hires weights show FILE` lists the names"
+            )
+    found, owners = dict[str, str](), dict[str, str]()
+    for name in names:
+        if any(_begins([name], one) for one in without):
+            continue
+        fitting = ((old, new) for _, old, _, new in rules if _begins([name], old))
+        new = _replaced(name, *next(fitting, ("", "")))
+        if new in owners:
+            raise ConfigError(
+                f"{owners[new]} and {name} would both be {new}; leave one out with --without"
+            )
+        found[name], owners[new] = new, name
+    return found
 
 
 def _composed(args: Namespace) -> RunConfig:
@@ -170,65 +193,10 @@ def _network(config: RunConfig, process: TorchProcess) -> tuple[Shapes, Collecti
     return needed, process.tensors[trace_key(config)]
 
 
-@dataclass(frozen=True)
-class NameRules:
-    """What `hires weights import` does to names; a beginning ends at a dot of the name.
-
-    module.backbone.layer1.0.conv1.weight    of the file
-    backbone.layer1.0.conv1.weight    without what a wrapper put before all names
-    layer1.0.conv1.weight    renamed by `backbone=`
-    """
-
-    renames: Sequence[tuple[str, str]] = ()
-    """Beginnings and what replaces them; the first that fits a name counts."""
-    without: Sequence[str] = ()
-    """Beginnings of names that are left out."""
-
-    def renamed(self, names: Iterable[str]) -> dict[str, str]:
-        """Returns the name of each tensor that stays, by its name in the file.
-
-        ConfigError: a rule fits no name, or two tensors would have one name.
-        """
-        every, found, owners = [*names], dict[str, str](), dict[str, str]()
-        self._refuse_idle(every)
-        for name in every:
-            if any(_begins(name, one) for one in self.without):
-                continue
-            new = next(
-                (_replaced(name, *rule) for rule in self.renames if _begins(name, rule[0])), name
-            )
-            if new in owners:
-                raise ConfigError(
-                    f"{owners[new]} and {name} would both be {new}; leave one out with --without"
-                )
-            found[name], owners[new] = new, name
-        return found
-
-    def _refuse_idle(self, names: Collection[str]) -> None:
-        rules = [("--rename", old) for old, _ in self.renames]
-        rules += [("--without", beginning) for beginning in self.without]
-        for word, beginning in rules:
-            if not any(_begins(name, beginning) for name in names):
-                raise ConfigError(
-                    f"{word} {beginning}: no name begins with it; `hires weights show FILE` "
-                    f"lists the names"
-                )
-
-
-def of_first_values(beginnings: Sequence[str], needed: Mapping[str, object]) -> list[str]:
-    """Returns the names of a network's tensors that begin in one of some ways.
-
-    ConfigError: none begins so.
-    """
-    for beginning in beginnings:
-        if not any(_begins(name, beginning) for name in needed):
-            raise ConfigError(f"--fresh {beginning}: the network has no tensor of this name")
-    return [name for name in needed if any(_begins(name, one) for one in beginnings)]
-
-
-def _begins(name: str, beginning: str) -> bool:
-    beginning = beginning.removesuffix(".")
-    return not beginning or name == beginning or name.startswith(f"{beginning}.")
+def _begins(names: Iterable[str], beginning: str) -> bool:
+    """Whether one of some names begins in this way, in whole parts."""
+    begin = beginning.removesuffix(".")
+    return any(not begin or name == begin or name.startswith(f"{begin}.") for name in names)
 
 
 def _replaced(name: str, old: str, new: str) -> str:

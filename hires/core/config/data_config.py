@@ -71,9 +71,10 @@ class DataConfig(Section, key="data", choices=DATA_SETS):
     ``slide,label``, or files of outlines, as annotations/*.geojson (QuPath) or *.xml (ASAP); the
     star is the name of a slide. null: they have no classes."""
     targets: str = value("class", choices=TARGETS, of=("images", *_SLIDE, *_MADE))
-    """What an image has: a ``class``; any number of ``classes`` (in ``data.labels`` a label as
-    ``cat;dog`` or ``cat|dog``, or a column of 0 and 1 for each class); or ``numbers``, a column for
-    each. Data with classes or without labels takes that of ``weights=RUN``."""
+    """What one image has: one ``class``; ``classes``, any number of them, which a loss and errors
+    call its ``labels`` (in ``data.labels`` a label as ``cat;dog`` or ``cat|dog``, or a column of 0
+    and 1 for each class); or ``numbers``, a column for each. Data with classes or without labels
+    takes that of ``weights=RUN``."""
     groups: dict[str, Any] = value({}, of=_SLIDE, plan=False)
     """Of ``slide`` with outlines: the class of a group or classification, as ``{_0: tumor}``; null:
     what it covers has no class. Those that are not named keep their name."""

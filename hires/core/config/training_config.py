@@ -57,12 +57,13 @@ class LossConfig(Section, key="loss", choices=LOSS_NAMES):
     """``loss=NAME``: what training minimises."""
 
     name: str = value("auto", choices=LOSS_NAMES)
-    """Of classes: ``cross_entropy``, ``bce`` (binary cross-entropy of each class, with logits),
-    ``dice`` (1 - the mean Dice coefficient of the classes, from probabilities, over all pixels of
-    a microbatch). Of images of ``model.scale`` times the input's size, or of the numbers of
-    ``data.targets=numbers``: ``l1``, ``l2`` (mean square), ``smooth_l1``. ``custom``: the function
-    ``loss.target``. ``auto``: ``l1`` for ``model=edsr`` and ``data=pairs``, ``bce`` for
-    ``data.targets=classes``, ``l2`` for ``numbers``, else ``cross_entropy``."""
+    """Of one class for each image or pixel: ``cross_entropy``, ``bce`` (binary cross-entropy of
+    each class, with logits, also of several classes an image), ``dice`` (1 - the mean Dice
+    coefficient of the classes, from probabilities, over all pixels of a microbatch). Of images of
+    ``model.scale`` times the input's size, or of the numbers of ``data.targets=numbers``: ``l1``,
+    ``l2`` (mean square), ``smooth_l1``. ``custom``: the function ``loss.target``. ``auto``: ``l1``
+    for ``model=edsr`` and ``data=pairs``, ``bce`` for ``data.targets=classes``, ``l2`` for
+    ``numbers``, else ``cross_entropy``."""
     weights: list[float] | None = value(low=0, of=(*_CROSS_ENTROPY, "bce"), tasks=("train",))
     """Of ``cross_entropy``: a factor for each class; the mean is divided by the factors of the
     labels. Of ``bce``: a factor for the term of each class where an image has it (``pos_weight`` of
@@ -87,8 +88,9 @@ class LossConfig(Section, key="loss", choices=LOSS_NAMES):
         choices=(CLASSES, IMAGES, LABELS, NUMBERS),
         of=("custom", *(name for name in LOSSES if LOSSES[name].also)),
     )
-    """Of ``custom``: what it gets beside the output: labels, (n) or (n, H, W), of ``classes``, or
-    ``images`` of the output's shape. ``labels`` and ``numbers`` follow from ``data.targets``."""
+    """Of ``custom``: what it gets beside the output: of ``classes`` the number of the one class of
+    each image or pixel, (n) or (n, H, W), or ``images`` of the output's shape. ``labels`` (0 or 1
+    for each class, of ``data.targets=classes``) and ``numbers`` follow from ``data.targets``."""
     args: dict[str, Any] = value({})
     """Of a loss in a module of your own in ``hires/losses``: arguments of its class."""
 

@@ -7,9 +7,9 @@ import inspect
 
 import pytest
 
-from hires.cli.compose.choices import config_keys
-from hires.cli.compose.compose_config import Composer, compose
-from hires.cli.compose.overrides import checked
+from hires.cli.choices import config_keys
+from hires.cli.compose_config import Composer, compose
+from hires.cli.overrides import checked
 from hires.core.config.data_config import DataConfig
 from hires.core.config.fields import keys_of, names_of
 from hires.core.config.model_config import NETWORKS, ModelConfig
@@ -34,7 +34,7 @@ MISTAKES = [
     # lists and commas
     ("parallel.tiles=2,2", "'parallel.tiles=[2,2]'"),
     ("batch=2,4", "one run takes one"),
-    ("parallel.tiles=[2,|2]", "'parallel.tiles=[2,2]'"),
+    ("parallel.tiles=[2,|2]", "'parallel.tiles=[2,' cannot be read"),
     ("~model=resnet18", "a ~ takes none; write ~model, with which model has its default again"),
     ("~batch=2", "write ~batch"),
     ("~bogus", "unknown key 'bogus'"),

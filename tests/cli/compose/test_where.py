@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hires.cli.compose.choices import groups
-from hires.cli.compose.compose_config import compose
-from hires.cli.compose.expression import Expression
-from hires.cli.sweep.sweep_points import Where
+from hires.cli.choices import groups
+from hires.cli.compose_config import compose
+from hires.cli.expression import Expression
+from hires.cli.sweep_points import Where
 from hires.core.errors import ConfigError
 
 CONFIG = compose(
@@ -91,8 +91,8 @@ def test_nothing_but_arithmetic_comparisons_and_keys(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_image_of_two_sizes_is_no_number():
+def test_image_of_two_sizes_is_a_list():
     config = compose(["image=[480,640]"])
     with pytest.raises(ConfigError, match="write height or width"):
         keeps("image < 600", config)
-    assert keeps("height < 600 and width > 600", config)
+    assert keeps("height < 600 and width > 600 and image == [480,640]", config)

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from hires.cli.compose.choices import groups
-from hires.cli.compose.compose_config import Composer
-from hires.cli.compose.overrides import checked
-from hires.cli.sweep.axes import MOST_POINTS, axes_of, stored_sweep
+from hires.cli.axes import MOST_POINTS, axes_of, stored_sweep
+from hires.cli.choices import groups
+from hires.cli.compose_config import Composer
+from hires.cli.overrides import checked
 from hires.core.errors import ConfigError
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from hires.cli.axes import axes_of, stored_sweep
 from hires.cli.calibration import calibration_of
-from hires.cli.compose.choices import groups
-from hires.cli.compose.compose_config import Composer
-from hires.cli.sweep.axes import axes_of, stored_sweep
-from hires.cli.sweep.sweep_points import compose_all, preceding
+from hires.cli.choices import groups
+from hires.cli.compose_config import Composer
+from hires.cli.sweep_points import compose_all, preceding
 from hires.core.errors import ConfigError
 from hires.data.make_data import make_data
 from hires.data.opening import open_data

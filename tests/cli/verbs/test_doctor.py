@@ -44,7 +44,7 @@ def test_calibration_is_a_benchmark_that_takes_keys(hires, monkeypatch):
 def test_torch_without_a_gpu_is_a_warning_where_there_is_one(monkeypatch, files, names, state):
     monkeypatch.setattr(machine, "device_files", lambda: files)
     monkeypatch.setattr(verb_doctor, "ask", lambda *_, **__: (0 if names else -1, names))
-    facts = {"devices": [], "cuda": None, "nccl": None, "apart": []}
+    facts = {"devices": [], "cuda": None, "nccl": None}
     [check] = verb_doctor.gpu_checks(facts)
     assert (check.state, bool(check.remedy)) == (state, state != "ok")
 
@@ -106,7 +106,7 @@ def test_refused_job_is_a_line_with_slurms_words_and_a_stopped_doctor_leaves_no_
     cluster("scontrol", SLURM)
     cluster("sinfo", 'printf "n1|gpu*|idle\\nn2|gpu*|idle\\n"')
     cluster("sbatch", "echo 'sbatch: error: the queue is closed' >&2; exit 1")
-    words = ("doctor", "launcher=slurm", "--nodes", "2")
+    words = ("doctor", "launcher=slurm", "launcher.nodes=2")
     answer = hires(*words, "--json")
     line = json.loads(answer.out)["checks"][-1]
     assert (answer.code, line["name"], line["where"], line["state"]) == (1, "job", "job", "failed")

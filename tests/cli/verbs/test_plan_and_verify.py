@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hires.cli.screens.show_plan import finding_lines, memory_lines, node_lines
+from hires.cli.show_plan import finding_lines, memory_lines, node_lines
 from hires.core.store.ends import End
 from hires.core.units import MIB, size
 from hires.plan.memory import LIBRARIES_BYTES, RankMemory, Room

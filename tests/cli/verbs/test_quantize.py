@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from hires.cli.compose.compose_config import compose
+from hires.cli.compose_config import compose
 from hires.core.errors import ConfigError
 from hires.core.store import frozen, records, rundir
 from hires.core.store.ends import End
@@ -322,20 +322,6 @@ def test_files_that_do_not_belong_together_are_refused(hires, quantised):
         text = text.replace("WEIGHT", damage(name))
         answer = hires(*INT8)
         assert (answer.code, text in answer.err) == (2, True), answer.err
-
-
-def test_signal_of_the_int8_network_and_of_each_operator_is_shown_and_kept(hires, ranks):
-    answer = hires(*AUTO)
-    assert answer.code == 0, answer.err
-    assert "the int8 network itself has 31.5 dB of signal over noise" in answer.err
-    facts = json.loads(hires(*AUTO, "--json").out)
-    assert facts["auto"] == {"asked_db": 30, "images": 4, "operators": 20, "signal_db": 31.5}
-    assert facts["alone"]["fc"] == 38.5
-    assert len(ranks) == 1
-    answer = hires(*AUTO, "quant.keep=[fc]")
-    assert len(ranks) == 2  # what is kept by name decides what else has to be
-    assert [config["quant"]["scales"] for config in ranks] == [None, None]
-    assert "Layers that stay in float" in answer.out
 
 
 def test_network_image_and_images_are_those_of_the_run_of_the_weights(hires, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hires.cli.compose.choices import ALIASES, config_keys, groups
+from hires.cli.choices import ALIASES, config_keys, groups
 from hires.core.store import campaign
 from hires.core.store.campaign import Campaign, PlannedPoint
 from tests.helpers.compared_runs import compared_run, failed_run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 from pathlib import Path
 
 from hires.core.ranks.timeline import FORWARD, OPTIMISER, Recorder
@@ -40,19 +39,6 @@ def test_run_is_shown_with_its_tables_placement_and_time_line(hires, finished):
         assert hires("show", str(run), *wrong).code == 2
 
 
-def test_run_without_a_counted_step_says_why_and_what_would_work(hires, finished):
-    assert "no throughput" not in hires("show", str(finished)).out
-    record = json.loads((finished / "record.json").read_text())
-    left_out = [{"step": 6, "why": "warm-up"}]
-    record["throughput"] |= {"samples": 0, "discarded": left_out, "img_per_s": None, "step_s": None}
-    (finished / "record.json").write_text(json.dumps(record))
-    [line] = [
-        line for line in hires("show", str(finished)).out.splitlines() if "no throughput" in line
-    ]
-    assert "of the 1 step of this attempt none counts" in line
-    assert line.endswith("use a smaller measure.warmup or more steps")
-
-
 def test_reproduce_prints_the_line_and_what_differs_now(hires, finished):
     answer = hires("show", str(finished), "--reproduce")
     assert answer.code == 0, answer.err
@@ -68,18 +54,3 @@ def test_reproduce_prints_the_line_and_what_differs_now(hires, finished):
     assert ("'image=[3,4];'" in answer.out, "'$(touch'" in answer.out) == (True, True)
     changes = json.loads(hires("show", str(finished), "--reproduce", "--json").out)["changed"]
     assert [change["what"] for change in changes] == ["commit", "torch", "host"]
-
-
-def test_name_that_several_runs_fit_is_refused_with_theirs(hires, finished):
-    run, other = finished, finished.with_name(f"{finished.name[:-8]}0123abcd")
-    shutil.copytree(run, other)
-    for word, why in (
-        ("resnet18", "may be any of 2 runs"),
-        ("default", f"as default/{min(run.name, other.name)}; `hires list runs --camp"),
-        ("nothing", "is no campaign and no run"),
-    ):
-        answer = hires("show", word)
-        assert (answer.code, why in answer.err) == (2, True), answer.err
-    (run / "config.yaml").unlink()
-    answer = hires("show", str(run))  # it was called no run
-    assert (answer.code, "has attempts and no config.yaml" in answer.err) == (2, True), answer.err

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from hires.cli.compose.choices import ALIASES, EXPERIMENTS, Groups, config_keys, shipped_groups
+from hires.cli.choices import ALIASES, EXPERIMENTS, Groups, config_keys, shipped_groups
 from hires.core.config.fields import Checks, Section, changed_keys
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import ONE_PASS, MeasureConfig
@@ -22,11 +21,12 @@ from hires.core.registry import nearest, offer
 from hires.plan.plan import Finding
 
 _ASSIGNMENT = re.compile(r"^(?P<sign>\+{0,2})(?P<key>[A-Za-z_][\w./-]*)=(?P<value>.*)$", re.DOTALL)
-_FREE = (
-    "model.args.", "optimizer.args.", "cluster.options.", "cluster.environment.", "comm.options.",
-    "quant.data.", "data.groups.",
-)  # fmt: skip
-"""Keys below which users choose the names: of their own network, optimiser or cluster."""
+
+
+@functools.cache
+def free_keys() -> tuple[str, ...]:
+    """Returns the beginnings of keys whose names users choose, as ``model.args.``."""
+    return tuple(f"{name}." for name, key in config_keys().items() if "dict" in str(key.hint))
 
 
 def checked(words: list[str], groups: Groups) -> list[str]:
@@ -34,7 +34,6 @@ def checked(words: list[str], groups: Groups) -> list[str]:
 
     Text that Hydra cannot read, as a path with spaces, is quoted; free keys get their ``++``.
     """
-    _refuse_torn_brackets(words)
     check = Checks()
     good: list[str] = []
     taken = in_force(words)
@@ -65,7 +64,7 @@ def key_in(word: str) -> str:
 def is_key(word: str) -> bool:
     """Whether a word, as :func:`checked` returns it, sets a key, and chooses nothing."""
     key = word.lstrip("+").partition("=")[0]
-    return key in config_keys() or key.startswith(_FREE)
+    return key in config_keys() or key.startswith(free_keys())
 
 
 @functools.lru_cache(maxsize=65536)
@@ -119,17 +118,16 @@ def _checked_word(word: str, groups: Groups) -> str:
         return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
     if override is None:
         raise ConfigError(
-            f"{word!r} cannot be read; write key=value, with quotes around a value that holds "
-            f"spaces or brackets that are not a list"
+            f"{word!r} cannot be read; put a value with spaces or brackets in quotes, as "
+            f"'key=[2,2]'"
         )
     takes_list = type_words.startswith("a list") or key in ("image", "parallel.tiles")
     if override.is_sweep_override():
-        why = "names several values and one run takes one; put the value in quotes if the comma "
-        why += "belongs to it"
+        why = "names several values and one run takes one; quote a comma that belongs to it"
         if takes_list:
             why = f"needs brackets; write '{key}=[{value}]'"
         raise ConfigError(f"{key}={value} {why}, or run one after the other with `hires sweep`")
-    if f"{key}.".startswith(_FREE):
+    if f"{key}.".startswith(free_keys()):
         return f"++{key}={value}"
     # Every key has a default, so a + has nothing to add, except a group of --config-dir.
     has_default = key in config_keys() or key in shipped_groups()
@@ -138,14 +136,12 @@ def _checked_word(word: str, groups: Groups) -> str:
 
 def _check_key(key: str, groups: Groups) -> None:
     known = config_keys()
-    if key in known or key in groups or key.startswith(_FREE):
+    if key in known or key in groups or key.startswith(free_keys()):
         return
     if key == EXPERIMENTS:
         raise ConfigError(f"{key}=NAME is a stored sweep; start it with hires sweep {key}=NAME")
-    inside = [name for name in known if name.startswith(f"{key}.")]
-    if inside and "." not in key:
-        every = ", ".join(inside)
-        raise ConfigError(f"{key} is not one value but several keys; set one of {every}")
+    if inside := [name for name in known if name.startswith(f"{key}.")]:
+        raise ConfigError(f"{key} is several keys, not one; set one of {', '.join(inside)}")
     for word, (ours, what) in ALIASES.items():
         if word.partition("=")[0] == key:
             name = ours.partition("=")[0]
@@ -178,23 +174,6 @@ def _no_override(word: str, groups: Groups) -> str:
     return f"{word!r} is not an override; write key=value, as batch=8 (see `hires list keys`)"
 
 
-def _refuse_torn_brackets(words: list[str]) -> None:
-    """Refuses a list that the shell has cut at its spaces."""
-
-    def depth(word: str) -> int:
-        value = word.split("=", 1)[-1]
-        if value[:1] in ("'", '"'):
-            return 0
-        return sum(value.count(c) for c in "[{(") - sum(value.count(c) for c in "]})")
-
-    for start, word in enumerate(words):
-        if "=" in word and depth(word) > 0:
-            joined = itertools.accumulate(words[start:])
-            whole = next((text for text in joined if depth(text) == 0), None)
-            remedy = f"leave the spaces out: '{whole}'" if whole else "lists are written as [2,2]"
-            raise ConfigError(f"{word!r} has a bracket that is not closed; {remedy}")
-
-
 def idle_keys(config: RunConfig, words: Iterable[str]) -> Iterator[Finding]:
     """Yields a note for each key among the typed ``words`` that a config does not read.
 
@@ -205,17 +184,11 @@ def idle_keys(config: RunConfig, words: Iterable[str]) -> Iterator[Finding]:
     if "steps" in typed and warmup == left < MeasureConfig.warmup:
         text = f"measure.warmup={warmup}, as steps={config.steps} leaves no more to measure"
         yield Finding("note", "measure.warmup", text)
-    if config.task.name == "calibrate" and "steps" in typed:
-        text = (
-            f"steps does nothing: task=calibrate takes as many as quant.images="
-            f"{config.quant.images} need in batches of {config.batch}"
-        )
-        yield Finding("note", "steps", text)
-    if config.task.name in ONE_PASS and "steps" in typed:
-        text = (
-            f"steps does nothing: task={config.task.name} makes one pass over its data, "
-            f"{config.steps} steps of batch={config.batch}"
-        )
+    if config.task.name in ("calibrate", *ONE_PASS) and "steps" in typed:
+        reads = f"takes quant.images={config.quant.images}"
+        if config.task.name in ONE_PASS:
+            reads = f"makes one pass over its data, {config.steps} steps of batch={config.batch}"
+        text = f"steps does nothing: task={config.task.name} {reads}"
         yield Finding("note", "steps", text)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hires.cli.planning import Planner
-from hires.cli.screens.screen import plural, print_notes, print_table
+from hires.cli.screen import plural, print_notes, print_table
 from hires.cli.start_run import SweepProgress, submit
-from hires.cli.sweep.sweep_points import COMPLETE, FAILED, INFEASIBLE, READY, Points, SweepPoint
+from hires.cli.sweep_points import COMPLETE, FAILED, INFEASIBLE, READY, Points, SweepPoint
 from hires.core.errors import INTERRUPTED, PREEMPTED, ConfigError, HiresError, PlanError, RunError
 from hires.core.ranks.machine import visible_gpus
 from hires.core.store import campaign, provenance, rundir
@@ -78,15 +78,8 @@ class Sweep:
         assert needs is not None
         # One whose memory is unknown has the machine for itself.
         host_bytes = needs.host_bytes or machine_bytes() or 0
-        return FrozenRun(
-            run.path,
-            tuple(run.argv),
-            run.config,
-            attempts,
-            host_bytes,
-            len(run.done),
-            needs.gpus,
-        )
+        argv, done = tuple(run.argv), len(run.done)
+        return FrozenRun(run.path, argv, run.config, attempts, host_bytes, done, needs.gpus)
 
     def freeze(self, point: SweepPoint) -> None:
         """Freezes a point in its run folder."""
@@ -139,16 +132,15 @@ def print_points(points: Points, repeat: int) -> None:
         print(f"warning: {text} ({plural(count, 'point')})", file=sys.stderr)
     print_notes([*{note.text: note for note in reversed(notes)}.values()][::-1])
     states = collections.Counter(point.state for point in points.listed)
-    counts = {
-        "to run": states[READY],
-        "complete": states[COMPLETE],
-        "excluded": states[INFEASIBLE],
-        **({"failed": states[FAILED]} if states[FAILED] else {}),
-        **({"left out by --where": points.left_out} if points.left_out else {}),
-        **({"the same run as another": points.duplicates} if points.duplicates else {}),
+    others = {
+        "failed": states[FAILED],
+        "left out by --where": points.left_out,
+        "the same run as another": points.duplicates,
     }
-    parts = ", ".join(f"{count} {what}" for what, count in counts.items())
-    print(f"{len(points.listed)} points: {parts}")
+    counts = {"to run": READY, "complete": COMPLETE, "excluded": INFEASIBLE}
+    parts = [f"{states[state]} {what}" for what, state in counts.items()]
+    parts += [f"{number} {what}" for what, number in others.items() if number]
+    print(f"{len(points.listed)} points: {', '.join(parts)}")
 
 
 def as_json(points: Points, queue: LocalQueue | None, repeat: int = 1) -> dict[str, Any]:
@@ -180,31 +172,26 @@ def as_json(points: Points, queue: LocalQueue | None, repeat: int = 1) -> dict[s
         }
         for point in points.valid
     ]
-    excluded = [
-        {"overrides": p.words, "state": p.state, "reason": p.reason} for p in points.excluded
-    ]
+    out = [{"overrides": p.words, "state": p.state, "reason": p.reason} for p in points.excluded]
     counted = {"left_out": points.left_out, "duplicates": points.duplicates}
-    return {"points": listed, "excluded": excluded, **counted}
+    return {"points": listed, "excluded": out, **counted}
 
 
 def _record(sweep: Sweep) -> campaign.Campaign:
     options, recorded = sweep.options, campaign.read(sweep.folder)
     facts = {"argv": options.argv, "time": provenance.now(), "repeat": options.repeat}
     facts |= {"order": options.order, "max_parallel": options.max_parallel}
-    valid, excluded = sweep.points.valid, []
+    excluded = []
     for point in sweep.points.excluded:
-        config, what = point.run.config if point.run else point.config, None
+        config = point.run.config if point.run else point.config
+        what: dict[str, Any] | None = None
         if config is not None:  # in the words of a record
-            what = {
-                "model": model_label(config.model),
-                "image": [config.height, config.width],
-                "layout": config.parallel.name,
-                "precision": config.precision.name,
-                "task": config.task.name,
-                "batch": config.batch,
-                "limit": config.memory.limit,
-            }
+            what = {name: getattr(config, name).name for name in ("precision", "task")}
+            what |= {"model": model_label(config.model), "layout": config.parallel.name}
+            what |= {"image": [config.height, config.width], "batch": config.batch}
+            what |= {"limit": config.memory.limit}
         excluded.append(campaign.ExcludedPoint(point.words, point.reason, point.state, what))
+    valid = sweep.points.valid
     runs = [campaign.PlannedPoint(p.path.name, p.words, options.repeat) for p in valid]
     recorded.add(facts, runs, excluded)
     campaign.write(sweep.folder, recorded)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hires.cli.compose.choices import EXPERIMENTS, Groups, experiments
-from hires.cli.compose.compose_config import read_mapping
-from hires.cli.compose.overrides import checked, parsed
+from hires.cli.choices import EXPERIMENTS, Groups, experiments
+from hires.cli.compose_config import read_mapping
+from hires.cli.overrides import checked, parsed
 from hires.core.config.fields import Checks
 from hires.core.errors import ConfigError
 from hires.core.registry import offer
@@ -157,8 +157,6 @@ def _values(word: str, text: str, choices: dict[str, str]) -> list[str]:
     value = override._value  # Hydra has no other way to the names of a glob
     if isinstance(value, Glob):
         values = value.filter(list(choices))
-        if not values:
-            raise ConfigError(f"{word} fits no choice; {offer(word, choices) if choices else word}")
     elif not override.is_discrete_sweep():
         raise ConfigError(f"{word} is an interval without single values; use range() or commas")
     else:
@@ -167,7 +165,7 @@ def _values(word: str, text: str, choices: dict[str, str]) -> list[str]:
         except (HydraException, ValueError) as error:
             raise ConfigError(f"{word} holds no values: {error}") from None
     if not values:
-        raise ConfigError(f"{word} holds no value")
+        raise ConfigError(f"{word} holds no value{f'; {offer(word, choices)}' if choices else ''}")
     if len(values) > MOST_POINTS:
         raise ConfigError(f"{word} holds more than {MOST_POINTS} values; use a larger step")
     return values

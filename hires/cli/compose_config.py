@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import yaml
 
-from hires.cli.compose.choices import choice_keys, conf_dir, config_keys, groups, own_choices
-from hires.cli.compose.overrides import checked, in_force, is_key, parsed, require_read_keys
+from hires.cli.choices import choice_keys, conf_dir, config_keys, groups, own_choices
+from hires.cli.overrides import checked, in_force, is_key, parsed, require_read_keys
 from hires.core.config.fields import Checks, make_paths_absolute
 from hires.core.config.launcher_config import is_secret
 from hires.core.config.run_config import RunConfig, from_dict

@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hires.cli.compose.choices import config_keys
-from hires.cli.compose.compose_config import Composer, config_of
-from hires.cli.compose.expression import Expression
-from hires.cli.compose.overrides import key_in, parsed
+from hires.cli.axes import SweepAxis
+from hires.cli.choices import config_keys
+from hires.cli.compose_config import Composer, config_of
 from hires.cli.data_keys import saves_end
+from hires.cli.expression import Expression
+from hires.cli.overrides import free_keys, key_in, parsed
 from hires.cli.planning import MemoryNeeds, Planner
 from hires.cli.prepare import EarlierRuns, Prepared, prepare
 from hires.cli.start_run import show_planning
-from hires.cli.sweep.axes import SweepAxis
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, HiresError, PlanError, StoppedError
 from hires.core.store.records import done_attempt
@@ -66,10 +66,9 @@ class SweepPoint:
     @property
     def notes(self) -> list[str]:
         """What its keys and earlier runs have to be known for."""
-        findings = self.run.findings if self.run else []
-        return [f.text for f in findings if f.severity == "note"] + (
-            self.run.notes if self.run else []
-        )
+        if self.run is None:
+            return []
+        return [f.text for f in self.run.findings if f.severity == "note"] + self.run.notes
 
     @property
     def ready(self) -> Prepared:
@@ -122,9 +121,7 @@ class Where(Expression):
 
     def __init__(self, text: str, groups: Iterable[str]) -> None:
         self._groups = set(groups)
-        super().__init__(
-            text, {*config_keys(), *self._groups, *_DERIVED, "model.args.", "optimizer.args."}
-        )
+        super().__init__(text, {*config_keys(), *self._groups, *_DERIVED, *free_keys()})
 
     def keeps(self, config: RunConfig, choices: dict[str, str]) -> bool:
         """Returns whether the expression is true of a point, given its choice of every group."""
@@ -134,11 +131,9 @@ class Where(Expression):
                 return config.parallel.num_ranks
             if name in self._groups:
                 return choices.get(name)
-            if name == "image":
-                if config.height != config.width:
-                    size = f"[{config.height},{config.width}]"
-                    raise self.error(f"needs one number where image={size}; write height or width")
-                return config.height
+            if name == "image":  # a square one is a number, as in a list of runs
+                height, width = config.height, config.width
+                return height if height == width else [height, width]
             value: Any = config
             for part in name.split("."):
                 if isinstance(value, dict) and part not in value:
@@ -274,11 +269,9 @@ def plan_all(
 
 def drop_duplicates(points: Points) -> None:
     """Drops points that are the same run as an earlier one, which become known by their folders."""
-    runs: set[Path] = set()
-    kept = []
-    for point in points.listed:
-        if point.reason or point.path not in runs:
-            kept.append(point)
-            runs |= set() if point.reason else {point.path}
+    first: dict[Path, SweepPoint] = {}
+    for point in points.valid:
+        first.setdefault(point.path, point)
+    kept = [p for p in points.listed if p.reason or first[p.path] is p]
     points.duplicates += len(points.listed) - len(kept)
     points.listed = kept

@@ -7,6 +7,7 @@ so is all that is not on the list below: powers and shifts, as their results may
 from __future__ import annotations
 
 import ast
+import math
 import re
 import warnings
 from collections.abc import Callable, Collection
@@ -70,9 +71,11 @@ class Expression:
         try:
             value = eval(self._code, {"__builtins__": {}, "value_of": value_of})
         except (TypeError, ZeroDivisionError, OverflowError) as error:
-            raise self.error(f"cannot be worked out: {error}") from None
+            remedy = "; of an image that is not square write height or width"
+            more = remedy if "'list'" in str(error) else ""
+            raise self.error(f"cannot be worked out: {error}{more}") from None
         if not isinstance(value, bool):
-            what = "missing" if value is _MISSING else repr(value)
+            what = "missing" if isinstance(value, float) and math.isnan(value) else repr(value)
             raise self.error(
                 f"is {what} and neither true nor false; compare it, as --where {self._example!r}"
             )
@@ -122,24 +125,18 @@ class _Lookups(ast.NodeTransformer):
         return ast.Call(ast.Name("value_of", ast.Load()), [ast.Constant(name)], [])
 
 
-class _Missing:
-    """A missing value: arithmetic with it is missing, too, and it equals None."""
-
-    def _missing(self, *_: Any) -> _Missing:
-        return self
+class _Missing(float):
+    """A missing value, which is no number: no comparison with it is true, but that it is None."""
 
     def _false(self, _: Any) -> bool:
         return False
 
-    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = _missing
-    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = _missing
-    __neg__ = __pos__ = _missing
     __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _false
 
     def __eq__(self, other: object) -> bool:
         return other is None or other is self
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = float.__hash__
 
 
-_MISSING = _Missing()
+_MISSING = _Missing("nan")

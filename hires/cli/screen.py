@@ -52,12 +52,17 @@ def print_json(facts: Any, indent: int | None = 2) -> None:
     print(json.dumps(facts, indent=indent, default=str))
 
 
+def print_result(as_json: bool, facts: Any, *lines: str) -> None:
+    """Prints the result of a verb: its facts as one JSON object, or its lines."""
+    if as_json:
+        print_json(facts)
+    else:
+        print("\n".join(lines))
+
+
 def print_config(config: RunConfig, as_json: bool = False) -> int:
     """Prints a config as the YAML that a run would freeze, or as JSON; returns 0."""
-    if as_json:
-        print_json(plain(config))
-    else:
-        print(yaml_text(plain(config)), end="")
+    print(json.dumps(plain(config), indent=2) if as_json else yaml_text(plain(config)).rstrip())
     return 0
 
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 from itertools import chain, groupby, repeat, zip_longest
 from typing import Any
 
-from hires.cli.screens.screen import plural, table_lines
+from hires.cli.screen import plural, table_lines
 from hires.core import streams
 from hires.core.config.parallel_config import OBJECTIVES
 from hires.core.units import MIB, count, seconds, size
@@ -257,8 +257,6 @@ def choice_lines(choice: Choice) -> list[str]:
     text += [f"{name}: {MEANING[name]}" for name in MEANING if name in {o.limit for o in options}]
     text += [*_others(choice), f"step times: {choice.source}"]
     first, config = choice.best.candidate.overrides, choice.best.config
-    if config.launcher.has_jobs:  # `hires plan --nodes` has set them, perhaps
-        first = f"launcher.nodes={config.launcher.nodes} {first}"
     if choice.objective == OBJECTIVES[2]:
         first = f"image=[{config.height},{config.width}] {first}"
     text += [f"to run the first: hires run parallel=auto ..., or with its keys: {first}"]

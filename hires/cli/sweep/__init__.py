@@ -1,1 +1,0 @@
-"""Sweeps: many runs from one command."""
