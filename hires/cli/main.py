@@ -101,6 +101,11 @@ def _dispatch(words: list[str]) -> int:
     if verb == "_complete":  # the scripts of `hires completion` call this
         return int(module_of("completion").complete(rest))
     if verb in VERBS:
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            text = "the current folder was removed; change to one that is there, as `cd ~`"
+            raise ConfigError(text) from None
         module = module_of(verb)
         if not rest and hasattr(module, "SUBVERBS"):
             rest = ["--help"]

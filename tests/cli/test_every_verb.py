@@ -380,3 +380,14 @@ def test_step_counts_when_every_rank_has_it(capsys):
     assert (begin.startswith("step 1/50"), "4 img/s" in begin) == (True, True)
     assert end.startswith("step 50/50")
     assert capsys.readouterr().out == ""  # standard output is for the result
+
+
+def test_current_folder_that_was_removed_is_named(hires, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for words in (("plan", "image=32"), ("list", "runs")):
+        answer = hires(*words)
+        assert answer.code == 2
+        assert "the current folder was removed; change to one that is there" in answer.err
