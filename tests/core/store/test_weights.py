@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hires.cli.verbs.verb_weights import NameRules
+from hires.cli.verbs.verb_weights import renamed
 from hires.core.errors import ConfigError
 from hires.core.store import message_files
 from hires.core.store.network_weights import find_weights, require_fit, require_types
@@ -114,15 +114,16 @@ def test_digest_is_that_of_names_types_shapes_and_numbers_wherever_they_lie(tmp_
 
 def test_first_rule_that_fits_a_whole_part_of_a_name_renames_it():
     names = ["net.layer1.weight", "net.layer10.weight", "ema.decay"]
-    renamed = NameRules([("net.layer1", "stem"), ("net.layer1", "never")], ["ema"]).renamed(names)
-    assert renamed == {names[0]: "stem.weight", names[1]: names[1]}
-    for rules, text in (
-        (NameRules([("net.layer", "x")]), "--rename net.layer: no name begins with it"),
-        (NameRules(without=["head"]), "--without head: no name begins with it"),
-        (NameRules([("net.layer10", "net.layer1")]), "would both be net.layer1.weight"),
+    found = renamed(names, ["net.layer1=stem", "net.layer1=never"], ["ema"])
+    assert found == {names[0]: "stem.weight", names[1]: names[1]}
+    for renames, without, text in (
+        (["net.layer=x"], [], "--rename net.layer: no name begins with it"),
+        (["net"], [], "--rename net must be OLD=NEW"),
+        ([], ["head"], "--without head: no name begins with it"),
+        (["net.layer10=net.layer1"], [], "would both be net.layer1.weight"),
     ):
         with pytest.raises(ConfigError, match=text):
-            rules.renamed(names)
+            renamed(names, renames, without)
 
 
 CALLS = [
