@@ -115,7 +115,10 @@ def test_table_that_lacks_something_is_refused(folder, text, targets, words):
         ({"loss": {"name": "bce", "ignore_index": 2}}, "loss.ignore_index is of a class an image"),
         ({"loss": {"name": "bce", "targets": "labels"}}, "follows from data.targets here; leave"),
         ({"balance": True}, "data.balance=true is of a class an image, not data.targets=classes"),
-        ({"model": {"classes": 4}}, "model.classes=4, and the data has 3 labels .bird, cat"),
+        (
+            {"model": {"classes": 4}},
+            "model.classes=4 does not fit the data, which has 3 labels .bird, cat",
+        ),
     ],
 )
 def test_wrong_combination_is_refused_before_anything_starts(folder, keys, words):

@@ -43,7 +43,7 @@ from tests.helpers.slurm_runs import (
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 OPENMPI = "launcher.mpi=openmpi"
 SAVING = ["checkpoint.every=3", LONG]
-DOCTOR = ("doctor", "launcher=slurm", "--nodes", "2", "--timeout", "60", "--json")
+DOCTOR = ("doctor", "launcher=slurm", "launcher.nodes=2", "--timeout", "60", "--json")
 ODD = "it's $(touch oops) `touch oops`; touch oops #\"&"
 CONTAINER = """#!/bin/sh
 printf "%s\\n" "$@" > "$SITE/words$SLURM_PROCID"
