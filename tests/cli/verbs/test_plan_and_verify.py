@@ -46,7 +46,7 @@ def test_json_is_what_plan_json_holds_with_the_proof_if_asked_for(hires):
     answer = hires(*words)
     assert answer.code == 3
     assert answer.out.startswith("findings\n  error: batch=4 does not divide")
-    assert "parallel.microbatches=2" in answer.out
+    assert "use batch=3 or batch=6" in answer.out
     answer = hires(*words, "--prove", "--json")
     assert (answer.code, json.loads(answer.out)["proof"]) == (3, None)
 
