@@ -99,7 +99,7 @@ def call_of(
 
 
 def channel_message(kind: str, peer: int, group: Group) -> Dispatch:
-    """Returns how a plan's ``send`` or ``recv`` goes on a channel, which begins it by itself."""
+    """Returns the call that stands for a plan's ``send`` or ``recv``; its channel begins it."""
     call: Dispatch | None = group.calls.get((kind, peer))
     if call is None:
         operation, backend = logs.SEND if kind == "send" else logs.RECV, group.world.default

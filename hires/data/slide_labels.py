@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hires.core.errors import ConfigError
 from hires.core.store.reading import read_named
 from hires.data.image_format import MAX_SIDE
-from hires.data.sources.folder import visible_files
+from hires.data.sources.folder import reason_of, visible_files
 from hires.data.splits import MOST_BYTES
 
 _DETECTIONS = ("detection", "cell", "tile", "PathDetectionObject", "PathCellObject")
@@ -108,8 +108,7 @@ def read_annotations(path: Path, detections: bool = False) -> tuple[list[Outline
             left_out[reason] += 1
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError,
             ElementTree.ParseError, shapely.errors.ShapelyError) as error:  # fmt: skip
-        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        raise ConfigError(f"the annotations {path} cannot be read: {reason}") from None
+        raise ConfigError(f"the annotations {path} cannot be read: {reason_of(error)}") from None
     return outlines, left_out
 
 

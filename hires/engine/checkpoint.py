@@ -200,7 +200,7 @@ class Saver:
         engine.recorder.next_step = step
         if checkpoint is None:
             if step and self._rank == 0:
-                log.info("goes on at step %d of attempt a%s", step, earlier)
+                log.info("resumes at step %d of attempt a%s", step, earlier)
                 append_metric(folder, 0, "begin", step=step, checkpoint=None, attempt=earlier)
             return
         trains = engine.optimizer is not None
@@ -210,7 +210,7 @@ class Saver:
             scale.restore(torch.tensor(state, dtype=torch.float64))
         # So that no rank waits in its first step for another one's disk.
         comm.max_all(0, patient=True)
-        log.info("goes on at step %d from %s", step, checkpoint.path)
+        log.info("resumes at step %d from %s", step, checkpoint.path)
         if self._rank == 0:
             ours = checkpoint.path.parent == self.run_dir / checkpoints.FOLDER
             line: dict[str, object] = {"step": step}

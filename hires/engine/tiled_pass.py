@@ -135,7 +135,7 @@ class TiledPass:
         return held and self.context.stage.num_tiles > 1
 
     def output_of(self, own: Tensor, full: bool) -> Tensor:
-        """Returns a rank's tile, or the whole map if that is asked for, laid out as in torch."""
+        """Returns a rank's tile or, if ``full``, the whole map, contiguous."""
         if not (full and self.in_tiles):
             return own.contiguous()  # the loop may call view
         n, channels = own.shape[:2]

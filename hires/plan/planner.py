@@ -258,7 +258,7 @@ def _names(plan: Plan, stage: int) -> set[str]:
 
 
 def with_evaluations(training: dict[str, int], evaluation: dict[str, int]) -> dict[str, int]:
-    """Returns the memory of a rank of ``plan.memory`` whose training is evaluated as it goes on.
+    """Returns the memory of a rank of ``plan.memory`` whose training has evaluations in between.
 
     Gradients and the optimiser's state stay while it is evaluated; what carries the messages of
     either is there all the time.

@@ -155,7 +155,7 @@ def rehearsal_work(plan: Plan) -> int:
 
 @derived
 def _posted(plan: Plan, rank: int) -> tuple[Any, ...]:
-    """Returns what a rank exchanges in a step, whoever its peers are."""
+    """Returns the messages of a rank in a step, without the numbers of its peers."""
     posts = (event for event in events(plan, rank) if event.role in POSTS)
     return tuple(sorted((e.kind, e.part.action, e.part.node, math.prod(e.shape)) for e in posts))
 

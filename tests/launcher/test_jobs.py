@@ -51,7 +51,7 @@ def squeue(tmp_path, monkeypatch):
         script("squeue", f"{words}\n{count}\ncase $n in {cases} *) {lines[-1]} ;; esac")
         (folder / "calls").unlink(missing_ok=True)
 
-    script("sacct", FORGOTTEN)  # it knows no more than squeue does
+    script("sacct", FORGOTTEN)  # it has forgotten the job, as squeue has
     answers.script = script
     answers.words = lambda: (folder / "words").read_text()
     return answers

@@ -331,7 +331,7 @@ class RunConfig(Section):
 
     @property
     def validates(self) -> bool:
-        """Whether the training is evaluated as it goes on."""
+        """Whether the training has evaluations in between."""
         return self.task.name == "train" and self.validate.every is not None
 
     @property

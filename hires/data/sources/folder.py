@@ -298,5 +298,7 @@ def naming(path: Path, data: DataConfig) -> Iterator[None]:
 
 def reason_of(error: Exception) -> str:
     """Returns on one line why a file cannot be read."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
     system = error.strerror if isinstance(error, OSError) else None
     return " ".join((system or str(error) or type(error).__name__).split())

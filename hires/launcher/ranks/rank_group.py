@@ -188,7 +188,7 @@ class ChildRanks(RankGroup):
                 if os.waitid(os.P_PID, child.pid, options) is None:
                     continue
             ended.append(rank)
-        seen_s = time.time()  # alike for all: what they wrote last tells them apart
+        seen_s = time.time()  # one time for all: their last lines say which ended first
         for rank in ended:
             # What it started ends with it. It is not reaped yet, so its number still means its
             # group, and no other process.

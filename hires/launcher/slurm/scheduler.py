@@ -8,8 +8,8 @@ that wait come back together, as ``5-9``. A tool that is missing or fails gives 
 and no answer never means that the job is gone.
 
 Some clusters send SIGUSR2 some time before they end a job early, as ``--signal`` asks; many send
-SIGTERM, as ``scancel`` does too, and SIGKILL soon afterwards. What Slurm writes into the logs of
-the ranks, and shows of the job at that moment, tells the two apart.
+SIGTERM, as ``scancel`` does too, and SIGKILL soon afterwards. The logs of the ranks and the state
+of the job at that moment show which of the two it was.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class JobWait:
         return end
 
     def poll(self) -> End | None:
-        """Returns how the run ended; None while it goes on."""
+        """Returns how the run ended; None while it runs."""
         self._follow()
         if time.monotonic() - self._queried_s >= QUERY_S:
             self._queried_s = time.monotonic()

@@ -179,9 +179,9 @@ def test_rank_whose_attempt_was_ended_without_it_ends(run):
 
 
 def test_rank_whose_launcher_has_ended_does_not_begin(run):
-    """A rank of torchrun that was late did not see that its parent had gone, and ran on.
+    """A rank of torchrun that started late did not see that its parent had ended, and ran on.
 
-    So it did in a sweep, or in these tests, where the process of its launcher goes on.
+    In a sweep the launcher's process is alive after the attempt has ended.
     """
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
