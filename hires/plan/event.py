@@ -42,8 +42,6 @@ from hires.plan.plan import Box
 from hires.plan.routes import Route
 
 POSTS = ("send", "recv")
-OF_MESSAGES = (*POSTS, "wait_recv", "wait_send", "wait_sends")
-"""Roles of the events of messages."""
 OF_WORLD = ("agree", "grad_norm")
 ALONE, MEETING = "alone", "meeting"
 """Roles. An event ``alone`` needs no other rank. At a ``meeting`` the members of a group wait until

@@ -11,7 +11,7 @@
             logs/                  rank0000.log stacks-rank0000.txt launcher.log
                                    rank0000.events.jsonl .metrics.jsonl .timeline.jsonl
 
-No other module spells one of these names; ``tests/test_names.py`` checks it.
+No other module spells one of these names.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hires.plan import event
-from hires.plan.event import MEETING, OF_MESSAGES, Event
+from hires.plan.event import MEETING, POSTS, Event
 from hires.plan.prove import prove_each
 from hires.plan.routes import parse_route
 from hires.plan.step_order import prove_merged
@@ -171,7 +171,8 @@ def test_verdict_of_a_program(name, monkeypatch):
     texts, groups, problems = CASES[name]
     programs = [*map(program, texts)]
     assert prove_each(programs, groups) == problems
-    roles = {f"new {role}": role for role in (MEETING, "issue", "wait_issued", *OF_MESSAGES)}
+    waits = ("wait_recv", "wait_send", "wait_sends", "wait_issued")
+    roles = {f"new {role}": role for role in (MEETING, "issue", *POSTS, *waits)}
     monkeypatch.setattr(event, "_ROLES", event._ROLES | roles)
     renamed = [[one._replace(kind=f"new {one.role}") for one in events] for events in programs]
     assert prove_each(renamed, groups) == problems
