@@ -157,11 +157,11 @@ def moves(stream: TextIO | None = None) -> bool:
     return (stream or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
 
 
-def paints(stream: TextIO | None = None) -> bool:
-    """Whether a stream shows colours; NO_COLOR decides before FORCE_COLOR."""
+def paints() -> bool:
+    """Whether standard output shows colours; NO_COLOR decides before FORCE_COLOR."""
     if os.environ.get("NO_COLOR"):
         return False
-    return os.environ.get("FORCE_COLOR", "0") not in ("", "0") or moves(stream)
+    return os.environ.get("FORCE_COLOR", "0") not in ("", "0") or moves()
 
 
 def folded(text: str, width: int) -> str:

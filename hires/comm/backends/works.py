@@ -9,7 +9,8 @@ costs no change of threads.
 
 A wait looks first busily, then with the core offered (the system may have put the other rank behind
 this one there), then asleep: on a futex where the other rank shares memory (:mod:`.counters`), else
-for a pause.
+for a pause. Where a library's own wait blocks, it runs in a thread (:func:`run_in_thread`). Several
+works that are one operation are a :class:`JoinedWork`.
 """
 
 from __future__ import annotations

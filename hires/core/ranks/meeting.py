@@ -12,7 +12,7 @@ so texts carry a proof of the secret (:func:`proof`), and so do the names of the
 through which ranks of one machine exchange messages. Such a file has a name only until all ranks
 have opened it; its maker holds a lock on it until then. Between machines a transport takes, left
 alone, the address of the host's own name, which is often the loopback: the one that leads to the
-others is found here, too.
+others is found here, too, and a free port is kept until rank 0 listens on it.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ class OperatorFacts:
     name) -> its weight in the order in which its kernel reads it; None: it reads the weight itself.
     In inference a rank computes also the whole value of such an operator by its window."""
     int8: Named | None = None
-    """Its rule with 8-bit integers (``hires.plan.passes.quantise``); None: it has none, or that of
-    ``is_selection``."""
+    """Its rule with 8-bit integers (``hires.plan.passes.int8_rules``); None: it has none, or that
+    of ``is_selection``."""
     family: str = ""
     """The class whose kernels are measured together; empty: that follows from the entry."""
     keeps: str | None = None
