@@ -46,12 +46,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Sets aside what was imported and collected, and leaves the cores to other processes."""
-    gc.collect()
-    gc.freeze()  # no later collection looks at it
+    """Sets aside what was collected, and leaves the cores to other processes."""
+    gc.set_threshold(20_000, 20, 20)  # a trace allocates a lot, and little of it is garbage
     if torch := sys.modules.get("torch"):
         # Threads of several processes on few cores wait for each other, and poll meanwhile.
         torch.set_num_threads(1)
+
+
+_num_frozen = 0
+"""Modules whose objects were set aside."""
+
+
+def pytest_runtest_setup() -> None:
+    """Sets aside what was imported: neither collections nor traces look at it again.
+
+    A trace looks at all objects for generators of random numbers, and its first one imports a lot.
+    """
+    global _num_frozen
+    if len(sys.modules) > _num_frozen + 20:
+        gc.collect()
+        gc.freeze()
+        _num_frozen = len(sys.modules)
 
 
 def pytest_configure() -> None:
