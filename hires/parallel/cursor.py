@@ -37,6 +37,8 @@ from hires.plan.event import POSTS, Event
 from hires.plan.graph import Rect
 
 WAITS = {"wait_send": "send", "wait_recv": "recv"}
+SUMS = ("issue", "wait_issued")
+"""Events inside a pass that come when gradients are complete, not where an operator is."""
 
 
 class Cursor:
@@ -55,6 +57,7 @@ class Cursor:
         self.at = 0
         # The sums that begin during a backward pass: GradientSync, which imports this module.
         self.sums: Any = None
+        self.is_free = False  # whether this rank may begin them in an order of its own
         # With its tensor and what travels of it, by (kind, peer, tag), the oldest first: halos of
         # all microbatches have one tag, and messages of one tag between two ranks arrive in the
         # order of sending.
@@ -151,11 +154,27 @@ class Cursor:
         #
         #   plan    issue conv3   issue conv2        ready: conv2          -> nothing begins
         #           ^ here                           ready: conv2, conv3   -> both begin
-        while (event := self.events[self.at]).kind == "issue":
-            if (event.peer, event.tag) not in self.sums.ready:
-                return
-            self.at += 1
+        #
+        # Where the order is free, conv2 begins at once; its event is passed by later.
+        while (event := self._ready_sum()) is not None:
+            while self.events[self.at].kind == "wait_issued":  # of those that must end before
+                self.at += 1
+                self.sums.finish(self.events[self.at - 1])
             self.sums.start(event)
+            while (begun := self.events[self.at]).kind == "issue" and self.sums.has_begun(begun):
+                self.at += 1
+
+    def _ready_sum(self) -> Event | None:
+        at = self.at
+        while self.events[at].kind == "wait_issued":
+            at += 1
+        while (event := self.events[at]).kind == "issue":
+            if (event.peer, event.tag) in self.sums.ready and not self.sums.has_begun(event):
+                return event
+            if not self.is_free:
+                return None
+            at += 1
+        return None
 
     def _collective(self, node: str, back: bool) -> Event:
         event = self._next()
@@ -167,7 +186,7 @@ class Cursor:
 
     def _next(self) -> Event:  # of a pass but for gradient sums, without going on
         at = self.at
-        while (event := self.events[at]).kind == "issue":
+        while (event := self.events[at]).kind in SUMS:
             at += 1
         return event
 
@@ -177,5 +196,5 @@ class Cursor:
         # nodes before this event, so what there is of their gradients is complete.
         while (before := self.events[self.at]) is not event:
             self.at += 1
-            self.sums.start(before)
+            self.sums.carry_on(before)
         self.at += 1

@@ -22,6 +22,7 @@ from hires.core.errors import RunError
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import Recorder
 from hires.parallel.context import Context
+from hires.parallel.cursor import SUMS
 from hires.parallel.gradient_factors import GradientClip, LossScale
 from hires.parallel.gradients import GradientSync
 from hires.parallel.published_parameters import PublishedParameters
@@ -146,7 +147,7 @@ class Executor:
 
     def _execute(self, event: Event) -> None:
         # Between passes, or inside one where the operators leave events to the executor.
-        if event.part.node and event.kind != "issue":
+        if event.part.node and event.kind not in SUMS:
             raise RunError(f"a pass has ended before {event.what}, which the plan has inside it")
         self.methods[event.kind](event)
 

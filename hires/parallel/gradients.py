@@ -10,7 +10,7 @@ contributes 1 / tiles of it:
 
 ``hires.plan.updates`` decides what travels together, and which sums begin during the last
 backward pass. Those begin as soon as autograd has made their gradient, if the plan has come to
-them.
+them, or to those that may pass each other (:mod:`hires.core.gradient_orders`).
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ from hires.comm import (
 )
 from hires.comm.coding import usual_codec
 from hires.core.codecs import CODECS, Codec
+from hires.core.gradient_orders import is_free
+from hires.core.ranks.timeline import COLLECTIVE
 from hires.parallel.context import Context
 from hires.parallel.stage import StageModule
 from hires.plan.event import Event
-from hires.plan.groups import codec_of, gradient_group, running_decays, trained
-from hires.plan.updates import Rows, shares_of_holders, sums_of
+from hires.plan.groups import codec_of, gradient_group, num_lanes, running_decays, trained
+from hires.plan.updates import Rows, lane_of, shares_of_holders, sums_of
 
 Counters = list[tuple[Tensor, int]]
 
@@ -120,17 +122,21 @@ class GradientSync:
         plan, self.cursor = contexts[0].plan, contexts[0].cursor
         self.pieces, self.counters, self.contexts = plan.pieces, counters, contexts
         self.first_piece = contexts[0].replica * plan.total_microbatches
-        self.cursor.sums = self
+        self.cursor.sums, self.cursor.is_free = self, is_free(plan.gradients)
         self.by_group: dict[int, StageGradients] = {}
+        self._of_lane: dict[int, StageGradients] = {}  # by the groups of all lanes
         self.of_direction: list[StageGradients] = []
         for context, module in zip(contexts, modules, strict=True):
-            group = gradient_group(plan, context.stage.index)
+            lanes = [gradient_group(plan, context.stage.index, n) for n in range(num_lanes(plan))]
+            group = lanes[0]
             if group not in self.by_group:
                 self.by_group[group] = stage = StageGradients(context, module)
+                self._of_lane |= dict.fromkeys(lanes, stage)
                 # Autograd calls a hook when it has added to a gradient: an early sum may begin.
                 for number, one in enumerate(stage.sums):
                     if one.node:
-                        hook = functools.partial(self._gradient_is_ready, (group, number))
+                        key = lanes[lane_of(plan, number)], number
+                        hook = functools.partial(self._gradient_is_ready, key)
                         add_hook = stage.parameters[one.parameters[0]]
                         add_hook.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             self.of_direction.append(self.by_group[group])
@@ -162,8 +168,10 @@ class GradientSync:
 
     @torch.no_grad()
     def start(self, event: Event) -> None:
-        """Begins the sum of one large gradient."""
-        [term] = self.by_group[event.peer].terms(event.part.number)
+        """Begins the sum of one large gradient, unless it has begun already."""
+        if self.has_begun(event):
+            return
+        [term] = self._of_lane[event.peer].terms(event.part.number)
         group = self.cursor.groups[event.peer]
         handle = all_reduce(term, group=group, async_op=True, backend=event.route)
         assert handle is not None
@@ -172,7 +180,15 @@ class GradientSync:
     @torch.no_grad()
     def finish(self, event: Event) -> None:
         """Waits for a sum that was begun."""
-        self._under_way.pop((event.peer, event.tag)).wait()
+        self._under_way.pop((event.peer, event.tag)).wait(kind=COLLECTIVE)
+
+    def has_begun(self, event: Event) -> bool:
+        """Whether a sum is under way."""
+        return (event.peer, event.tag) in self._under_way
+
+    def carry_on(self, event: Event) -> None:
+        """Begins a sum, or waits for it, where the pass goes on behind the event."""
+        (self.start if event.kind == "issue" else self.finish)(event)
 
     @torch.no_grad()
     def add_up(self, event: Event) -> None:

@@ -1,8 +1,9 @@
 """Lists the groups of ranks that call collectives together.
 
 A stage's ranks in one replica and direction share an image; all ranks that hold a stage sum its
-gradients (:mod:`hires.plan.updates`). Every rank lists the same groups in the same order, so
-an index names one.
+gradients (:mod:`hires.plan.updates`), where several sums are under way at once in several groups of
+the same ranks, the lanes. Every rank lists the same groups in the same order, so an index names
+one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections.abc import Iterable
 
 from hires.core.codecs import CODECS, GRADIENT, HALO, JOIN, KINDS, PARAMETERS, STAGE
+from hires.core.gradient_orders import is_free
 from hires.plan.halos import ran_back
 from hires.plan.operators.operator_table import updates_statistics
 from hires.plan.plan import Plan, Stage, derived
@@ -23,7 +25,10 @@ ALONE_BYTES = 2**20
 
 @derived
 def groups(plan: Plan) -> list[list[int]]:
-    """Returns the ranks of all groups in order: of each (replica, direction, stage), then stage."""
+    """Returns the ranks of all groups in order: of each (replica, direction, stage), then stage.
+
+    The holders of all stages follow once more for each lane but the first.
+    """
 
     def members(stage: Stage, copies: Iterable[tuple[int, int]]) -> list[int]:
         ranks = range(stage.num_ranks)
@@ -31,7 +36,7 @@ def groups(plan: Plan) -> list[list[int]]:
 
     copies = [*itertools.product(range(plan.num_replicas), range(plan.num_directions))]
     tiles = [members(stage, [copy]) for copy in copies for stage in plan.stages]
-    return tiles + [members(stage, copies) for stage in plan.stages]
+    return tiles + [members(stage, copies) for stage in plan.stages] * num_lanes(plan)
 
 
 def tile_group(plan: Plan, rank: int, direction: int = 0) -> int:
@@ -40,9 +45,14 @@ def tile_group(plan: Plan, rank: int, direction: int = 0) -> int:
     return (replica * plan.num_directions + direction) * len(plan.stages) + stage
 
 
-def gradient_group(plan: Plan, stage: int) -> int:
+def gradient_group(plan: Plan, stage: int, lane: int = 0) -> int:
     """Returns the index of the group of all ranks that hold a stage."""
-    return plan.num_replicas * plan.num_directions * len(plan.stages) + stage
+    return (plan.num_replicas * plan.num_directions + lane) * len(plan.stages) + stage
+
+
+def num_lanes(plan: Plan) -> int:
+    """Returns the communicators on which a stage's gradients are summed."""
+    return max(1, plan.outstanding) if plan.training and is_free(plan.gradients) else 1
 
 
 def held_stages(plan: Plan, rank: int) -> list[int]:

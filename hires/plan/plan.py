@@ -20,7 +20,7 @@ from hires.plan.factors import map_shape, unpack
 from hires.plan.graph import Graph, Node, Rect, plain
 from hires.plan.tuning_table import TuningRule
 
-SCHEMA = 5
+SCHEMA = 6
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -206,6 +206,8 @@ class Plan:
     """The tuning table that these come from: its name, digest and granularity."""
     gradients: str = "together"
     """When gradients are summed, and in which messages (``plan.updates``)."""
+    outstanding: int = 2
+    """Sums of gradients under way at once, where their order is free; 0: there is no bound."""
     codecs: dict[str, str] = field(default_factory=dict)
     """By kind of message the codec that makes it smaller; it decodes to single precision or better.
     """

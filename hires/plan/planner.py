@@ -48,7 +48,13 @@ from hires.plan.route_choice import check_table, facts_of_table, usable_rules
 from hires.plan.rules import WHOLE
 from hires.plan.traffic import totals
 from hires.plan.undivided import gather_prices, no_rules, vanishing
-from hires.plan.updates import division_notes, gradient_mode, scatters_gradients
+from hires.plan.updates import (
+    check_order,
+    division_notes,
+    gradient_mode,
+    order_notes,
+    scatters_gradients,
+)
 
 
 def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) -> Plan:
@@ -83,6 +89,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     verdict, sums = judged(plan), totals(plan)
     of_update = (one for one in sums["by_route"] if one["kind"] in ("gradient", "parameter"))
     notes = division_notes(plan, sum(one["bytes"] for one in of_update))
+    notes += order_notes(plan, config.comm.gradient_order)
     findings += [*verdict.findings, *carriers(plan), *notes]
     if config.engine.compile != "off":
         findings += regions.findings(plan, config.engine.compile)
@@ -101,6 +108,7 @@ def uncut_plan(config: RunConfig, graph: Graph) -> Plan:
         training=training,
         dtype=PRECISIONS[config.precision.name],
         codecs=config.comm.codecs,
+        outstanding=config.comm.outstanding or 0,
         shards_optimizer=config.optimizer.shard,
         optimizer_states=config.optimizer.num_states,
         scales_loss=config.scales_loss,
@@ -130,6 +138,7 @@ def _of_keys(config: RunConfig, graph: Graph) -> Iterator[Finding]:
     yield from checks.check_precision(config, graph)
     yield from checks.check_weights(config)
     yield from check_hardware(config)
+    yield from check_order(config)
     yield from check_table(config)
 
 

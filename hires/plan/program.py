@@ -40,7 +40,7 @@ from hires.plan.groups import (
 from hires.plan.message_routes import channel_of, group_route, send_route
 from hires.plan.plan import Box, CommOp, Edge, Plan, Stage, derived
 from hires.plan.rules import dims_of
-from hires.plan.updates import PUBLISH, publications, sums_of
+from hires.plan.updates import PUBLISH, at_once, lane_of, publications, sums_of
 
 
 class Peer(NamedTuple):
@@ -96,9 +96,7 @@ def events(plan: Plan, rank: int) -> Iterator[Event]:
     yield alone("wait_sends", "its sends")
     if plan.training:
         for stage in held_stages(plan, rank):
-            yield from (e for e in _gradient_events(plan, stage, "issue") if not e.part.node)
-            yield from _gradient_events(plan, stage, "collective")
-            yield from _gradient_events(plan, stage, "wait_issued")
+            yield from _gradient_events(plan, stage)
         yield alone("statistics", "the running statistics")
         if plan.scales_loss:
             yield of_world("agree", "the agreement that all gradients are finite")
@@ -160,12 +158,13 @@ def _inside(
 
         backward   conv9 [halo]  conv8 [halo]  conv7 ...
         issue                  conv9         conv8         as soon as the pass is behind the node
+
+    Where their number is bounded, a rank waits for those before in the same place.
     """
     direction, back_pass = plan.direction_of(action), action[0] == "B"
     stage = plan.stages[plan.slot_of(rank, direction).stage]
     wide = wide_dtype(plan.dtype)
-    early = _gradient_events(plan, stage.index, "issue", action) if is_last and back_pass else ()
-    sums = deque(event for event in early if event.part.node)
+    sums = deque(_gradient_events(plan, stage.index, action) if is_last and back_pass else ())
     done: set[str] = set()  # nodes whose gradients are complete
     for step in steps_of(plan, stage, back_pass):
         while step.comm and sums and sums[0].part.node in done:
@@ -189,21 +188,37 @@ def _inside(
     yield from sums
 
 
-def _gradient_events(plan: Plan, stage: int, kind: str, action: str = "") -> Iterator[Event]:
-    """Yields the events of one kind for the sums of a stage's gradients, the last layer's first."""
-    sums = sums_of(plan, stage)
-    for index, one in enumerate(sums):
-        if one.alone == (kind == "collective"):
-            continue
+def _gradient_events(plan: Plan, stage: int, action: str = "") -> Iterator[Event]:
+    """Yields the sums of a stage's gradients, the last layer's first, in the order of the plan.
+
+    ``action``: those that begin in its pass; without one, what follows all passes.
+    """
+    sums, most = sums_of(plan, stage), at_once(plan)
+    alone = [index for index, one in enumerate(sums) if one.alone]
+
+    def sum_event(kind: str, index: int, node: str = "") -> Event:
+        one = sums[index]
         count = f", part {index + 1} of {len(sums)}" if len(sums) > 1 else ""
         what = f"gradients of stage {stage}{count}"
-        early = bool(one.node) and kind == "issue"
-        part = Part(action, one.node if early else "", "", early, index)
-        group, is_bucket = gradient_group(plan, stage), not one.alone and not one.scatters
+        part = Part(action, node, "", bool(node), index)
+        group = gradient_group(plan, stage, lane_of(plan, index) if one.alone else 0)
         name, numbers = one.operation if one.scatters else kind, (one.elements, one.dtype)
+        is_bucket = not one.alone and not one.scatters
         call = one.operation, "gradient"
         event = _joint(plan, name, call, group, numbers, what, index, part, is_bucket, one.codec)
-        yield event._replace(operation="", traffic="") if kind == "wait_issued" else event
+        return event._replace(operation="", traffic="") if kind == "wait_issued" else event
+
+    for index in alone:
+        if bool(node := sums[index].node) != bool(action):
+            continue
+        if most and index % most == 0:  # a window is full: all of it ends before the next begins
+            yield from (sum_event("wait_issued", i, node) for i in range(index)[-most:])
+        yield sum_event("issue", index, node)
+    if action:
+        return
+    yield from (sum_event("collective", index) for index in range(len(alone), len(sums)))
+    last = (len(alone) - 1) // most * most if most else 0
+    yield from (sum_event("wait_issued", index) for index in alone[max(0, last) :])
 
 
 def _publish_events(plan: Plan, stage: int) -> Iterator[Event]:

@@ -1,6 +1,9 @@
 """Proves a plan before any rank starts: the events of a step have an order in which all end.
 
-Where they have none, it says which rank waits for which.
+Where they have none, it says which rank waits for which. All ranks begin sums of gradients in the
+order of the plan, however early a gradient is ready, so that order is proved with all others. Only
+where an order is free (:mod:`hires.core.gradient_orders`) a rank may begin those between two waits
+in any order, and two such ranks are proved, too.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from hires.core.gradient_orders import is_free
 from hires.plan.event import ALONE, MEETING, WORLD, Event
-from hires.plan.groups import groups
+from hires.plan.groups import gradient_group, groups
 from hires.plan.plan import Finding, Plan
+from hires.plan.program import events
 from hires.plan.rank_kinds import equal_programs, replicas_apart
 from hires.plan.step_order import (
     MESSAGE,
@@ -74,7 +79,7 @@ def judged(plan: Plan) -> Verdict:
     gc.disable()  # a search for cycles, which events cannot have, would visit all of them
     try:
         found = (_problems_of(plan, first) for first in replicas_apart(plan))
-        problems = next(filter(None, found), [])
+        problems = next(filter(None, found), []) or problems_of_readiness(plan)
     finally:
         if was_on:
             gc.enable()
@@ -101,6 +106,46 @@ def _problems_of(plan: Plan, first: int) -> list[str]:
     return prove_each([[*program] for program in begun()], members, first)
 
 
+def problems_of_readiness(plan: Plan) -> list[str]:
+    """Returns why ranks whose gradients get ready in different orders wait for each other.
+
+    Any two sums that a rank may begin in either order are begun in both by two ranks of which one
+    begins those between two waits backwards. Without a bound a rank may have any number of sums to
+    carry at once. No library promises that, so one at a time is carried, each to its end:
+
+        rank 0   sum 0 ....    (then 1, 2)        needs sum 0 of rank 1, which carries sum 2
+        rank 1   sum 2 ....    (then 1, 0)        needs sum 2 of rank 0, which carries sum 0
+    """
+    for stage in plan.stages if plan.training and is_free(plan.gradients) else ():
+        holders = groups(plan)[gradient_group(plan, stage.index)]
+        words = f"gradients of stage {stage.index}"
+        own = [e for e in events(plan, holders[0]) if e.role in ("issue", "wait_issued")]
+        own = [event for event in own if event.what.startswith(f"{words},")]
+        programs = dict.fromkeys(holders[:: len(holders) - 1 or 1], own)
+        for rank in [*programs][1:]:
+            runs = itertools.groupby(own, lambda event: event.role)
+            turned = ([*run][::-1] if role == "issue" else run for role, run in runs)
+            programs[rank] = [*chain.from_iterable(turned)]
+        if not plan.outstanding:
+            programs = {rank: [*_one_by_one(some)] for rank, some in programs.items()}
+        largest = max((event.peer for some in programs.values() for event in some), default=0)
+        if found := prove_each(programs, [[*programs]] * (largest + 1)):
+            return [
+                f"comm.gradient_order={plan.gradients} with comm.outstanding="
+                f"{plan.outstanding or 'null'}, and gradients that are ready in another order on "
+                f"rank {[*programs][-1]} than on rank {holders[0]}: {found[0]}; use "
+                f"comm.outstanding=2, or comm.gradient_order=chain"
+            ]
+    return []
+
+
+def _one_by_one(own: Iterable[Event]) -> Iterator[Event]:
+    for event in own:
+        if event.role == "issue":  # on a communicator of its own
+            alone = event._replace(peer=event.tag)
+            yield from (alone, alone._replace(kind="wait_issued"))
+
+
 def creation(members: list[list[int]], rank: int) -> Iterator[Event]:
     """Yields the groups that a rank creates before the first step, in their order."""
     for index, ranks in enumerate(members):
@@ -109,14 +154,17 @@ def creation(members: list[list[int]], rank: int) -> Iterator[Event]:
 
 
 def prove_each(
-    programs: Sequence[Sequence[Event]], members: Sequence[Sequence[int]], first: int = 0
+    programs: Sequence[Sequence[Event]] | Mapping[int, Sequence[Event]],
+    members: Sequence[Sequence[int]],
+    first: int = 0,
 ) -> list[str]:
     """Returns the problems of one list of events per rank, in time in proportion to their number.
 
-    The ranks are numbered from ``first`` on. There are none if every rank reaches its end with
-    every message received.
+    The ranks of a sequence are numbered from ``first`` on. There are none if every rank reaches its
+    end with every message received.
     """
-    return Steps(dict(enumerate(programs, start=first)), members).problems
+    by_rank = programs if isinstance(programs, Mapping) else enumerate(programs, start=first)
+    return Steps(dict(by_rank), members).problems
 
 
 class Steps:

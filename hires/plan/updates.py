@@ -2,14 +2,15 @@
 
 The loss of a microbatch is divided by the number of microbatches of all replicas, so one sum makes
 a stage's gradients: summed over tiles, averaged over the rest. The same messages bring the running
-statistics of several copies together. Three ways, chosen when the plan is made:
+statistics of several copies together. When the plan is made, one way is chosen:
 
-    together  ranks of one machine share memory, and wait for everything as for one message
-    early     large gradients set out alone, as soon as the last backward pass has made them
-    late      large gradients set out alone, one after the other, when all passes are done
+    together       ranks of one machine share memory, and wait for everything as for one message
+    chain, end ..  large gradients are sums of their own, in one of the orders of
+                   :mod:`hires.core.gradient_orders`; the others are one message at the end
 
-Early sums need cores for the threads of the transport. In two directions the last pass completes
-the gradients of one of two stages only, so nothing is early.
+Sums beside the pass need cores for the threads of the transport. In two directions the last pass
+completes the gradients of one of two stages only, so all begin when the passes are done. The sums
+are the same in all orders, and so are their bits.
 
 With ``optimizer.shard`` each of n holders keeps the optimiser's state of about 1/n of the
 elements, updates those, and sends them to the others, in one of two ways:
@@ -36,10 +37,12 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from hires.core.codecs import CODECS, codec_named
+from hires.core.codecs import CODECS, GRADIENT, codec_named
 from hires.core.config.run_config import RunConfig
+from hires.core.gradient_orders import AUTO, TOGETHER, is_beside, most_at_once
 from hires.core.units import size
 from hires.plan.event import BYTES
 from hires.plan.groups import (
@@ -49,6 +52,7 @@ from hires.plan.groups import (
     groups,
     held_stages,
     num_holders,
+    num_lanes,
     running_decays,
     trained,
     wide_dtype,
@@ -155,9 +159,6 @@ def division_notes(plan: Plan, sent_bytes: int) -> list[Finding]:
     return [Finding("note", "optimizer.shard", text)]
 
 
-TOGETHER, EARLY, LATE = "together", "early", "late"
-
-
 class GradientSum(NamedTuple):
     """One message of gradients: the sum of some tensors over all holders of a stage."""
 
@@ -187,23 +188,71 @@ def gradient_mode(config: RunConfig, plan: Plan) -> str:
     world = config.parallel.num_ranks
     if codec_of(plan, "gradient"):  # ranks meet twice for a sum: no other may come in between
         return TOGETHER
+    if config.comm.gradient_order != AUTO:
+        return config.comm.gradient_order
     if plan.backend in STREAMED:  # sums run beside the pass, on streams of their own
-        return EARLY
+        return "chain"
     ranks, same_node = -(-world // config.num_nodes), config.num_nodes == 1
     large = route_of(plan, "all_reduce", world, same_node, "float32", ALONE_BYTES)
     if large.backend in MEMORY:
         return TOGETHER
     cores = len(os.sched_getaffinity(0)) if config.is_here else config.cluster.cores
-    return EARLY if cores is not None and cores > ranks * config.launcher.threads else LATE
+    return "chain" if cores is not None and cores > ranks * config.launcher.threads else "end"
+
+
+def check_order(config: RunConfig) -> Iterator[Finding]:
+    """Yields errors if the sums of gradients cannot have the order that the config names."""
+    order, key = config.comm.gradient_order, "comm.gradient_order"
+    if config.task.name != "train" or not is_beside(order):
+        return
+    begins = f"{key}={order} begins sums beside the backward pass, and"
+    if codec := config.comm.codecs.get(GRADIENT):
+        text = (
+            f"{begins} for a sum of codes (comm.codec={codec} of gradients) ranks meet twice, when "
+            f"the pass is done; use {key}=end, or a comm.codec of other kinds of messages"
+        )
+        yield Finding("error", key, text)
+    if config.optimizer.shard and config.optimizer.exchange == "scatter":
+        text = (
+            f"{begins} optimizer.exchange=scatter is one message behind it; use "
+            f"optimizer.exchange=broadcast, or {key}=end"
+        )
+        yield Finding("error", key, text)
+
+
+def order_notes(plan: Plan, order: str) -> list[Finding]:
+    """Returns a note on what an order that a user names decides, or why it decides nothing."""
+    sums = [one for stage in plan.stages for one in sums_of(plan, stage.index)]
+    if order == AUTO or not plan.training or not sums:
+        return []
+    alone = [one for one in sums if one.alone]
+    sent = size(sum(one.elements * BYTES[one.dtype] for one in alone))
+    text = f"{len(alone)} large gradients ({sent}) are sums of their own, in this order; "
+    text += f"{len(sums) - len(alone)} more messages follow the passes"
+    if alone and is_beside(order) and not any(one.node for one in alone):
+        text += ", and so do they: the last pass completes the gradients of one direction only"
+    if not alone:
+        text = "no gradient is a sum of its own, so nothing is left to order"
+    return [Finding("note", "comm.gradient_order", f"{order}: {text}")]
 
 
 def scatters_gradients(config: RunConfig, mode: str) -> bool:
     """Whether the gradients of a divided update are scattered, which sends two thirds of the bytes.
 
-    A reduce-scatter begins behind the backward pass, so sums beside the pass (``early``) are not.
+    A reduce-scatter begins behind the backward pass, so sums beside the pass are not.
     """
     wanted = config.optimizer.exchange
-    return mode != EARLY if wanted == "auto" else wanted == "scatter"
+    return not is_beside(mode) if wanted == "auto" else wanted == "scatter"
+
+
+def at_once(plan: Plan) -> int:
+    """Returns how many sums of large gradients a rank has under way at the most; 0: all."""
+    return most_at_once(plan.gradients, plan.outstanding)
+
+
+def lane_of(plan: Plan, number: int) -> int:
+    """Returns the lane on which a sum of ``sums_of`` travels: those under way have one each."""
+    return number % num_lanes(plan)
 
 
 @derived
@@ -227,7 +276,7 @@ def sums_of(plan: Plan, stage: int) -> list[GradientSum]:
     # The backward pass makes the last layer's gradients first.
     large = [name for name in reversed(users) if params[name].num_elements >= least]
     alone = [] if plan.gradients == TOGETHER else large
-    early = plan.gradients == EARLY and plan.num_directions == 1
+    early = is_beside(plan.gradients) and plan.num_directions == 1
     sums = []
     for name in alone:
         # Complete at the first of its nodes: with several, others may precede that one.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,10 @@ def config_of(**keys: Any) -> RunConfig:
     return from_dict(values)
 
 
-def verified(folder: Path, gradients: str = "", **keys: Any) -> dict[str, Any]:
-    """Returns verify.json of a layout that ran on ranks; ``gradients`` replaces the plan's way."""
+def verified(folder: Path, **keys: Any) -> dict[str, Any]:
+    """Returns verify.json of a layout that ran on ranks."""
     config = config_of(**keys)
     plan = plan_of(config)
-    plan = replace(plan, gradients=gradients or plan.gradients)
     assert plan.ok, plan.findings
     given = (to_dict(config), plan.to_dict(), str(folder))
     return run_ranks(verify, plan.world, *given)[0]

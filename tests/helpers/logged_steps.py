@@ -92,7 +92,7 @@ def _log_messages(log: list[tuple]) -> None:
                 return function(tensors, group=group, **how)
             wait = function(tensors, group=group, async_op=True, **how).wait
             done = ("wait_issued", tuple(group.ranks), size)
-            return SimpleNamespace(wait=lambda: (log.append(done), wait()))
+            return SimpleNamespace(wait=lambda **how: (log.append(done), wait(**how)))
 
         return call
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.helpers.layouts import Given, config_of
 from tests.helpers.traces import plan_of
 
 TABLE = Path(__file__).parents[1] / "parity" / "cases.yaml"
-OWN_KEYS = ("net", "has", "gradients", "suites", "cpu_only")
+OWN_KEYS = ("net", "has", "suites", "cpu_only")
 TOLERANCE = 1e-10
 
 
@@ -28,7 +28,6 @@ class Row:
     keys: dict[str, Any]
     """Of its config."""
     has: str
-    gradients: str
     suites: tuple[str, ...]
     cpu_only: bool
     """Whether plain torch needs something that the simulated device has not."""
@@ -40,7 +39,6 @@ class Row:
     def plan(self, config: RunConfig) -> Plan:
         """Returns the plan of such a config, in which the row has what it says."""
         plan = plan_of(config)
-        plan = replace(plan, gradients=self.gradients or plan.gradients)
         assert plan.ok, plan.findings
         assert self.has in ("", *(node.kind for node in plan.graph.nodes))
         return plan
@@ -61,8 +59,7 @@ def rows(suite: str = "", section: str = "") -> dict[str, Row]:
         own = {key: value for key, value in line.items() if key not in OWN_KEYS}
         row = Row(
             name, line["net"], _joined(nets[line["net"]], own), line.get("has", ""),
-            line.get("gradients", ""), tuple(line.get("suites", ())),
-            line.get("cpu_only", False),
+            tuple(line.get("suites", ())), line.get("cpu_only", False),
         )  # fmt: skip
         if not suite or suite in row.suites:
             found[name] = row

@@ -129,7 +129,9 @@ class Execution(Threads):
         self.sends: list[list[Post]] = [[] for _ in programs]
         self.receives: dict[Hashable, deque[Post]] = defaultdict(deque)
         self.meetings: dict[Hashable, dict[int, Event]] = defaultdict(dict)
+        # A library knows no names: the nth sum that each rank begins on a group is one sum.
         self.sums: dict[Hashable, dict[int, Event]] = defaultdict(dict)
+        self.begun: dict[Hashable, list[int]] = defaultdict(list)  # tags by rank and group
         self.queues: dict[Hashable, deque[list[Post]]] = {}
         self.ended: set[int] = set()
         self.outcome = Outcome()
@@ -259,14 +261,17 @@ class Execution(Threads):
             self.wait(lambda: self.meetings.get(key) is not present)
 
     def issue(self, rank: int, event: Event) -> None:
-        present = self.sums[event.peer, event.tag]
+        begun = self.begun[rank, event.peer]
+        present = self.sums[event.peer, len(begun)]
+        begun.append(event.tag)
         present[rank] = event
         if len(set(present.values())) > 1:
             self.outcome.wrong.append(f"sums {present}")
         self.changed()
 
     def is_summed(self, rank: int, event: Event) -> bool:
-        present = self.sums[event.peer, event.tag]
+        begun = self.begun[rank, event.peer]
+        present = self.sums[event.peer, begun.index(event.tag)] if event.tag in begun else {}
         return rank in present and len(present) == len(self.members[event.peer])
 
 

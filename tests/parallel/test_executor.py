@@ -43,18 +43,33 @@ def test_ranks_communicate_and_wait_as_the_plan_says(name: str):
     check(*planned(*LAYOUTS[name]))
 
 
-@pytest.mark.parametrize(("gradients", "memory"), [("early", BLOCK), ("late", {})])
+@pytest.mark.parametrize(
+    ("gradients", "memory", "parallel"),
+    [
+        ("chain", BLOCK, {"tiles": [2, 1]}),
+        ("end", {}, {"tiles": [2, 1]}),
+        ("funnel", {}, {"tiles": [2, 1], "replicas": 2}),
+        ("funnel", {}, {"stages": 3, "directions": 2, "schedule": "gems"}),
+        ("concurrent", BLOCK, {"tiles": [2, 1]}),
+    ],
+)
 def test_large_gradients_are_summed_where_the_plan_has_them(
-    gradients: str, memory: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    gradients: str,
+    memory: dict[str, Any],
+    parallel: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     # Nearly every weight of this network travels alone.
     monkeypatch.setattr(updates, "ALONE_BYTES", 256)
-    plan, config = planned({"tiles": [2, 1]}, memory)
+    plan, config = planned(parallel, memory)
     plan = replace(plan, gradients=gradients)
     check(plan, config)
     program = [event.kind for event in events(plan, 0)]
     inside = program[program.index("backward") : program.index("wait_sends")]
-    assert ("issue" in inside) == (gradients == "early")
+    assert ("issue" in inside) == (gradients != "end" and "stages" not in parallel)
+    assert ("wait_issued" in inside) == (
+        gradients in ("funnel", "concurrent") and "tiles" in parallel
+    )
     assert program.count("issue") == program.count("wait_issued") > 3
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from hires.core.codecs import codec_named, codecs_of
 from hires.core.errors import ConfigError, PlanError
+from hires.core.gradient_orders import TOGETHER
 from hires.nets.trace import trace
 from hires.plan import traffic, updates
 from hires.plan.event import POSTS, Event
@@ -22,7 +23,6 @@ from hires.plan.planner import make_plan, with_validation
 from hires.plan.program import events
 from hires.plan.prove import judged
 from hires.plan.traffic import backends_of_plan
-from hires.plan.updates import TOGETHER
 from tests.helpers.custom_nets import Scaled
 from tests.helpers.small_plans import (
     BATCH,
@@ -85,7 +85,7 @@ def test_tiles_exchange_halos_statistics_and_gradients_in_order():
     assert lines(plan_of("infer", tiles=[2, 1]), 0)[-1] == "wait_sends"
 
 
-@pytest.mark.parametrize("mode", ["early", "late"])
+@pytest.mark.parametrize("mode", ["chain", "end"])
 def test_large_gradients_travel_alone_and_the_last_layer_goes_first(mode, monkeypatch):
     large = 4 * 4 * 4 * 9  # bytes of the weight of conv3
     monkeypatch.setattr(updates, "ALONE_BYTES", large)
@@ -96,8 +96,8 @@ def test_large_gradients_travel_alone_and_the_last_layer_goes_first(mode, monkey
     assert [event.shape for event in issued] == [(w.num_elements,) for w in weights.values()]
     places = [program.index(event) for event in issued]
     pass_end = next(i for i, e in enumerate(program) if e.kind == "end" and e.part.action == "B0")
-    assert all((place < pass_end) == (mode == "early") for place in places)
-    assert program[places[-1]].part.node == ("conv2" if mode == "early" else "")
+    assert all((place < pass_end) == (mode == "chain") for place in places)
+    assert program[places[-1]].part.node == ("conv2" if mode == "chain" else "")
     for event, place in zip(issued, places, strict=True):
         # A gradient is complete when the pass is behind its node, with what that exchanges.
         node = event.part.node
@@ -114,7 +114,7 @@ def test_sum_of_a_parameter_that_two_nodes_use_is_never_early(monkeypatch):
     monkeypatch.setattr(updates, "ALONE_BYTES", 16)
     config = config_of(tiles=[2, 1])
     plan = make_plan(config, trace(Scaled(), [config.batch, 3, *config.image], True))
-    plan = replace(plan, gradients="early")
+    plan = replace(plan, gradients="chain")
     nodes = {one.parameters[0]: one.node for one in updates.sums_of(plan, 0) if one.alone}
     assert (nodes["norm.weight"], nodes["conv1.weight"]) == ("", "conv1")
 

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 
 from hires.core.config.comm_config import CommConfig
+from hires.core.gradient_orders import TOGETHER
 from hires.plan.groups import gradient_group, groups, running_decays, trained
 from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.prove import prove_each
 from hires.plan.updates import (
     ALL_GATHER,
-    EARLY,
     PUBLISH,
     REDUCE_SCATTER,
-    TOGETHER,
     UNIT,
     scatters_gradients,
     shares_of_holders,
@@ -111,7 +110,7 @@ def test_fewer_bytes_decide_but_for_sums_beside_the_pass():
     auto = config("replicas", "auto")
     plan = plan_of(auto)
     assert plan.scatters
-    assert not scatters_gradients(auto, EARLY)
+    assert not scatters_gradients(auto, "chain")
     # A sum of codes has two messages, between which no other may come.
     coded = config("replicas", "auto", comm={"codec": "bf16", "shared_memory": False})
     assert plan_of(coded).gradients == TOGETHER

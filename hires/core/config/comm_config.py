@@ -11,6 +11,7 @@ import yaml
 from hires.core.codecs import codecs_of
 from hires.core.config.fields import MOST_STEPS, Section, check_word, value
 from hires.core.errors import ConfigError
+from hires.core.gradient_orders import AUTO, CHOICES
 from hires.core.message_backends import BACKEND_FACTS
 from hires.core.programs import shipped
 from hires.core.registry import offer
@@ -60,6 +61,13 @@ class CommConfig(Section, key="comm", choices=BACKENDS, choice_keys=lambda name:
     shows them. ``none``: values and their gradients travel in the type of the
     precision, and gradients of weights are summed in fp32 (fp64 with ``precision=fp64``), as
     statistics and losses always are."""
+    gradient_order: str = value(AUTO, choices=CHOICES)
+    """When the sums of large gradients over the copies of a stage begin, and how many are under way
+    at once. Results are equal in all orders."""
+    outstanding: int | None = value(2, 1, 64)
+    """Sums of gradients that ``gradient_order=concurrent`` has under way at once; a rank waits for
+    all of them before it begins the next as many. Without a bound (null) ranks whose gradients are
+    ready in different orders wait for each other, so a plan with several such sums is refused."""
     joint_norms: bool = True
     """Whether norms of tiles or shards that do not depend on each other, as in the branches of a
     cell, share one message for their statistics and one for the way back."""

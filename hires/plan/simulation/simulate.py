@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hires.plan.event import MEETING, WORLD, Event
-from hires.plan.groups import groups
+from hires.plan.groups import groups, num_lanes
 from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.simulation.costs import Item, Roofline, timed_program
@@ -196,6 +196,16 @@ class _TimedGraph:
             for node, place in number.items()
             if node[0] == MESSAGE
         }
+        # Sums under way at once share the links of their ranks: the bytes of one follow those of
+        # another, and only their latencies pass at the same time.
+        self.side_by_side: dict[int, list[int]] = {}
+        before: dict[str, int] = {}
+        for place in sorted(self.calls, key=lambda one: self.calls[one].tag):
+            event = self.calls[place]
+            if event.role == "issue" and num_lanes(plan) > 1:
+                stage, _, _ = event.what.partition(",")
+                self.side_by_side[place] = [before[stage]] if stage in before else []
+                before[stage] = place
         self.readers: list[list[int]] = [[] for _ in self.behind]
         for place, behind in enumerate(self.behind):
             for other in behind:
@@ -223,7 +233,7 @@ class _TimedGraph:
         passed_s: dict[int, float] = {}  # when the links of a message are free again
         left = [*map(len, self.behind)]  # nodes that are not timed yet, of those before each
         later: dict[int, list[int]] = {}  # messages behind one on its links
-        for node, before in served.items():
+        for node, before in (*served.items(), *self.side_by_side.items()):
             left[node] += len(before)
             for other in before:
                 later.setdefault(other, []).append(node)
@@ -246,7 +256,13 @@ class _TimedGraph:
                 end_s[node] = passed_s[node] + latency_s
             elif node in self.calls:
                 event = self.calls[node]
-                end_s[node] = begin_s + network.meeting_s(self.members[event.peer], event)
+                ranks = self.members[event.peer]
+                seconds = network.meeting_s(ranks, event)
+                if node in self.side_by_side:
+                    begin_s = max(begin_s, *(passed_s[one] for one in self.side_by_side[node]), 0.0)
+                    latency_s = network.meeting_s(ranks, event._replace(shape=(1,)))
+                    passed_s[node] = begin_s + max(0.0, seconds - latency_s)
+                end_s[node] = begin_s + seconds
             else:
                 end_s[node] = begin_s + self.seconds[node]
         assert len(done) == len(left), "nodes of a step wait for each other in a circle"

@@ -69,7 +69,7 @@ AT_THE_END = [
     ("reduce_scatter", [0, 2], {"scatters": True}, "gradients of stage 0, part 1 of 2"),
     ("all_gather", [0, 2], {"scatters": True}, "parameters of stage 0"),
     ("broadcast", [0, 2], {}, "parameters of stage 0 from rank 0 (or a later one)"),
-    ("all_reduce", [0, 2], {"gradients": "early"}, "gradients of stage 0, part 1 of 3 (or"),
+    ("all_reduce", [0, 2], {"gradients": "chain"}, "gradients of stage 0, part 1 of 3 (or"),
     ("all_reduce", [0, 1, 2, 3], {"scales_loss": True}, FINITE),
     ("all_reduce", [0, 1, 2, 3], {"clips_gradients": True}, NORM),
 ]
