@@ -5,6 +5,7 @@
     python results/figures/figures.py 2.4 results/fig2.4 --out DIR  and beside them
     python results/figures/figures.py table2.2 results/table2.2      accuracies beside Table 2.2
     python results/figures/figures.py edsr                           EDSR on 1 to 512 V100
+    python results/figures/figures.py dag                            orders of gradient sums
     python results/figures/figures.py all --out build/figures        all of them
 
 Every point of chapters 2 and 3 is planned on one A100 of 40 GB for each rank, and simulated on
@@ -15,6 +16,7 @@ ratio shows what size, tiles and messages change in the ratio of that table.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -33,8 +35,10 @@ from hires.cli.planning import Planner
 from hires.cli.prepare import prepare
 from hires.cli.sweep_points import Where, compose_all
 from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.gradient_orders import ORDERS
 from hires.core.store.naming import model_label
 from hires.core.units import GIB
+from hires.plan import updates
 from hires.plan.plan import Plan
 from hires.plan.simulation.costs import Device, Roofline
 from hires.plan.simulation.machine_calibration import DEFAULTS
@@ -115,24 +119,14 @@ def scaling(words: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
 
     Its link has the speed at which the all-reduces of the profile pass four GPUs (of NCCL, for
     which there is no profile: that of NVLink), and its arithmetic that of the published GPU. Sums
-    between nodes are beside the backward pass where a core is left for them, or at its end.
+    are beside the backward pass, or at its end.
     """
-    text, per_node = PUBLISHED["edsr"], PUBLISHED["edsr"]["gpus_of_node"]
-    _, stored = stored_sweep([f"experiment={text['sweep']}"], None)
-    site = ["cluster=mvapich_v100x4", "launcher=slurm", "launcher.max_ranks=512", "device=cuda"]
-    axes = axes_of([*stored.words, *site, *words], stored.options["zip"], groups())
-    points = compose_all(axes, Composer(), None).valid
-    plans: dict[tuple[int, str], tuple[RunConfig, Plan]] = {}
-    with Planner() as planner:
-        for config in (one.config for one in points if one.config is not None):
-            gpus = config.parallel.num_ranks
-            for when, cores in {"at the end": per_node, "beside": config.cluster.cores}.items():
-                launcher = replace(config.launcher, nodes=-(-gpus // per_node))
-                cluster = replace(config.cluster, cores=cores)
-                comm = replace(config.comm, backend="gloo")
-                one = replace(config, launcher=launcher, cluster=cluster, comm=comm)
-                one = prepare(one, [], planner, ()).config
-                plans[gpus, when] = one, planner.plan(one, memory=False)
+    text, kinds = PUBLISHED["edsr"], {"at the end": "end", "beside": "chain"}
+    plans = {
+        (gpus, when): pair
+        for when, order in kinds.items()
+        for gpus, pair in on_v100(text, [*words, f"comm.gradient_order={order}"]).items()
+    }
     config, single = plans[1, "at the end"]
     site_memory = (config.cluster.memory_gb_per_s or math.inf) * 1e9
     gpu = Device(0.0, site_memory, LAUNCH_S)
@@ -154,6 +148,47 @@ def scaling(words: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
                 ours = config.batch / machine_of(config, DEFAULTS).step_time(plan).step_s
                 row |= {when: ours, f"off by, {when}": max(ours / value, value / ours)}
             yield {**row, "link [GB/s]": config.cluster.link_gb_per_s}
+
+
+def on_v100(text: dict[str, Any], words: Sequence[str]) -> dict[int, tuple[RunConfig, Plan]]:
+    """Returns by GPUs the points of a sweep on ``cluster=mvapich_v100x4``, and their plans."""
+    _, stored = stored_sweep([f"experiment={text['sweep']}"], None)
+    site = ["cluster=mvapich_v100x4", "launcher=slurm", "launcher.max_ranks=512", "device=cuda"]
+    site.append("comm.backend=gloo")  # through the host
+    axes = axes_of([*stored.words, *site, *words], stored.options["zip"], groups())
+    plans: dict[int, tuple[RunConfig, Plan]] = {}
+    with Planner() as planner:
+        for config in (one.config for one in compose_all(axes, Composer(), None).valid):
+            assert config is not None
+            gpus = config.parallel.num_ranks
+            nodes = -(-gpus // text["gpus_of_node"])
+            config = replace(config, launcher=replace(config.launcher, nodes=nodes))
+            config = prepare(config, [], planner, ()).config
+            plans[gpus] = config, planner.plan(config, memory=False)
+    return plans
+
+
+def orders(words: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Yields milliseconds of a step by order of gradient sums, GPUs and speed of the sums.
+
+    The text has no speed of its all-reduces through the host; several are tried. ``all alone``:
+    every gradient is a sum of its own, as every key there, not those from 1 MiB on.
+    """
+    text, limit = PUBLISHED["dag"], updates.ALONE_BYTES
+    for sums, least in {"from 1 MiB": limit, "all alone": 4}.items():
+        updates.ALONE_BYTES = least
+        plans = {order: on_v100(text, [*words, f"comm.gradient_order={order}"]) for order in ORDERS}
+        for gpus, speed in itertools.product(plans["end"], text["all_reduce_gb_per_s"]):
+            row: dict[str, Any] = {"sums": sums, "GPUs": gpus, "GB/s": speed}
+            for order, points in plans.items():
+                config, plan = points[gpus]
+                speeds = dict.fromkeys(("network_gb_per_s", "link_gb_per_s"), speed)
+                config = replace(config, cluster=replace(config.cluster, **text["gpu"], **speeds))
+                row[order] = 1e3 * machine_of(config, DEFAULTS).step_time(plan).step_s
+            for order in ("funnel", "end"):
+                row[f"{order} over chain"] = row[order] / row["chain"]
+            yield {**row, "published": text["funnel_over_chain"]}
+    updates.ALONE_BYTES = limit
 
 
 def measured(runs: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -214,8 +249,8 @@ def tables_of(name: str, runs: Sequence[str], words: Sequence[str]) -> dict[str,
         names = [str(data).partition(",")[0] for data in rows["data"]]
         values = [table.get(n, {}).get(p) for n, p in zip(names, rows["precision"], strict=True)]
         return {"": rows[["data", "precision", "top1"]].assign(published=values)}
-    if name == "edsr":
-        return {"": pd.DataFrame(scaling(words))}
+    if name in ("edsr", "dag"):
+        return {"": pd.DataFrame((scaling if name == "edsr" else orders)(words))}
     figure = PUBLISHED["figures"][name]
     rows = [*predicted(figure["sweep"], words), *(measured(runs) if runs else [])]
     kept = pd.DataFrame(rows).query(figure.get("keep", "ranks > 0"))
@@ -225,7 +260,12 @@ def tables_of(name: str, runs: Sequence[str], words: Sequence[str]) -> dict[str,
 
 def draw(name: str, points: pd.DataFrame, path: Path) -> None:
     """Draws the points of a figure: bars, of EDSR the efficiency of each library over GPUs."""
-    if name == "edsr":
+    if name == "dag":
+        some = points[points["GPUs"] == max(points["GPUs"])]
+        bars = some.set_index(["sums", "GB/s"])[[*ORDERS]]
+        title = f"Inception-BN on {max(points['GPUs'])} GPUs"
+        figure = bars.plot.barh(ylabel="", xlabel="predicted step [ms]", title=title).figure
+    elif name == "edsr":
         lines = {"published": "published", "at the end": "sums at the end", "beside": "sums beside"}
         single = PUBLISHED["edsr"]["one_gpu"] * points["GPUs"]
         shares = points[["library", "GPUs"]].join(100 * points[[*lines]].div(single, axis=0))
@@ -246,7 +286,7 @@ def draw(name: str, points: pd.DataFrame, path: Path) -> None:
 
 def main() -> None:
     """Prints the tables of a figure; with ``--out`` writes them as CSV, and a plot."""
-    every = [*PUBLISHED["figures"], "edsr"]
+    every = [*PUBLISHED["figures"], "edsr", "dag"]
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("figure", choices=[*every, "table2.2", "all"])
     parser.add_argument("runs", nargs="*", help="run folders, campaigns or patterns of them")
