@@ -138,6 +138,8 @@ def test_front_end_starts_where_there_is_no_torch(python):
         ("hires.cli.main", "torch"),
         # Every run, and every run of a job array, waited a tenth of a second for it.
         ("hires.launcher.launch_attempt, hires.launcher.slurm.job", "numpy"),
+        # Half of the start of a rank, and 80 MiB.
+        ("hires.worker", "torch._dynamo"),
     ],
 )
 def test_commands_start_without_what_takes_long_to_import(python, module, barred):

@@ -172,14 +172,20 @@ def lacks_kernel(x: Tensor, dtype: torch.dtype) -> bool:
     return torch.is_grad_enabled() or not _onednn_has_fp16()
 
 
-# Constants for torch.compile: it could not trace these operators, which return no tensor.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _constant(function: Callable[..., bool]) -> Callable[..., bool]:
+    # A constant for torch.compile: it could not trace these operators, which return no tensor. What
+    # torch.compiler.assume_constant_result does; that imports the compiler, half of a rank's start.
+    setattr(function, "_dynamo_marked_constant", True)  # noqa: B010
+    return function
+
+
+@_constant
 def onednn_has_bf16() -> bool:
     """Whether oneDNN multiplies bf16 on this processor: from AVX-512 on."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_constant
 def _onednn_has_fp16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
