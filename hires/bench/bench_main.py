@@ -38,6 +38,7 @@ Result = dict[str, Any]
 KINDS = {
     "rows": "hires.bench.rows_bench",
     "comm": "hires.bench.comm_bench",
+    "broadcast": "hires.bench.broadcast_bench",
     "tune": "hires.bench.tune_comm",
     "calibrate": "hires.bench.calibrate_machine",
 }

@@ -10,6 +10,7 @@ every element of a result is checked before the first turn and after the last.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import warnings
@@ -23,6 +24,8 @@ from torch import Tensor
 
 from hires import comm
 from hires.bench.bench_main import Result, Row, result_of
+from hires.bench.coded_broadcasts import CODED, CodedBroadcast, route_in
+from hires.bench.emulated_link import emulated_hosts
 from hires.bench.messages import (
     BARRIER,
     BENCHED,
@@ -77,12 +80,23 @@ def measure(task: Mapping[str, Any]) -> Iterator[Result]:
     baselines = () if task["routes"] else BASELINES[: 1 + has_mpi(task)]
     ways = [*dict.fromkeys((*routes, *baselines, *([TABLE] if table else [])))]
     cells = cells_of(task["only"], task["sizes"], task["dtypes"])
-    for groups in sweep(task, cells, ways, table):
+    for groups in _sweep_at(task, cells, ways, table):
         idle = [row for rows in groups.values() for row in rows if "not_run" in row]
         each = [f"{row['name']} in {row['operation']}: {row['not_run']}" for row in idle]
         lacks = [f"not measured: {text}" for text in dict.fromkeys(each)]
         start = f"ranks started by {task['start']}"
         yield result_of(groups, [start, *noise_facts(groups), *lacks])
+
+
+def _sweep_at(
+    task: Mapping[str, Any], cells: Sequence[BenchCell], ways: Sequence[str], table: Any
+) -> Iterator[dict[str, list[Row]]]:
+    # On the machines that are named, or on stand-ins for them.
+    with contextlib.ExitStack() as stack:
+        if task.get("link"):
+            stand_ins = emulated_hosts(max(task["ranks"]), task["link"], task["start"])
+            task = {**task, "hosts": stack.enter_context(stand_ins)}
+        yield from sweep(task, cells, ways, table)
 
 
 def has_mpi(task: Mapping[str, Any]) -> bool:
@@ -103,7 +117,7 @@ def routes_here(task: Mapping[str, Any]) -> list[str]:
 
 def applies_to(way: str, operation: str, num_bytes: int) -> bool:
     """Whether a way differs from its backend alone in a cell, and may be faster."""
-    route = None if way in (*BASELINES, TABLE) else parse_route(way)
+    route = None if way in (*BASELINES, TABLE) or CODED in way else parse_route(way)
     if route is None or route.algorithm == OWN:
         return True
     if BENCHED[operation].table not in CARRIES.get(route.algorithm, ()):
@@ -141,10 +155,11 @@ def sweep(
         if not (left := [cell for cell in cells if cell not in done]):
             continue
         job = left, task["rounds"], task["seconds"], task["device"], ways, table
-        where = {"start": task["start"], "hosts": task["hosts"]}
+        where = {"start": task["start"], "hosts": task["hosts"][:ranks]}
+        place = f", {task['place']}" if task.get("place") else ""
         measured = stream_ranks(f"{__name__}:run_cells", ranks, task["timeout"], *job, **where)
         for number, (cell, rows) in enumerate(zip(left, measured, strict=True)):
-            groups.setdefault(f"{cell[0]}, {cell[2]}, {ranks} ranks", []).extend(rows)
+            groups.setdefault(f"{cell[0]}, {cell[2]}, {ranks} ranks{place}", []).extend(rows)
             yield groups  # a cell that is shown has been kept
             right = [row for row in rows if row["ok"] and "step_s" in row]
             best = min(right, key=lambda row: float(row["step_s"]["median"]), default=None)
@@ -176,7 +191,7 @@ def run_cells(
     table: TuningTable | None = None,
 ) -> Iterator[list[Row]]:
     """Yields the rows of each cell, on a rank, which joins with all backends that the ways need."""
-    routes = [parse_route(way).backend for way in ways if way not in (*BASELINES, TABLE)]
+    routes = [route_in(way).backend for way in ways if way not in (*BASELINES, TABLE)]
     routes += table.backends if table is not None else []
     routes += [GLOO] * (RAW_GLOO in ways) + [MPI] * (RAW_MPI4PY in ways)
     backends = [name for name in BACKENDS if name in routes] or [GLOO]
@@ -233,7 +248,9 @@ def _raced(
             calls_s = [call_s / messages for turn_s in samples[way].turns_s for call_s in turn_s]
             took, operation = spread(calls_s), BENCHED[row["operation"]]
             rates = operation.bandwidths(row["bytes"], row["ranks"], took["median"])
-            row |= {"step_s": took, "noise": noise_of(samples[way].rounds_s), "bytes_per_s": rates}
+            rounds_s = samples[way].rounds_s
+            row |= {"step_s": took, "noise": noise_of(rounds_s), "rounds_s": rounds_s}
+            row["bytes_per_s"] = rates
             row["ok"] &= comm.max_all(runners[way].num_wrong()) == 0
             row["wrong"] = "" if row["ok"] else "elements of the result"
         yield row
@@ -243,6 +260,8 @@ def _binder(way: str) -> Callable[..., MessageCalls]:
     # What binds a way to the buffers of a cell: hires.comm, or a library beside it.
     if way == RAW_MPI4PY:
         return RawMpi(cast(MpiBackend, comm.default_world().backends[MPI]).calls).bound
+    if CODED in way:
+        return functools.partial(CodedBroadcast, way)
     library: Any = dist if way == RAW_GLOO else comm
     if way not in (*BASELINES, TABLE):
         names = {*BENCHED, "send", "recv", "isend", "irecv"}

@@ -38,6 +38,7 @@ from hires.comm.plan_messages import (
     all_gather_coalesced,
     all_gather_stacked,
     all_reduce_coalesced,
+    broadcast_coded,
     end_call,
     finish_streams,
     open_channels,

@@ -21,6 +21,7 @@ from hires.comm import message_log as logs
 from hires.comm.argument_checks import wrong_argument
 from hires.comm.backends.backend import Backend, Members, Messages, Work
 from hires.comm.backends.works import JoinedWork
+from hires.comm.chain import RankChain
 from hires.comm.comm_world import LEFT, NOT_JOINED, Group, group_or_all
 from hires.comm.plain_reductions import REDUCED
 from hires.comm.staging import Staging
@@ -186,6 +187,9 @@ def _function_of(route: Route, group: Group, operation: int, method: str) -> Any
     if route.algorithm == DIRECT:
         members = Members(group.ranks, group.index, group.world.timeout_s)
         return getattr(Messages(backend, members), method)
+    has_chain = operation == logs.BROADCAST and not BACKEND_FACTS[route.backend].has_streams
+    if route.segment_bytes and has_chain:
+        return RankChain(backend, route.segment_bytes)
     # In a rehearsal segments would do no more.
     if backend.is_alone or not route.segment_bytes:
         return getattr(backend, method)

@@ -231,6 +231,7 @@ def destroy_group(group: Group) -> None:
     handles, group.handles = group.handles, {}
     for name, backend in group.world.backends.items():
         if handles.get(name) is not None:
+            handles[name].chains.close()
             end = functools.partial(backend.destroy_group, handles[name])
             guard(end, f"the end of the group of ranks {group.ranks}", group.world, name)
 
@@ -266,6 +267,10 @@ def leave_world(world: CommWorld, failed: bool = False) -> None:
     world.shared_groups.clear()
     for group in [*world.groups.values()]:
         group.calls.clear()  # what was looked up would go past the question whether they may
+        for name, handle in group.handles.items():
+            chains = left[name].everyone if handle is None else handle
+            if chains is not None:
+                chains.chains.close()
         group.handles = {}  # a module or loop may keep the group longer than its connections
     try:
         # Before MPI ends, whose last call lets no other thread of this process run: rank 0 could

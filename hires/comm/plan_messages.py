@@ -15,12 +15,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from time import perf_counter as clock
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hires.comm import message_log as logs
+from hires.comm.argument_checks import require_members
 from hires.comm.backends.group_calls import Channels, StreamWaits
+from hires.comm.calls import Carriers, start
+from hires.comm.chain import RankChain
 from hires.comm.coding import (
     Buffers,
     Parts,
@@ -33,7 +37,7 @@ from hires.comm.coding import (
     length,
 )
 from hires.comm.comm_world import CommWorld, Group, default_world, group_or_all, unlogged
-from hires.comm.dispatch import Choice, channel_message
+from hires.comm.dispatch import Choice, call_of, channel_message
 from hires.comm.handles import Handle, guard, waiting
 from hires.comm.operations import (
     all_gather_into_tensor,
@@ -169,6 +173,30 @@ def all_gather_coalesced(parts: Parts, group: Group, *, backend: Choice = None) 
                 divide(row, rows[index], None)
 
     _carry_out(parts, group, backend, through, logs.ALL_GATHER, None)
+
+
+def broadcast_coded(
+    numbers: Tensor, src: int, group: Group, *, backend: Choice = None, codec: Codec
+) -> None:
+    """Fills flat numbers of all ranks, the root's too, with what the root's codes of them hold.
+
+    Codes are made once, at the root: all ranks get the same bits. A route with segments decodes
+    each while the next one travels (:mod:`hires.comm.chain`).
+    """
+    issued, is_root = clock(), group.world.rank == src
+    codes = numbers.new_empty(0, dtype=torch.uint8)
+    num_bytes = codec.num_bytes(len(numbers))
+    call = call_of(logs.BROADCAST, group, backend, codes, num_bytes)
+    require_members(call.ranks, src)
+    args: tuple[Any, ...] = numbers, src, codec
+    after: list[Callable[[], object]] = []
+    if not isinstance(call.method, RankChain) or numbers.device.type not in call.staging.reaches:
+        carriers, codes = Carriers(call), codes.new_empty(num_bytes)
+        if is_root:
+            encode(codec, numbers, codes)
+        args = (carriers.source if is_root else carriers.target)(codes), src
+        after = [*carriers.after, lambda: decode(codec, codes, numbers)]
+    start(call, args, after, False, issued, num_bytes, (src, type(codec).__name__))
 
 
 def open_channels(

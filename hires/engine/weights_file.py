@@ -34,6 +34,7 @@ from hires.engine.tensorfile import ContentsReader, TensorFile, pieces
 from hires.parallel.context import Context
 from hires.parallel.gradients import flat
 from hires.plan.groups import gradient_group, held_stages
+from hires.plan.message_routes import group_route
 from hires.plan.plan import Plan
 
 PIECE_BYTES = 2**22
@@ -158,10 +159,12 @@ def share_weights(context: Context, by_stage: Mapping[int, Sequence[Tensor]]) ->
     plan = context.plan
     for stage in held_stages(plan, context.rank):
         tensors = [tensor.detach() for tensor in by_stage.get(stage, ())]
-        group = context.groups[gradient_group(plan, stage)]
+        number = gradient_group(plan, stage)
+        group = context.groups[number]
         for tensor in filter(torch.numel, tensors if group.size > 1 else ()):
             for piece in torch.split(flat(tensor).view(torch.uint8), PIECE_BYTES):
-                comm.broadcast(piece, reader_of(plan, stage), group)
+                route = group_route(plan, "broadcast", number, "uint8", len(piece))
+                comm.broadcast(piece, reader_of(plan, stage), group, backend=route)
 
 
 def _unpickled(place: WeightsPlace) -> dict[str, Tensor]:

@@ -15,8 +15,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from hires.comm import all_gather_coalesced, all_gather_stacked, broadcast
+from hires.comm import all_gather_coalesced, all_gather_stacked, broadcast, broadcast_coded
 from hires.comm.coding import decode, encode, places, usual_codec
+from hires.core.codecs import Codec
 from hires.parallel.context import Context
 from hires.parallel.gradients import flat, rows_of
 from hires.parallel.stage import StageModule
@@ -63,9 +64,10 @@ class PublishedParameters:
         one, group = publications(self.plan, stage)[event.part.number], self.groups[event.peer]
         parts = self._parts(stage, one.parts)
         if event.codec:
-            codes = self._coded(event, stage, parts if one.owner == self.rank else [])
-            broadcast(codes, one.owner, group, backend=event.route)
-            self._add(event, parts, codes)
+            codec = usual_codec(event.codec)
+            changes = self._changes(codec, stage, parts, one.owner == self.rank)
+            broadcast_coded(changes, one.owner, group, backend=event.route, codec=codec)
+            _add(codec, parts, changes)
             return
         sent = torch.cat(parts)
         broadcast(sent, one.owner, group, backend=event.route)
@@ -81,30 +83,29 @@ class PublishedParameters:
         if not event.codec:
             all_gather_coalesced(parts, group, backend=event.route)
             return
-        codes = self._coded(event, stage, parts[group.index])
+        codec, like = usual_codec(event.codec), next(iter(self.modules[stage].parameters.values()))
+        codes = like.new_empty(event.num_bytes, dtype=torch.uint8)  # of the largest part
+        encode(codec, self._changes(codec, stage, parts[group.index], True), codes)
         gathered = all_gather_stacked(codes, group, backend=event.route)
         for own, code in zip(parts, gathered, strict=True):
-            self._add(event, own, code)
+            _add(codec, own, decode(codec, code, self._changes(codec, stage, own, False)))
 
     def _parts(self, stage: int, rows: Iterable[Rows]) -> list[Tensor]:
         """Returns rows of a stage's parameters, as flat views."""
         tensors = self.modules[stage].parameters
         return [flat(rows_of(tensors[one.name], one.first, one.last)) for one in rows]
 
-    def _coded(self, event: Event, stage: int, parts: list[Tensor]) -> Tensor:
-        """Returns codes of the change of what this rank has moved, which is undone."""
-        codec, like = usual_codec(event.codec), next(iter(self.modules[stage].parameters.values()))
+    def _changes(self, codec: Codec, stage: int, parts: list[Tensor], is_own: bool) -> Tensor:
+        """Returns room for the changes of parts; of its own the rank fills it, and undoes them."""
+        like = next(iter(self.modules[stage].parameters.values()))
         changes = like.new_zeros(sum(codec.padded(len(part)) for part in parts))
-        before = self._before.pop(stage, parts) if parts else []  # no step: no change
-        for part, old, change in zip(parts, before, places(changes, parts, codec), strict=True):
+        before = self._before.pop(stage, parts) if is_own and parts else []  # no step: no change
+        for part, old, change in zip(parts, before, places(changes, parts, codec), strict=False):
             torch.sub(part, old, out=change)
             part.copy_(old)
-        return encode(codec, changes, like.new_empty(event.num_bytes, dtype=torch.uint8))
+        return changes
 
-    def _add(self, event: Event, parts: list[Tensor], codes: Tensor) -> None:
-        if parts:
-            codec = usual_codec(event.codec)
-            changes = parts[0].new_empty(sum(codec.padded(len(part)) for part in parts))
-            decode(codec, codes, changes)
-            for part, change in zip(parts, places(changes, parts, codec), strict=True):
-                part.add_(change)
+
+def _add(codec: Codec, parts: list[Tensor], changes: Tensor) -> None:
+    for part, change in zip(parts, places(changes, parts, codec), strict=True):
+        part.add_(change)

@@ -27,7 +27,7 @@ ALGORITHMS = {
     OWN: "the operation of the backend itself",
     MESSAGE: "a send or receive of the backend itself",
     DIRECT: "every rank sends to every other one",
-    SEGMENTED: "one operation for each segment, several at once",
+    SEGMENTED: "one operation for each segment, several at once; broadcasts along a chain of ranks",
     CHANNEL: "a message on the stream of its communicator",
     FLAT: "several tensors as one",
 }

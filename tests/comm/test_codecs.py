@@ -11,7 +11,12 @@ import torch
 from hires.comm.coding import decode, encode
 from hires.core.codecs import CODECS, GRADIENT, HALO, KINDS, codec_named, codecs_of
 from hires.core.errors import CommError, ConfigError
-from tests.helpers.codec_jobs import BOUNDED, coded_programs, sums_with_memory
+from tests.helpers.codec_jobs import (
+    BOUNDED,
+    chained_broadcasts,
+    coded_programs,
+    sums_with_memory,
+)
 from tests.helpers.mpi_ranks import run_mpi
 from tests.helpers.ranks import run_ranks
 
@@ -137,6 +142,14 @@ def test_five_hundred_random_sums_of_codes_are_within_the_bound():
 
 
 @pytest.mark.mpi
-def test_random_sums_of_codes_over_mpi(mpi: str, tmp_path: Path):
-    answers = run_mpi(mpi, coded_programs, 3, ("mpi", "gloo"), range(40), folder=tmp_path)
+@pytest.mark.parametrize("job", [coded_programs, chained_broadcasts])
+def test_random_sums_and_broadcasts_of_codes_over_mpi(job, mpi: str, tmp_path: Path):
+    answers = run_mpi(mpi, job, 3, ("mpi", "gloo"), range(40), folder=tmp_path)
     assert answers == [[]] * 3
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_chain_brings_the_codes_of_its_root_to_all_ranks_bit_by_bit(num_ranks: int):
+    answers = run_ranks(chained_broadcasts, num_ranks, ("gloo", "shm"), range(80))
+    assert answers == [[]] * num_ranks

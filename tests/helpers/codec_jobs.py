@@ -18,6 +18,7 @@ from hires.core.ranks.world import World
 from hires.engine.build import build_rank
 from hires.engine.device import open_device
 from hires.plan.plan import Plan
+from hires.plan.routes import Route
 from tests.helpers.jobs import join
 
 POOLED = True
@@ -39,6 +40,45 @@ def coded_programs(world: World, backends: Sequence[str], seeds: range) -> list[
         wrong = [one for seed in seeds for one in _program(world, backends, groups, seed)]
     finally:
         coding.BUFFER_BYTES = before
+    comm.barrier()
+    comm.shutdown()
+    return wrong
+
+
+def chained_broadcasts(world: World, backends: Sequence[str], seeds: range) -> list[str]:
+    """Returns what was wrong in random broadcasts along chains, each beside the root's own codes.
+
+    Without a codec, with one blocking, and several under way at once.
+    """
+    comm.init(backends, world=world, timeout_s=30.0)
+    some = [rank for rank in range(world.size) if rank != 1] if world.size > 2 else [0, 1]
+    groups = {(*range(world.size),): None, (*some,): comm.new_group(some)}
+    wrong, late = list[str](), list[Any]()
+    for seed in seeds:
+        rng = random.Random(seed)
+        ranks, name = rng.choice([*groups]), rng.choice(["", "", *CODECS])
+        size, root = rng.choice([0, 1, 255, 257, rng.randrange(9000)]), rng.choice(ranks)
+        segment = rng.choice([1, 6, 260, 1000, 4096, 2**20])
+        route = Route(rng.choice(backends), "segmented", segment)
+        dtype = rng.choice((torch.float32, torch.float64, torch.bfloat16))
+        [[given]] = _parts([[size]], dtype, seed)
+        if world.rank not in ranks:
+            continue
+        numbers = given.clone() if world.rank == root else torch.full_like(given, 7.0)
+        what = f"seed {seed}: {size} of {dtype} by {name or 'no codec'} over {route}"
+        if not name:
+            work = comm.broadcast(numbers, root, groups[ranks], True, backend=route)
+            late.append((what, work, numbers, given))
+            continue
+        codec, among = codec_named(name), groups[ranks] or comm.default_world().all_ranks
+        comm.broadcast_coded(numbers, root, among, backend=route, codec=codec)
+        expected = coding.decode(codec, coding.encode(codec, given), torch.empty_like(given))
+        if not torch.equal(numbers, expected):
+            wrong.append(what)
+    for what, work, numbers, given in reversed(late):
+        work.wait()
+        if not torch.equal(numbers, given):
+            wrong.append(what)
     comm.barrier()
     comm.shutdown()
     return wrong

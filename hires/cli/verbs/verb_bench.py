@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -26,7 +27,7 @@ from typing import Any
 
 from hires.cli.compose_config import Composer, config_of
 from hires.cli.data_keys import resolve_data
-from hires.cli.options import JSON, Option, Parser, chosen, composing, number, option
+from hires.cli.options import JSON, Option, Parser, chosen, composing, flag, number, option
 from hires.cli.overrides import key_in
 from hires.cli.screen import print_config
 from hires.core.config.fields import Section, build, value
@@ -116,6 +117,12 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _rate(text: str) -> str:
+    if text and re.fullmatch(r"[1-9]\d*(K|M|G)bit", text) is None:
+        raise ConfigError(f"--link {text} is no rate; write 10Gbit or 100Mbit")
+    return text
+
+
 def _starter(text: str) -> str:
     # ``auto`` is an MPI if there is one, else torchrun. Without an MPI of its own a job of Slurm
     # takes srun, which starts nothing outside of a job.
@@ -160,10 +167,19 @@ COMM = Parser(
     (
         "hires bench comm --only all_reduce,latency --sizes 16..1MiB --out results/comm",
         "hires bench comm --table tuned/table.json",
+        "hires bench comm --broadcast --link 10Gbit --ranks 2,4",
     ),
     option("rows", "comm", "messages through every backend beside raw libraries"),
     *message_options(OPERATIONS),
     option("--table", "FILE", "tuning table of the way `table`", default=""),
+    flag("--broadcast", "broadcasts along a chain, as they are and as codes, from 4 KiB on"),
+    option(
+        "--link",
+        "RATE",
+        "of links between stand-ins for machines, as 10Gbit (needs root)",
+        type=_rate,
+        default="",
+    ),
     OUT,
 )
 PARSERS = {"comm": COMM}
@@ -174,7 +190,8 @@ def main(args: Namespace) -> int:
     if args.rows in PARSERS:
         if "sizes" not in args:
             raise ConfigError(f"{args.rows} has options of its own; write it first")
-        return exec_benchmark(message_task(args, "comm", args.rows))
+        kind = "broadcast" if args.broadcast else "comm"
+        return exec_benchmark(message_task(args, kind, kind))
     task = composed_task(args)
     if args.cfg:  # of the first row
         return print_config(from_dict(task["rows"][0]["config"]), args.json)

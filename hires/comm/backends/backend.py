@@ -50,7 +50,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hires.comm.backends.rendezvous import WorldMeeting
-from hires.comm.backends.works import JoinedWork
+from hires.comm.backends.works import Fifo, JoinedWork
 
 SUM = dist.ReduceOp.SUM
 
@@ -72,6 +72,8 @@ RESERVED_TAGS = TAGS - 1024
 """Tags from here on are of the messages of hires itself; users' are lower."""
 EXCHANGE_TAG = RESERVED_TAGS
 """Of operations that are composed of messages."""
+CHAIN_TAG = RESERVED_TAGS + 1
+"""Of broadcasts that pass from rank to rank (:mod:`hires.comm.chain`)."""
 
 Inputs = Sequence[Tensor | None]
 """By position in a group: the tensor for a member, or from it; None: no message."""
@@ -95,9 +97,11 @@ class Members:
     index: int  # position of this rank among them; -1: it is not one
     timeout_s: float
     places: dict[int, int] = field(init=False)  # rank -> position
+    chains: Fifo = field(init=False)  # broadcasts along a chain of the ranks, one at a time
 
     def __post_init__(self) -> None:
         self.places = {rank: place for place, rank in enumerate(self.ranks)}
+        self.chains = Fifo("comm-chain")
 
     def place(self, rank: int) -> int:
         """Returns the position of a rank; ValueError: it is not a member."""
