@@ -30,7 +30,8 @@ Layouts = list[tuple[str, dict[str, Any], dict[str, Any]]]
 def bits_of_rank(world: World, layouts: Layouts) -> dict[str, tuple[str, list[int]]]:
     """Returns for each layout a digest of losses and parameters, and the order in which sums began.
 
-    Odd ranks have two gradients after each other in the other order.
+    Rank 1 has two gradients after each other in the other order. Of rank 2 the first of both is
+    never ready, as where a tile has no pixels: it begins when the pass is done.
     """
     updates.ALONE_BYTES = ALONE_BYTES
     plans = [Plan.from_dict(plan) for _, _, plan in layouts]
@@ -40,16 +41,18 @@ def bits_of_rank(world: World, layouts: Layouts) -> dict[str, tuple[str, list[in
 
     def swapped(self: Any, key: tuple[int, int], parameter: Any) -> None:
         late.append(key)
-        for other in (late.pop(), late.pop()) if len(late) > 1 else ():
-            if other not in self._under_way:  # of tiles, as the pass could wait no longer
-                ready(self, other, parameter)
+        if len(late) > 1:
+            others = [late.pop(), late.pop()][: 3 - world.rank]
+            for other in others:
+                if other not in self._under_way:  # of tiles, as the pass could wait no longer
+                    ready(self, other, parameter)
 
     def noted(self: Any, event: Any) -> None:
         began.extend([event.tag] * (not self.has_begun(event)))
         start(self, event)
 
     GradientSync.start = noted  # type: ignore[method-assign]
-    if world.rank % 2:
+    if world.rank in (1, 2):
         GradientSync._gradient_is_ready = swapped  # type: ignore[method-assign]
     answers = {}
     for (name, config, _), plan in zip(layouts, plans, strict=True):

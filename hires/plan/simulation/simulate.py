@@ -260,7 +260,7 @@ class _TimedGraph:
                 seconds = network.meeting_s(ranks, event)
                 if node in self.side_by_side:
                     begin_s = max(begin_s, *(passed_s[one] for one in self.side_by_side[node]), 0.0)
-                    latency_s = network.meeting_s(ranks, event._replace(shape=(1,)))
+                    latency_s = network.meeting_s(ranks, event._replace(shape=(0,)))
                     passed_s[node] = begin_s + max(0.0, seconds - latency_s)
                 end_s[node] = begin_s + seconds
             else:
