@@ -227,10 +227,10 @@ def order_notes(plan: Plan, order: str) -> list[Finding]:
         return []
     alone = [one for one in sums if one.alone]
     sent = size(sum(one.elements * BYTES[one.dtype] for one in alone))
-    text = f"{len(alone)} large gradients ({sent}) are sums of their own, in this order; "
-    text += f"{len(sums) - len(alone)} more messages follow the passes"
-    if alone and is_beside(order) and not any(one.node for one in alone):
-        text += ", and so do they: the last pass completes the gradients of one direction only"
+    text = f"{len(alone)} large gradients ({sent}) are sums of their own, in this order, "
+    text += "and the others one message behind the passes"
+    if is_beside(order) and not any(one.node for one in alone):
+        text += "; so are these, since the last pass completes the gradients of one direction only"
     if not alone:
         text = "no gradient is a sum of its own, so nothing is left to order"
     return [Finding("note", "comm.gradient_order", f"{order}: {text}")]

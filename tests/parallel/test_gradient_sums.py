@@ -35,7 +35,7 @@ def bits_of_rank(world: World, layouts: Layouts) -> dict[str, tuple[str, list[in
     """
     updates.ALONE_BYTES = ALONE_BYTES
     plans = [Plan.from_dict(plan) for _, _, plan in layouts]
-    join(world, *plans)
+    join(world, *plans, check="every")
     ready, start, began = GradientSync._gradient_is_ready, GradientSync.start, list[int]()
     late: list[tuple[int, int]] = []
 

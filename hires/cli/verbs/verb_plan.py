@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from argparse import Namespace
+from typing import Any
 
 from hires.cli.choosing import IMAGE, LayoutSearch, plain_choice
 from hires.cli.compose_config import compose
@@ -17,11 +19,16 @@ from hires.cli.show_plan import choice_lines, node_lines, plan_lines
 from hires.core.config.parallel_config import AUTO
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, PlanError
-from hires.core.units import parse_size
+from hires.core.gradient_orders import AUTO as ANY_ORDER
+from hires.core.gradient_orders import ORDERS
+from hires.core.units import parse_size, seconds
 from hires.launcher.interface import launcher_of
 from hires.plan.memory import rooms_of
+from hires.plan.plan import Plan
 from hires.plan.prove import judged
 from hires.plan.search.choose import MEMORY
+from hires.plan.simulation.machine_calibration import calibration_or_defaults
+from hires.plan.simulation.machine_model import machine_of
 
 PARSER = Parser(
     "plan",
@@ -61,6 +68,8 @@ def _show_plan(args: Namespace, config: RunConfig, planner: Planner) -> int:
     start = launcher_of(config).start_estimate(config) if plan.ok else None
     if start is not None:
         facts[config.launcher.name] = start
+    if predicted := _orders(config, plan):
+        facts["gradient_orders"] = predicted
     rooms = [room for room in rooms_of(config) if plan.memory and room.counts_nodes]
     for room in rooms:
         facts["gpus" if room.devices else "nodes"] = [
@@ -75,10 +84,31 @@ def _show_plan(args: Namespace, config: RunConfig, planner: Planner) -> int:
             place = f"{room.place} beside its GPUs" if room.beside_gpus else room.place
             title = f"memory of a {place}, {'context' if room.devices else 'libraries'} included"
             lines += ["", title, *(f"  {line}" for line in node_lines(room, plan))]
+        if predicted:
+            each = (f"{order} {seconds(step_s)}" for order, step_s in predicted["step_s"].items())
+            title = "predicted step by comm.gradient_order"
+            lines += ["", title, f"  {', '.join(each)}", f"  by {predicted['source']}"]
         if start is not None:
             lines += ["", f"{config.launcher.name.capitalize()}: {start}"]
         print("\n".join(lines))
     return 0 if plan.ok else PlanError.exit_code
+
+
+def _orders(config: RunConfig, plan: Plan) -> dict[str, Any]:
+    """Returns the predicted seconds of a step in each order of gradient sums, and their source.
+
+    Nothing where the user names none, the plan has one message alone, or the machine no numbers.
+    """
+    if not plan.ok or config.comm.gradient_order == ANY_ORDER or plan.gradients not in ORDERS:
+        return {}
+    try:
+        machine = machine_of(config, calibration_or_defaults())
+    except ConfigError:
+        return {}
+    orders = [name for name, order in ORDERS.items() if plan.outstanding or not order.is_free]
+    plans = {order: dataclasses.replace(plan, gradients=order) for order in orders}
+    step_s = {order: machine.step_time(one).step_s for order, one in plans.items()}
+    return {"step_s": step_s, "source": machine.source}
 
 
 def _words(args: Namespace) -> list[str]:

@@ -17,6 +17,14 @@ from hires.core.programs import shipped
 from hires.core.registry import offer
 from hires.core.units import parse_size
 
+
+def _check_outstanding(key: str, number: int | None) -> None:
+    if number is not None and number < 1:
+        raise ConfigError(
+            f"{key}={number} lets no sum of gradients begin; use 1 or more, as {key}=2"
+        )
+
+
 BACKENDS = {
     "auto": "nccl where every rank computes on a GPU of its own, else gloo",
     **{name: BACKEND_FACTS[name].summary for name in BACKEND_FACTS},
@@ -64,7 +72,7 @@ class CommConfig(Section, key="comm", choices=BACKENDS, choice_keys=lambda name:
     gradient_order: str = value(AUTO, choices=CHOICES)
     """When the sums of large gradients over the copies of a stage begin, and how many are under way
     at once. Results are equal in all orders."""
-    outstanding: int | None = value(2, 1, 64)
+    outstanding: int | None = value(2, 1, 64, check=_check_outstanding)
     """Sums of gradients that ``gradient_order=concurrent`` has under way at once; a rank waits for
     all of them before it begins the next as many. Without a bound (null) ranks whose gradients are
     ready in different orders wait for each other, so a plan with several such sums is refused."""

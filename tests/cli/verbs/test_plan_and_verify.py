@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from hires.cli.show_plan import finding_lines, memory_lines, node_lines
+from hires.core.gradient_orders import ORDERS
 from hires.core.store.ends import End
 from hires.core.units import MIB, size
 from hires.plan.memory import LIBRARIES_BYTES, RankMemory, Room
@@ -49,6 +50,17 @@ def test_json_is_what_plan_json_holds_with_the_proof_if_asked_for(hires):
     assert "use batch=3 or batch=6" in answer.out
     answer = hires(*words, "--prove", "--json")
     assert (answer.code, json.loads(answer.out)["proof"]) == (3, None)
+
+
+def test_step_is_predicted_in_each_order_of_gradient_sums_where_one_is_named(hires, monkeypatch):
+    monkeypatch.setattr("hires.plan.updates.ALONE_BYTES", 2**10)
+    words = ("plan", *SMALL, "parallel=dp", "comm.gradient_order=chain")
+    facts = json.loads(hires(*words, "--json").out)["gradient_orders"]
+    assert [*facts["step_s"]] == [*ORDERS]
+    assert min(facts["step_s"].values()) > 0
+    title, line, _ = hires(*words).out.splitlines()[-3:]
+    assert (title, line.split()[::3]) == ("predicted step by comm.gradient_order", [*ORDERS])
+    assert "gradient_orders" not in json.loads(hires(*words[:-1], "--json").out)
 
 
 def test_memory_is_drawn_in_proportion_and_alike_ranks_and_nodes_stand_on_one_line():
