@@ -37,6 +37,7 @@ from hires.parallel.context import Context
 from hires.parallel.stage import StageModule
 from hires.plan.event import Event
 from hires.plan.groups import codec_of, gradient_group, num_lanes, running_decays, trained
+from hires.plan.routes import STREAMED
 from hires.plan.updates import Rows, lane_of, shares_of_holders, sums_of
 
 Counters = list[tuple[Tensor, int]]
@@ -122,7 +123,9 @@ class GradientSync:
         plan, self.cursor = contexts[0].plan, contexts[0].cursor
         self.pieces, self.counters, self.contexts = plan.pieces, counters, contexts
         self.first_piece = contexts[0].replica * plan.total_microbatches
-        self.cursor.sums, self.cursor.is_free = self, is_free(plan.gradients)
+        self.cursor.sums = self
+        # Kernels of one GPU may wait for each other in its queues, so there the plan's order holds.
+        self.cursor.is_free = is_free(plan.gradients) and plan.backend not in STREAMED
         self.by_group: dict[int, StageGradients] = {}
         self._of_lane: dict[int, StageGradients] = {}  # by the groups of all lanes
         self.of_direction: list[StageGradients] = []
