@@ -99,8 +99,8 @@ def run_rank(run_dir: Path, world: World, verify: bool, reference: str | None = 
     timeout_s = VERIFY_TIMEOUT_S if verify else config.comm.timeout_s
     with heartbeat.beat(run_dir, world.attempt, world.rank, comm.activity, timeout_s):
         plan = Plan.from_dict(records.read_plan(run_dir))
-        if plan.world != world.size:
-            raise RunError(f"the plan is for {plan.world} ranks, but WORLD_SIZE={world.size}")
+        if (size := plan.num_processes) != world.size:
+            raise RunError(f"the plan is for {size} ranks, but WORLD_SIZE={world.size}")
         torch.set_num_threads(config.launcher.threads)
         device = open_device(plan.device, world.local_rank)
         prepare_arithmetic(config, device, world.rank)

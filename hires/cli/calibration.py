@@ -271,7 +271,7 @@ def calibrate(config: RunConfig, planner: Planner, argv: Sequence[str]) -> Path:
         run = rundir.create(config, plan.to_dict(), argv, inputs)
         launcher.write_scripts(path, config, argv)
         job = launcher.submit(run, config, None)
-    outcome = wait_for(config, run, plan.world, job)
+    outcome = wait_for(config, run, plan.num_processes, job)
     print_failure(outcome, run, head=False)
     scales = run.attempt_dir / file_names.SCALES
     if outcome.exit_code != 0 or not scales.is_file():

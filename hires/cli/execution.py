@@ -117,7 +117,7 @@ def print_points(points: Points, repeat: int) -> None:
         if not point.reason:
             state = point.state + (f" ({len(point.done)} of {repeat})" if repeat > 1 else "")
             peak = point.needs.peak_bytes if point.needs else None
-            ranks = str(point.ready.config.parallel.num_ranks)
+            ranks = str(point.ready.config.parallel.num_processes)
             name = "-" if point.calibrates else point.path.name
             facts = ranks, size(peak) if peak else "-", state, name
             rows.append([str(number), " ".join(point.swept), *facts])
@@ -163,7 +163,7 @@ def as_json(points: Points, queue: LocalQueue | None, repeat: int = 1) -> dict[s
             "path": str(point.path),
             "overrides": point.words,
             "state": state_of(point),
-            "ranks": point.ready.config.parallel.num_ranks,
+            "ranks": point.ready.config.parallel.num_processes,
             "peak_bytes": point.needs.peak_bytes if point.needs else None,
             "warnings": point.warnings,
             "notes": point.notes,

@@ -70,7 +70,7 @@ class MemoryNeeds(NamedTuple):
     def of(cls, config: RunConfig, plan: Plan) -> MemoryNeeds:
         """Returns the memory that a plan needs."""
         room, *others = [dataclasses.replace(one, rank_bytes=None) for one in rooms_of(config)]
-        gpus = min(plan.world, room.devices)
+        gpus = min(plan.num_processes, room.devices)
         if not plan.memory:
             return cls(None, 0, gpus)
         peak = max(entry["peak_bytes"] for entry in plan.memory)

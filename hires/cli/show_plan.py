@@ -78,7 +78,7 @@ def placement_lines(plan: Facts) -> list[str]:
                 rows = [*zip_longest(*blocks[first : first + beside], fillvalue="")]
                 lines += table_lines(rows, "l" * len(rows[0]), heads=False, indent=_INDENT)
     if len(shown) < len(replicas):
-        ranks = plan["world"] // len(replicas)
+        ranks = plan["world"] * plan["resident"] // len(replicas)
         lines.append(f"and {len(replicas) - 1} more replicas, alike, each {ranks} ranks further")
     return lines
 

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hires.comm import CommWorld, activity, default_world, make_groups, max_all, open_channels
+from hires.comm import (
+    CommWorld,
+    activity,
+    default_world,
+    make_groups,
+    max_all,
+    open_channels,
+)
 from hires.core.config.precision_config import DYNAMIC
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import INFERENCE
 from hires.core.errors import RunError
 from hires.core.ranks.timeline import Recorder
-from hires.core.store.network_weights import WeightsPlace
 from hires.data.opening import open_data
 from hires.data.start_check import require_readable
 from hires.engine.derived_tensors import DerivedTensors, Place
 from hires.engine.device import HOST, RankDevice
 from hires.engine.finite_checks import require_finite
 from hires.engine.loader import Loader, image_dtype, slot_loader
-from hires.engine.optimizer import Optimizer, make_optimizer
+from hires.engine.optimizer import make_optimizer
+from hires.engine.rank_engine import RankEngine
 from hires.engine.weights_file import WeightsFile, open_weights, reader_of, share_weights
 from hires.nets.build_network import build_model, materialise
 from hires.parallel.context import Context
@@ -33,92 +40,19 @@ from hires.parallel.executor import Executor
 from hires.parallel.gradient_factors import GradientClip, LossScale
 from hires.parallel.gradients import GradientSync
 from hires.parallel.published_parameters import PublishedParameters
+from hires.parallel.residents import ResidentExecutor, resident_contexts
 from hires.parallel.slot_pass import SlotPass
 from hires.parallel.stage import StageModule
 from hires.plan.graph import Graph
-from hires.plan.groups import groups
+from hires.plan.groups import process_groups
 from hires.plan.message_routes import channels
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.operators.operator_table import updates_statistics, uses_batch_statistics
 from hires.plan.plan import Plan
 from hires.plan.program import events
 from hires.plan.regions import regions_of
-from hires.quant.int8_kernels import is_emptied
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class RankEngine:
-    """Everything that one rank runs."""
-
-    device: RankDevice
-    contexts: list[Context]  # one a direction
-    tensors: dict[str, Tensor]
-    """Parameters and buffers of the rank's stages, by the names that they have in the network."""
-    derived: DerivedTensors  # what is computed from them, for a network that was rewritten
-    modules: list[StageModule]
-    """The stage of each direction; where they are one stage, they share their parameters."""
-    parameters: dict[str, nn.Parameter]  # of all its stages, each once
-    executor: Executor
-    loaders: list[Loader]  # one a direction
-    optimizer: Optimizer | None
-    recorder: Recorder  # when the rank did what in its last steps
-    weights: WeightsPlace | None = None  # the file that the network's tensors came from
-    packed: list[Tensor] = field(default_factory=list)
-    """Weights in the order of their kernels."""
-    empties_weights: bool = False
-    """Whether nothing but these kernels reads them: no gradient, and no calibration."""
-
-    @property
-    def context(self) -> Context:
-        """The slot in direction down."""
-        return self.contexts[0]
-
-    @property
-    def data_wait_s(self) -> float:
-        """Seconds for which the rank has waited for data, so far."""
-        return sum(loader.wait_s for loader in self.loaders)
-
-    @torch.no_grad()
-    def prepare(self) -> list[Tensor]:
-        """Lets nodes keep what follows from their parameters' values, and returns it.
-
-        In inference a weight is released once all nodes that read it keep it in another order.
-        """
-        self.derived.release()
-        readers = collections.Counter(
-            name
-            for context in self.contexts
-            for node in context.plan.nodes(context.stage.index)
-            for name in node.params
-        )
-        for packer in (packer for context in self.contexts for packer in context.packers):
-            packed = packer.pack()
-            if packed is None:
-                continue
-            self.packed.append(packed)
-            readers[packer.weight] -= 1
-            if self.empties_weights and not readers[packer.weight]:
-                self.derived.empty(packer.weight)
-        return self.packed
-
-    def close(self) -> None:
-        """Stops the threads that read data."""
-        for loader in self.loaders:
-            loader.close()
-
-    def byte_counts(self) -> dict[str, int]:
-        """Returns the bytes of parameters, gradients and optimiser state as they are now."""
-        parameters = self.parameters.values()
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        state = self.optimizer.state() if self.optimizer else []
-        packed = {id(tensor): tensor for tensor in self.packed}.values()
-        parts = {"params": [*parameters, *packed], "grads": gradients, "optimizer": state}
-        return {
-            f"{part}_bytes": sum(t.element_size() if is_emptied(t) else t.nbytes for t in tensors)
-            for part, tensors in parts.items()
-        }
 
 
 def build_rank(
@@ -131,6 +65,7 @@ def build_rank(
 ) -> RankEngine:
     """Returns what a rank runs in some steps; all ranks call it together: it creates groups.
 
+    ``rank`` is a process, which may execute several ranks of the plan (``parallel.resident``).
     Without a ``device`` it computes on the CPU. ``weights`` take the place of what the network
     made. RunError: the network has other tensors than the plan.
     """
@@ -140,7 +75,7 @@ def build_rank(
     contexts = contexts_of(plan, rank, device.torch)
     tensors, own_values = made_tensors(config, contexts)
     steps, source = range(steps) if isinstance(steps, int) else steps, open_data(config)
-    require_readable(config, source, steps, rank, plan.world)
+    require_readable(config, source, steps, rank, plan.num_processes)
     tensors = {name: device.place(tensor) for name, tensor in tensors.items()}
     # Weights of the user's code may come from a file, which each node has its own copy of.
     chosen = {c.stage.index: names_of([c], tensors) for c in contexts}
@@ -150,7 +85,7 @@ def build_rank(
         for index, names in chosen.items():
             if reader_of(plan, index) == rank:
                 weights.fill_all({name: tensors[name].data for name in sorted(names)})
-        if plan.world > 1:
+        if plan.num_processes > 1:
             max_all(0, patient=True)  # a disk may need longer than a message
     share_weights(contexts[0], {s: [tensors[n].data for n in sorted(chosen[s])] for s in chosen})
     if weights is not None:
@@ -212,10 +147,13 @@ def contexts_of(
 ) -> list[Context]:
     """Returns the slots of a rank of a world, one a direction; all ranks call it together.
 
+    Of a process with residents, those of each of them, rank by rank.
     ``shares``: plans whose passes never overlap have their groups together.
     """
     world = world or default_world()
-    made = make_groups(groups(plan), world, shares)
+    made = make_groups(process_groups(plan), world, shares)
+    if plan.resident > 1:
+        return resident_contexts(plan, rank, made, device, world)
     opened = open_channels(channels(plan), made, device, world)
     recorder = Recorder()
     for group in made.values():
@@ -239,14 +177,82 @@ def assemble(
     others are computed, and which no node reads, leave ``tensors``.
     """
     device, plan = device or RankDevice(), contexts[0].plan
+    require_finite(config, plan.graph, tensors)
+    ranks = [
+        _passes_of(config, own, own_tensors, device, releases)
+        for own, own_tensors in _by_rank(contexts, tensors)
+    ]
+    first, modules = ranks[0], [module for one in ranks for module in one.modules]
+    parameters = {n: p for one in reversed(ranks) for n, p in one.parameters.items()}
+    sync = scale = published = clip = rows = None
+    if config.scales_loss:
+        fixed, interval = config.precision.loss_scale, config.precision.scale_interval
+        scale = LossScale(interval, None if fixed == DYNAMIC else float(fixed))
+    if plan.training:
+        counters = (counters_of(one.contexts, one.tensors) for one in ranks)
+        sync = GradientSync(contexts, modules, [*itertools.chain(*counters)])
+        published = PublishedParameters(contexts, modules)
+        own = published.own_rows()
+        rows = None if own is None else {id(parameter): span for parameter, span in own.items()}
+        if config.optimizer.clip_norm is not None:
+            clip = GradientClip(config.optimizer.clip_norm, sync, plan, first.rank)
+    optimizer = make_optimizer(config, list(parameters.values()), rows)
+    update = sync, optimizer, first.recorder, scale, published, clip
+    if plan.resident == 1:
+        executor = Executor(first.executor.slots, *update)
+    else:
+        for one in ranks:
+            one.executor = Executor(one.executor.slots, sync, None, one.recorder, scale)
+        executor = ResidentExecutor([one.executor for one in ranks], *update)
+        executor.parameters = [
+            (p, parameters[n]) for one in ranks for n, p in one.parameters.items()
+        ]
+    done = executor, loaders, optimizer, first.recorder
+    engine = RankEngine(device, contexts, tensors, first.derived, modules, parameters, *done)
+    engine.residents = ranks if plan.resident > 1 else []
+    engine.empties_weights = config.task.name in INFERENCE
+    return engine
+
+
+def _by_rank(
+    contexts: list[Context], tensors: dict[str, Tensor]
+) -> Iterator[tuple[list[Context], dict[str, Tensor]]]:
+    # The slots of each rank of a process with their tensors. Residents share parameters; each has
+    # buffers of its own, as running statistics, which its passes write. With several processes it
+    # has gradients of its own, too: messages come in any order, and so would these be added.
+    plan, taken = contexts[0].plan, set[str]()
+    if plan.resident == 1:
+        yield contexts, tensors
+        return
+    in_order = plan.resident == plan.ranks_per_replica
+    for _, group in itertools.groupby(contexts, key=lambda context: context.rank):
+        slots, own = [*group], dict[str, Tensor]()
+        for name in sorted(names_of(slots, tensors)):
+            tensor = own[name] = tensors[name]
+            if name in taken and not isinstance(tensor, nn.Parameter):
+                own[name] = tensor.clone()
+            elif name in taken and not in_order:
+                own[name] = nn.Parameter(tensor.data, tensor.requires_grad)
+        taken.update(own)
+        yield slots, own
+
+
+def _passes_of(
+    config: RunConfig,
+    contexts: list[Context],
+    tensors: dict[str, Tensor],
+    device: RankDevice,
+    releases: bool,
+) -> RankEngine:
+    # What a rank of the plan runs, without what belongs to its process.
+    plan, compiles = contexts[0].plan, config.engine.compile != "off"
     for context in contexts:
         context.seed = config.seed
     low = None if config.autocast_type is None else getattr(torch, config.autocast_type)
-    require_finite(config, plan.graph, tensors)
     place = placement(image_dtype(config), plan.graph)
     derived = DerivedTensors(contexts, tensors, place, releases)
     require_finite(config, plan.graph, derived.tensors)
-    every, compiles = {**tensors, **derived.tensors}, config.engine.compile != "off"
+    every = {**tensors, **derived.tensors}
     modules = [
         StageModule(context, every, regions_of(plan, context.stage) if compiles else [])
         for context in contexts
@@ -255,23 +261,8 @@ def assemble(
     parameters = {n: p for module in modules for n, p in module.parameters.items()}
     recorder = contexts[0].tiles.recorder or Recorder()
     recorder.clock = device.clock()
-    sync = scale = published = clip = rows = None
-    if config.scales_loss:
-        fixed, interval = config.precision.loss_scale, config.precision.scale_interval
-        scale = LossScale(interval, None if fixed == DYNAMIC else float(fixed))
-    if plan.training:
-        sync = GradientSync(contexts, modules, counters_of(contexts, tensors))
-        published = PublishedParameters(contexts, modules)
-        own = published.own_rows()
-        rows = None if own is None else {id(parameter): span for parameter, span in own.items()}
-        if config.optimizer.clip_norm is not None:
-            clip = GradientClip(config.optimizer.clip_norm, sync, plan, contexts[0].rank)
-    optimizer = make_optimizer(config, list(parameters.values()), rows)
-    executor = Executor(slots, sync, optimizer, recorder, scale, published, clip)
-    done = executor, loaders, optimizer, recorder
-    engine = RankEngine(device, contexts, tensors, derived, modules, parameters, *done)
-    engine.empties_weights = config.task.name in INFERENCE
-    return engine
+    done = Executor(slots, None, None, recorder), list[Loader](), None, recorder
+    return RankEngine(device, contexts, tensors, derived, modules, parameters, *done)
 
 
 def whole_model(config: RunConfig) -> nn.Module:

@@ -24,8 +24,8 @@ from hires.core.config.precision_config import MIN_MAX
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import RunError
 from hires.data.source import Source
-from hires.engine.build import RankEngine
 from hires.engine.loader import slot_loader
+from hires.engine.rank_engine import RankEngine
 from hires.parallel.context import Context
 from hires.parallel.conversion_kernels import to_map
 from hires.parallel.halo import part

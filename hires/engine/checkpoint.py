@@ -54,12 +54,13 @@ from hires.core.store.naming import overrides, plain
 from hires.core.store.network_weights import misfit
 from hires.core.units import size
 from hires.engine import tensorfile
-from hires.engine.build import RankEngine, names_of
+from hires.engine.build import names_of
 from hires.engine.optimizer import EMA, Optimizer
+from hires.engine.rank_engine import RankEngine
 from hires.engine.resume_point import ResumePoint
 from hires.engine.tensorfile import ContentsReader, stage_file
 from hires.engine.weights_file import reader_of, share_weights
-from hires.plan.groups import gradient_group, groups
+from hires.plan.groups import gradient_group, process_groups
 from hires.plan.updates import shares_of_holders
 
 SCALE, OPTIMIZER = "loss_scale", "optimizer."
@@ -88,7 +89,7 @@ class Saver:
 
     def __post_init__(self) -> None:
         self.first = self.last = self.begin.step  # steps that were done at the last checkpoint
-        self._rank = self.engine.context.rank
+        self._rank = self.engine.rank
         self._written: dict[str, StoredFile] = {}  # files of this rank in the checkpoint being made
         self.problem: str | None = None  # why the last save failed, if it did
 
@@ -197,7 +198,8 @@ class Saver:
         """
         checkpoint, engine, step = self.begin.checkpoint, self.engine, self.begin.step
         folder, earlier = attempt_dir(self.run_dir, self.attempt), self.begin.attempt
-        engine.recorder.next_step = step
+        for one in engine.ranks:
+            one.recorder.next_step = step
         if checkpoint is None:
             if step and self._rank == 0:
                 log.info("resumes at step %d of attempt a%s", step, earlier)
@@ -281,6 +283,7 @@ class Saver:
                 lost = [LEFT]
         comm.max_all(0, patient=True)  # a disk may need longer than a message
         share_weights(engine.context, shared)
+        engine.spread_buffers()
         if optimizer is not None and EMA not in kept:  # of a run that kept none
             optimizer.begin_ema()
         kinds_kept = optimizer.kept if optimizer else ()
@@ -314,7 +317,7 @@ def _files_of(engine: RankEngine) -> dict[str, dict[str, Tensor]]:
     plan = context.plan
     for stage, one in {c.stage.index: c for c in engine.contexts}.items():
         names, shares = sorted(names_of([one], tensors)), shares_of_holders(plan, stage)
-        is_writer = reader_of(plan, stage) == context.rank
+        is_writer = reader_of(plan, stage) == engine.rank
         if is_writer:
             files[stage_file("stage", stage)] = {name: tensors[name].detach() for name in names}
         part, keys = None, {name: name for name in names if is_writer}
@@ -332,10 +335,10 @@ def _files_of(engine: RankEngine) -> dict[str, dict[str, Tensor]]:
 
 def _left_of(engine: RankEngine) -> dict[str, dict[str, Tensor]]:
     # By file what a codec has left of gradients, whose names have the number of their rank before.
-    plan, rank, found = engine.context.plan, engine.context.rank, dict[str, dict[str, Tensor]]()
+    plan, rank, found = engine.context.plan, engine.rank, dict[str, dict[str, Tensor]]()
     sync = engine.executor.sync
     for group, left in (sync.left() if sync is not None else {}).items():
-        members = groups(plan)[group]
+        members = process_groups(plan)[group]
         stage, part = group - gradient_group(plan, 0), members.index(rank)
         named = {f"{part}of{len(members)}/{name}": tensor for name, tensor in left.items()}
         found[stage_file(LEFT, stage, part)] = named

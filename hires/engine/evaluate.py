@@ -50,7 +50,6 @@ from hires.core.store.attempts import Attempt
 from hires.core.store.files import write_atomically
 from hires.core.store.step_lines import EVALUATED_LINE, pass_lines
 from hires.data.source import Source
-from hires.engine.build import RankEngine
 from hires.engine.evaluation_intervals import mean_interval, number_intervals, overlap_intervals
 from hires.engine.loader import Loader, Needs, slot_loader
 from hires.engine.owned_outputs import (
@@ -62,6 +61,7 @@ from hires.engine.owned_outputs import (
     owned_output,
     row_values,
 )
+from hires.engine.rank_engine import RankEngine
 from hires.losses.class_losses import class_scores
 from hires.parallel.context import Context
 from hires.parallel.halo import new_part, part, paste

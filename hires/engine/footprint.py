@@ -39,7 +39,6 @@ from hires.core.evaluation_summary import IMAGES, ROW_KINDS
 from hires.data.source import SOURCES
 from hires.data.start_check import decoding_bytes
 from hires.engine.build import (
-    RankEngine,
     assemble,
     contexts_of,
     named_tensors,
@@ -50,6 +49,7 @@ from hires.engine.calibrate import observe_blank, rehearse_choice
 from hires.engine.live_bytes import LiveBytes
 from hires.engine.loader import image_dtype, needs_of
 from hires.engine.optimizer import Optimizer
+from hires.engine.rank_engine import RankEngine
 from hires.nets.build_network import build_model
 from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
@@ -67,6 +67,7 @@ from hires.plan.memory import (
     cublas_workspaces,
     nccl_bytes,
     pinned_bytes,
+    together,
 )
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan
@@ -120,7 +121,10 @@ def footprint(config: RunConfig, plan: Plan, model: nn.Module | None = None) -> 
     model = network_of(config) if model is None else model
     chosen, real = rehearsed_ranks(plan), named_tensors(model)
     memory = {rank: rehearse(config, plan, rank, real) for rank in sorted(set(chosen))}
-    return [memory[rank] for rank in chosen]
+    ranks = [memory[rank] for rank in chosen]
+    firsts = range(0, len(ranks), plan.resident)
+    again = PROCESS_BYTES["train"]
+    return [together(plan, first, ranks[first : first + plan.resident], again) for first in firsts]
 
 
 def rehearse(
@@ -136,6 +140,7 @@ def rehearse(
     ``watch`` gets what the rank runs, before it runs a step; without it nothing is compiled.
     """
     # A backend of the host copies what it sends through the host's memory.
+    plan = plan.with_results(resident=1)  # as if each were alone in its process
     backends, on_gpu = backends_of_plan(plan), plan.device == CUDA
     live = LiveBytes(on_gpu)
     staging = NullStaging() if on_gpu and not {*backends} <= {*STREAMED} else None

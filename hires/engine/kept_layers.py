@@ -35,8 +35,9 @@ from hires.core.errors import ConfigError, HiresError, RunError
 from hires.core.store import file_names, frozen
 from hires.core.store.files import OPTION
 from hires.data.source import Source
-from hires.engine.build import RankEngine, build_rank
+from hires.engine.build import build_rank
 from hires.engine.calibrate import Calibrator, decibels, fake_quantized, one_step, own_part
+from hires.engine.rank_engine import RankEngine
 from hires.engine.weights_file import WeightsFile
 from hires.nets.trace import trace_config
 from hires.parallel.context import Context

@@ -46,9 +46,9 @@ from hires.core.ranks import machine
 from hires.core.ranks.machine import TENSORRT
 from hires.core.store import provenance
 from hires.core.store.files import cache_dir
-from hires.engine.build import RankEngine
 from hires.engine.device import HOST
 from hires.engine.footprint import rehearse
+from hires.engine.rank_engine import RankEngine
 from hires.parallel.compiled_region import CompiledRegion
 from hires.parallel.context import Context
 from hires.parallel.stage import StageModule

@@ -26,13 +26,13 @@ from hires.core.errors import HiresError
 from hires.core.store import records
 from hires.core.store.files import append_metric
 from hires.core.store.step_lines import ENDED_LINE, EPOCH_LINE, VALIDATED_LINE
-from hires.engine.build import RankEngine
 from hires.engine.checkpoint import Saver
 from hires.engine.epochs import Epochs
 from hires.engine.finite_checks import FiniteLoss
 from hires.engine.loader import sample_names
 from hires.engine.memory_meter import PeakMeter
 from hires.engine.owned_outputs import Observer
+from hires.engine.rank_engine import RankEngine
 from hires.engine.tracking import Tracking
 from hires.engine.validate import Validation
 from hires.parallel.executor import StepResult
@@ -86,7 +86,7 @@ def run_steps(
     fewer than all after a preemption, or where ``validation`` ends. LossError: the loss is not
     finite; RunError: the last state that a training should save is not on the disk.
     """
-    rank, done, trains = engine.context.rank, config.steps, config.task.name == "train"
+    rank, done, trains = engine.rank, config.steps, config.task.name == "train"
     every = config.checkpoint.every if trains else 0
     hold_preemption()
     note = functools.partial(append_metric, folder, rank)
@@ -170,7 +170,8 @@ def _facts_of(result: StepResult, config: RunConfig, step: int) -> dict[str, flo
 def message_log(engine: RankEngine, config: RunConfig) -> comm.MessageLog | None:
     """Returns an empty log of a rank's messages; None: the run keeps none."""
     plan, cursor = engine.context.plan, engine.executor.cursor
-    if config.comm.log == "off" or plan.world == 1:
+    # Residents send copies, which nothing carries.
+    if config.comm.log == "off" or plan.world == 1 or plan.resident > 1:
         return None
     return comm.MessageLog(cursor, cursor.events, config.comm.log == "full")
 
@@ -187,10 +188,9 @@ def _ends_before(step: int, saver: Saver) -> bool:
 def _recorded(engine: RankEngine, log: comm.MessageLog | None, folder: Path) -> Iterator[None]:
     # Also of a run that fails, as far as the disk allows it.
     def write() -> None:
-        plan, rank = engine.context.plan, engine.context.rank
-        engine.recorder.write(folder, rank, log.calls_between if log else None)
+        engine.write_timeline(folder, log)
         if log is not None:
-            log.write(folder, rank, groups(plan))
+            log.write(folder, engine.rank, groups(engine.context.plan))
 
     try:
         yield

@@ -60,7 +60,7 @@ class Engine:
         self.config, self.model = _settings(model, config), model
         self.plan = self._planned()
         rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        if size != (wanted := self.plan.world):
+        if size != (wanted := self.plan.num_processes):
             raise ConfigError(
                 f"this layout has {wanted} rank{'s' * (wanted != 1)}, and the world has {size}; "
                 f"start so many, as `torchrun --nproc-per-node {wanted} SCRIPT`, or change parallel"

@@ -26,10 +26,11 @@ from hires.core.store.checkpoints import Best
 from hires.core.store.step_lines import VALIDATED_LINE, ended_text, evaluation_text, pass_lines
 from hires.data.opening import open_data
 from hires.data.start_check import require_readable
-from hires.engine.build import RankEngine, assemble, contexts_of
+from hires.engine.build import assemble, contexts_of
 from hires.engine.checkpoint import Saver
 from hires.engine.epochs import Epochs
 from hires.engine.evaluate import evaluate_pass
+from hires.engine.rank_engine import RankEngine
 from hires.plan.plan import Plan
 from hires.plan.planner import evaluation_of, is_better, metric_of
 

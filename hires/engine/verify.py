@@ -33,11 +33,12 @@ from hires.core.store import file_names
 from hires.core.store.files import append_line, write_atomically
 from hires.core.store.reading import read_rank_lines
 from hires.data.opening import open_data
-from hires.engine.build import RankEngine, filled_tensors, placement, whole_model
+from hires.engine.build import filled_tensors, placement, whole_model
 from hires.engine.derived_tensors import DerivedTensors
 from hires.engine.device import RankDevice, to_host
 from hires.engine.loader import image_dtype, slot_loader, whole_microbatches
 from hires.engine.optimizer import optimizer_of
+from hires.engine.rank_engine import RankEngine
 from hires.engine.verify_bounds import (
     EXACT,
     KINDS,
@@ -80,9 +81,10 @@ def verify_rank(
     The one process in float64 computes on ``device``, or where the rank does.
     """
     context, device = engine.context, device or engine.device
-    rank, plan, graph = context.rank, context.plan, context.plan.graph
+    rank, plan, graph = engine.rank, context.plan, context.plan.graph
     result = step_within_range(engine, config)
-    tensors = _tensors_of(engine, result)
+    if engine.executor.sync is not None:
+        engine.executor.sync.complete()
     reference_file = attempt / "reference.pt"
     max_all(0, patient=True)  # rank 0 computes the whole network alone
     sums = float_sums(plan) if config.precision.name == INT8 else None
@@ -93,7 +95,12 @@ def verify_rank(
     max_all(0, patient=True)
     reference: Tensors = torch.load(reference_file, weights_only=True, mmap=True)
     bounds = bounds_of(config, plan) if sums is None else sums.bounds
-    compared = {"rank": rank, "errors": _compare(tensors, reference, engine, bounds)}
+    largest = dict[str, float]()
+    for one in engine.ranks:
+        own = _tensors_of(one, one.executor.result)
+        for name, error in _compare(own, reference, one, bounds).items():
+            largest[name] = max(largest.get(name, 0.0), error)
+    compared = {"rank": rank, "errors": largest}
     append_line(file_names.rank_lines(attempt, file_names.VERIFY_LINES, rank), compared)
     max_all(0, patient=True)
     if rank != 0:
@@ -132,6 +139,7 @@ def step_within_range(engine: RankEngine, config: RunConfig) -> StepResult:
         engine.executor.scale.require_progress()
         for name, tensor in buffers.items():
             engine.tensors[name].data.copy_(tensor)
+        engine.spread_buffers()
         engine.close()
         source = open_data(config)
         rest = source, range(1), engine.device
@@ -144,8 +152,6 @@ def _tensors_of(engine: RankEngine, result: StepResult) -> Tensors:
     first = engine.context.replica * engine.context.plan.total_microbatches
     tensors = {f"output/{first + i}": output for i, output in result.outputs.items()}
     tensors |= {f"loss/{first + i}": loss for i, loss in result.losses.items()}
-    if engine.executor.sync is not None:
-        engine.executor.sync.complete()
     tensors |= _trained(engine.parameters) if engine.context.plan.training else {}
     buffers = {n: t for n, t in engine.tensors.items() if not isinstance(t, nn.Parameter)}
     return tensors | {f"running_stats/{name}": tensor for name, tensor in buffers.items()}

@@ -33,7 +33,7 @@ from hires.core.store.network_weights import COUNTER, WeightsPlace, find_weights
 from hires.engine.tensorfile import ContentsReader, TensorFile, pieces
 from hires.parallel.context import Context
 from hires.parallel.gradients import flat
-from hires.plan.groups import gradient_group, held_stages
+from hires.plan.groups import gradient_group
 from hires.plan.message_routes import group_route
 from hires.plan.plan import Plan
 
@@ -147,20 +147,21 @@ def agreed_weights(config: RunConfig, run_dir: Path) -> WeightsFile | None:
 
 
 def reader_of(plan: Plan, stage: int) -> int:
-    """Returns the rank that reads and writes the files of a stage."""
-    return plan.rank_of(0, 0, stage, 0)
+    """Returns the rank of the world, a process, that reads and writes the files of a stage."""
+    return plan.rank_of(0, 0, stage, 0) // plan.resident
 
 
 def share_weights(context: Context, by_stage: Mapping[int, Sequence[Tensor]]) -> None:
     """Fills the tensors of the stages that this rank holds with those of each stage's reader.
 
-    All ranks call it together, with tensors of equal shapes, types and strides in one order.
+    All ranks call it together, for all their stages, with tensors of equal shapes, types and
+    strides in one order.
     """
     plan = context.plan
-    for stage in held_stages(plan, context.rank):
-        tensors = [tensor.detach() for tensor in by_stage.get(stage, ())]
+    for stage in sorted(by_stage):
+        tensors = [tensor.detach() for tensor in by_stage[stage]]
         number = gradient_group(plan, stage)
-        group = context.groups[number]
+        group = context.cursor.groups[number]
         for tensor in filter(torch.numel, tensors if group.size > 1 else ()):
             for piece in torch.split(flat(tensor).view(torch.uint8), PIECE_BYTES):
                 route = group_route(plan, "broadcast", number, "uint8", len(piece))

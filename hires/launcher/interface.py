@@ -94,7 +94,7 @@ class FrozenRun:
     @property
     def ranks(self) -> int:
         """Ranks of its world."""
-        return self.config.parallel.num_ranks
+        return self.config.parallel.num_processes
 
     @property
     def needs(self) -> Share:

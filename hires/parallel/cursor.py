@@ -88,7 +88,6 @@ class Cursor:
 
         ``group`` holds the tiles of a halo, which may go through their shared memory.
         """
-        place = event.peer, event.tag, group or self.world.all_ranks, event.channel
         message = tensor
         if event.codec:
             codec = usual_codec(event.codec)
@@ -96,13 +95,18 @@ class Cursor:
             if event.kind == "send":
                 encode(codec, tensor, message)
                 tensor = message
+        handle = self._begin(event, message, group)
+        key = event.kind, event.peer, event.tag
+        self._open.setdefault(key, deque()).append((handle, event, tensor, message))
+
+    def _begin(self, event: Event, message: Tensor, group: Group | None) -> Handle:
+        place = event.peer, event.tag, group or self.world.all_ranks, event.channel
         handle = post(event.kind, message, *place, channels=self.channels, backend=event.route)
         following = self.events[self.at : self.at + 1]
         call = event.call, event.backend
         if not event.call or not following or (following[0].call, following[0].backend) != call:
             end_call(self.channels, self.world)
-        key = event.kind, event.peer, event.tag
-        self._open.setdefault(key, deque()).append((handle, event, tensor, message))
+        return handle
 
     def wait(self, event: Event) -> tuple[Event, Tensor]:
         """Waits for the oldest message that an event means; returns its post and its tensor."""

@@ -122,28 +122,40 @@ class Executor:
         if self.cursor.at != 1:
             self.begin(lambda: True)
         self.recorder.begin_step()
+        return self.run(feed, keep_outputs, number, see)
+
+    def run(
+        self, feed: Feed, keep_outputs: bool = False, number: int = 0, see: See | None = None
+    ) -> StepResult:
+        """Runs the events from where the rank is in the step to its end."""
         self.number = number
         self.feed, self.keep_outputs, self.see = feed, keep_outputs, see
-        self.result = StepResult()
+        self.result = StepResult(loss_scale=None if self.scale is None else self.scale.scale)
+        self._begin_passes()
+        for event in self.cursor:
+            self._execute(event)
+        self._end_passes()
+        self.cursor.restart()
+        return self.result
+
+    def _begin_passes(self) -> None:
         for slot in self.slots:
-            slot.context.step = number
+            slot.context.step = self.number
             if slot.module.buffers.written:
                 with self.recorder.span(timeline.OPTIMISER, what="the buffers that passes find"):
                     slot.begin_step()
             if self.scale is not None:
-                slot.loss_scale = self.result.loss_scale = self.scale.scale
+                slot.loss_scale = self.scale.scale
         # What the next pass takes, and what passes leave for later events.
         self.batch = NOTHING
         self.flights: dict[int, Flight] = {}
         self.arrived: dict[str, Arrived] = {}
         self.made: dict[str, Tensor] = {}
-        for event in self.cursor:
-            self._execute(event)
+
+    def _end_passes(self) -> None:
         for slot in self.slots:
             slot.module.buffers.end_step()
         finish_streams(self.cursor.world)
-        self.cursor.restart()
-        return self.result
 
     def _execute(self, event: Event) -> None:
         # Between passes, or inside one where the operators leave events to the executor.
@@ -167,10 +179,10 @@ class Executor:
         slot.context.microbatch = microbatch
         with self.recorder.span(timeline.FORWARD, action):
             if self.sync is not None:
-                self.sync.before_forward(slot.context.direction)
+                self.sync.before_forward(slot.context)
             flight = slot.forward(self.arrived.pop(action, []), batch)
             if self.sync is not None:
-                self.sync.after_forward(slot.context.direction, microbatch)
+                self.sync.after_forward(slot.context, microbatch)
             self._to_end(flight.outputs)
         if flight.loss is not None:
             self.result.losses[microbatch] = flight.loss.detach()

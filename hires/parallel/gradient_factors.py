@@ -37,7 +37,7 @@ from torch import Tensor
 from hires.comm import finish_streams, max_all, sum_all
 from hires.core.errors import LossError
 from hires.parallel.gradients import GradientSync, StageGradients, flat
-from hires.plan.groups import groups
+from hires.plan.groups import process_groups
 from hires.plan.plan import Plan
 
 FIRST_SCALE = 2.0**16
@@ -116,11 +116,11 @@ SMALL = 1e-6
 
 
 class GradientClip:
-    """Clips the gradients of one rank, in step with all others, to a norm of ``most``."""
+    """Clips the gradients of one process, in step with all others, to a norm of ``most``."""
 
-    def __init__(self, most: float, sync: GradientSync, plan: Plan, rank: int) -> None:
-        self.most, self.sync, self.rank = most, sync, rank
-        self.holders = groups(plan)
+    def __init__(self, most: float, sync: GradientSync, plan: Plan, process: int) -> None:
+        self.most, self.sync, self.rank = most, sync, process
+        self.holders = process_groups(plan)
         self.norm = 0.0  # of the last step, before it was clipped
 
     @torch.no_grad()

@@ -58,9 +58,15 @@ class _RunningStatistic(NamedTuple):
 
 
 class StageGradients:
-    """The gradients and running statistics of one stage on one rank."""
+    """The gradients and running statistics of one stage on one rank.
 
-    def __init__(self, context: Context, module: StageModule) -> None:
+    ``like`` are those of another rank of its process, or of another direction: terms of running
+    statistics are the sums of both.
+    """
+
+    def __init__(
+        self, context: Context, module: StageModule, like: StageGradients | None = None
+    ) -> None:
         plan, stage = context.plan, context.stage
         self.sums, self.shares = sums_of(plan, stage.index), shares_of_holders(plan, stage.index)
         self.parameters = {name: module.parameters[name] for name in trained(plan, stage.index)}
@@ -76,8 +82,10 @@ class StageGradients:
         # As .data: autograd has saved the statistics of microbatches in flight, though in training
         # it never reads them, and would take their new values for a mistake.
         tensors = {name: module.tensors[name].data for name in decays}
-        self.statistics = {
-            name: _RunningStatistic(tensor, decays[name], tensor.clone(), torch.zeros_like(tensor))
+        self.statistics: dict[str, _RunningStatistic] = {
+            name: like.statistics[name]._replace(tensor=tensor)
+            if like is not None
+            else _RunningStatistic(tensor, decays[name], tensor.clone(), torch.zeros_like(tensor))
             for name, tensor in tensors.items()
         }
 
@@ -111,7 +119,7 @@ class StageGradients:
 
 
 class GradientSync:
-    """The gradient sums of a rank, and its running statistics.
+    """The gradient sums of a rank, or of a process, and its running statistics.
 
     Copies of one stage share their parameters. ``counters`` are ``num_batches_tracked`` of the
     norms, and how often each runs in one microbatch.
@@ -121,19 +129,20 @@ class GradientSync:
         self, contexts: list[Context], modules: list[StageModule], counters: Counters
     ) -> None:
         plan, self.cursor = contexts[0].plan, contexts[0].cursor
-        self.pieces, self.counters, self.contexts = plan.pieces, counters, contexts
+        self.pieces, self.counters = plan.pieces, counters
         self.first_piece = contexts[0].replica * plan.total_microbatches
         self.cursor.sums = self
         # Kernels of one GPU may wait for each other in its queues, so there the plan's order holds.
         self.cursor.is_free = is_free(plan.gradients) and plan.backend not in STREAMED
         self.by_group: dict[int, StageGradients] = {}
         self._of_lane: dict[int, StageGradients] = {}  # by the groups of all lanes
-        self.of_direction: list[StageGradients] = []
+        self.of_slot: dict[tuple[int, int], StageGradients] = {}  # by rank and direction
         for context, module in zip(contexts, modules, strict=True):
             lanes = [gradient_group(plan, context.stage.index, n) for n in range(num_lanes(plan))]
             group = lanes[0]
+            stage = StageGradients(context, module, self.by_group.get(group))
             if group not in self.by_group:
-                self.by_group[group] = stage = StageGradients(context, module)
+                self.by_group[group] = stage
                 self._of_lane |= dict.fromkeys(lanes, stage)
                 # Autograd calls a hook when it has added to a gradient: an early sum may begin.
                 for number, one in enumerate(stage.sums):
@@ -142,7 +151,7 @@ class GradientSync:
                         hook = functools.partial(self._gradient_is_ready, key)
                         add_hook = stage.parameters[one.parameters[0]]
                         add_hook.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-            self.of_direction.append(self.by_group[group])
+            self.of_slot[context.rank, context.direction] = stage
         # Sums by group and tag: complete in this backward pass, and begun in this step.
         self.ready: set[tuple[int, int]] = set()
         self._under_way: dict[tuple[int, int], Handle] = {}
@@ -155,18 +164,18 @@ class GradientSync:
             stage.begin_step()
 
     @torch.no_grad()
-    def before_forward(self, direction: int) -> None:
+    def before_forward(self, slot: Context) -> None:
         """Clears the running statistics, so that the next update leaves the microbatch's part."""
-        for statistic in self.of_direction[direction].statistics.values():
+        for statistic in self.of_slot[slot.rank, slot.direction].statistics.values():
             statistic.tensor.zero_()
 
     @torch.no_grad()
-    def after_forward(self, direction: int, microbatch: int) -> None:
+    def after_forward(self, slot: Context, microbatch: int) -> None:
         """Adds a microbatch's part of the running statistics, weighed by those that come later."""
-        if self.contexts[direction].tile:  # of several tiles, which are equal, the first counts
+        if slot.tile:  # of several tiles, which are equal, the first counts
             return
         later = self.pieces - 1 - (self.first_piece + microbatch)
-        for statistic in self.of_direction[direction].statistics.values():
+        for statistic in self.of_slot[slot.rank, slot.direction].statistics.values():
             statistic.terms.add_(statistic.tensor, alpha=statistic.decay**later)
 
     @torch.no_grad()
@@ -236,6 +245,7 @@ class GradientSync:
         for stage in self.by_group.values():
             for name in stage.parameters:
                 stage.gradient(name)
+        for stage in self.of_slot.values():
             for statistic in stage.statistics.values():
                 kept = statistic.decay**self.pieces
                 statistic.tensor.copy_(statistic.terms).add_(statistic.before, alpha=kept)

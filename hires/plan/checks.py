@@ -5,6 +5,7 @@ The findings are shown with those of the plan, so that a layout is corrected in 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from hires.core.augmentations import AUGMENTATIONS
@@ -15,12 +16,13 @@ from hires.core.config.precision_config import CPU_FLAGS, INT8
 from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import ONE_PASS
 from hires.core.evaluation_summary import ROW_KINDS, num_classes
+from hires.core.gradient_orders import is_beside
 from hires.core.losses import CLASSES
 from hires.core.schedules import SCHEDULES
 from hires.core.store.provenance import cpu_flags
 from hires.core.units import listed
 from hires.plan.graph import Graph, describe
-from hires.plan.hardware import CPU, CUDA
+from hires.plan.hardware import CPU, CUDA, device_of
 from hires.plan.partition import layer_starts, starts_between_ties, tied_uses
 from hires.plan.plan import Finding, Stage
 from hires.quant.affine import LARGEST
@@ -36,6 +38,7 @@ EMULATED = {
 }
 """Precision -> what a CPU without the instructions for it does."""
 SHOWN = 8
+_RESIDENT = "parallel.resident"
 WEIGHTS = "weights"
 """Key of the finding that an evaluation or prediction has none."""
 
@@ -56,6 +59,58 @@ def check_numbers(config: RunConfig) -> Iterator[Finding]:
         yield Finding("error", "parallel.local_dp", text)
     yield from check_tiles(config)
     yield from check_together(config)
+    yield from check_residents(config)
+
+
+def check_residents(config: RunConfig) -> Iterator[Finding]:
+    """Yields why a layout's ranks cannot be several to a process."""
+    parallel, resident = config.parallel, config.parallel.resident
+    if resident == 1:
+        return
+    sizes = [rows * cols * shards for (rows, cols), shards in parallel.places]
+    every, given = sum(sizes), f"parallel.resident={resident}"
+    fitting = [n for n in range(2, every + 1) if every % n == 0 and _has_whole_stages(parallel, n)]
+    use = f"use parallel.resident={' or '.join(map(str, [1, *fitting]))}"
+    if every % resident:
+        of = f"the {every} ranks of a replica" if parallel.replicas > 1 else f"{every} ranks"
+        yield Finding("error", _RESIDENT, f"{given} does not divide {of}; {use}")
+    elif not _has_whole_stages(parallel, resident):
+        text = (
+            f"{given} gives a process a part of a stage beside others, and a sum over the stage "
+            f"would keep these from going on; {use}"
+        )
+        yield Finding("error", _RESIDENT, text)
+    elif config.num_nodes > 1 and parallel.num_processes % config.num_nodes:
+        text = f"{given} leaves {parallel.num_processes} processes for {config.num_nodes} machines"
+        yield Finding("error", _RESIDENT, f"{text}; use a number of machines that divides them")
+    order = config.comm.gradient_order
+    refused = {
+        f"task={config.task.name} keeps nothing for a backward pass": config.task.name != "train",
+        f"device={device_of(config)} has one rank for each GPU": device_of(config) != CPU,
+        "optimizer.shard=true divides the update among ranks": config.optimizer.shard,
+        f"comm.gradient_order={order} begins sums before all ranks have their part": is_beside(
+            order
+        ),
+        f"engine.compile={config.engine.compile} compiles for one": config.engine.compile != "off",
+    }
+    for reason in (text for text, holds in refused.items() if holds):
+        text = f"{given} is for training on CPUs: {reason}; change that, or use {_RESIDENT}=1"
+        yield Finding("error", _RESIDENT, text)
+
+
+def _has_whole_stages(parallel: ParallelConfig, resident: int) -> bool:
+    # Whether a process has ranks of one stage alone, or all ranks of each of its stages.
+    ends, first = [0], 0
+    for (rows, cols), shards in parallel.places:
+        ends.append(ends[-1] + rows * cols * shards)
+    if parallel.directions > 1:
+        return resident == ends[-1]
+    for first in range(0, ends[-1], resident):
+        last = first + resident
+        within = any(a <= first and last <= b for a, b in itertools.pairwise(ends))
+        if not within and not (first in ends and last in ends):
+            return False
+    return True
 
 
 def check_tiles(config: RunConfig) -> Iterator[Finding]:

@@ -39,6 +39,11 @@ def groups(plan: Plan) -> list[list[int]]:
     return tiles + [members(stage, copies) for stage in plan.stages] * num_lanes(plan)
 
 
+def process_groups(plan: Plan) -> list[list[int]]:
+    """Returns the processes that execute the ranks of each group; without residents its ranks."""
+    return [sorted({rank // plan.resident for rank in ranks}) for ranks in groups(plan)]
+
+
 def tile_group(plan: Plan, rank: int, direction: int = 0) -> int:
     """Returns the index of the group of the ranks of a stage in one replica and direction."""
     replica, _, stage, _ = plan.slot_of(rank, direction)

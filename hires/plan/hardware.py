@@ -50,7 +50,7 @@ def backend_of(config: RunConfig) -> str:
 
 def ranks_of_node(config: RunConfig) -> int:
     """Returns the most ranks that run on one machine."""
-    return max(spread(config.parallel.num_ranks, config.num_nodes))
+    return max(spread(config.parallel.num_processes, config.num_nodes))
 
 
 def gpus_of_node(config: RunConfig) -> int | None:

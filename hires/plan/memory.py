@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.units import MIB, parse_size, size
-from hires.plan.groups import groups
+from hires.plan.groups import groups, held_stages
 from hires.plan.hardware import CUDA, device_of, gpus_of_node, ranks_of_node
 from hires.plan.message_routes import channels
 from hires.plan.plan import Plan
@@ -89,6 +89,27 @@ def needed_bytes(entry: dict[str, int]) -> int:
     return max(entry["device_bytes"], entry["start_bytes"])
 
 
+def together(plan: Plan, first: int, ranks: list[RankMemory], again: int) -> RankMemory:
+    """Returns the memory of a process that executes some ranks, from the ``first`` on.
+
+    Parameters are there once, and so is all of a process that ``again`` is counted with each rank.
+    """
+    if len(ranks) == 1:
+        return ranks[0]
+    stages = [held_stages(plan, first + place) for place in range(len(ranks))]
+    once = [one for place, one in enumerate(ranks) if stages[place] not in stages[:place]]
+    added = {"activations_bytes", "buffers_bytes"}
+    if plan.resident < plan.ranks_per_replica:  # each rank has gradients of its own
+        added.add("grads_bytes")
+    sums = {}
+    for name in (field.name for field in dataclasses.fields(RankMemory)):
+        largest = name in ("workspace_bytes", "mpi_bytes", "shm_bytes")
+        sizes = [getattr(one, name) for one in (ranks if largest or name in added else once)]
+        sums[name] = max(sizes) if largest else sum(sizes)
+    sums["buffers_bytes"] = max(0, sums["buffers_bytes"] - (len(ranks) - 1) * again)
+    return RankMemory(**sums)
+
+
 @dataclass(frozen=True)
 class Room:
     """How much memory there is."""
@@ -140,7 +161,7 @@ class Room:
         """Returns what the ranks of each machine, or GPU, need together, with their libraries."""
         peaks = [self._own_bytes(entry) for entry in plan.memory]
         needs, first = [], 0
-        for count in spread(plan.world, self.nodes):
+        for count in spread(plan.num_processes, self.nodes):
             here, step = range(first, first + count), max(1, self.devices)
             for ranks in [here[n::step] for n in range(min(step, count))]:
                 # Replicas are equal, so the plan holds the ranks of one.

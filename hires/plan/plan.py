@@ -28,13 +28,12 @@ T = TypeVar("T")
 
 
 class Slot(NamedTuple):
-    """One rank's place in one direction, down (0) or up (1); tiles are counted row by row."""
+    """One rank's place in one direction, down (0) or up (1); tiles, or shards, row by row."""
 
     replica: int
     direction: int
     stage: int
     tile: int
-    """Or its shard."""
 
 
 @dataclass(frozen=True)
@@ -185,15 +184,14 @@ class Plan:
     stages: list[Stage]
     edges: list[Edge]
     num_replicas: int
-    num_microbatches: int
-    """Of one model pass."""
+    num_microbatches: int  # of one model pass
     training: bool
-    dtype: str
-    """Of activations: ``float64``, ``float32``, ``float16`` or ``bfloat16``."""
+    dtype: str  # of activations: float64, float32, float16 or bfloat16
     schedule: list[list[str]]
     """Actions of each rank of a replica in order, as ``F0``; microbatches count on over passes."""
     num_directions: int = 1
     num_pairs: int = 1
+    resident: int = 1  # ranks that one process executes in turn (:mod:`hires.parallel.residents`)
     halo_overlap: str = "auto"
     device: str = "cpu"
     backend: str = "gloo"
@@ -209,8 +207,7 @@ class Plan:
     outstanding: int = 2
     """Sums of gradients under way at once, where their order is free; 0: there is no bound."""
     codecs: dict[str, str] = field(default_factory=dict)
-    """By kind of message the codec that makes it smaller; it decodes to single precision or better.
-    """
+    """By kind of message the codec that makes it smaller; it decodes to fp32 or better."""
     shards_optimizer: bool = False
     """Whether each holder of a stage updates a part of its parameters (``plan.updates``)."""
     optimizer_states: int = 1
@@ -252,6 +249,11 @@ class Plan:
         """Microbatches of all replicas, over which the loss is averaged."""
         return self.num_replicas * self.total_microbatches
 
+    @property
+    def num_processes(self) -> int:
+        """Processes that execute the ranks."""
+        return -(-self.world // self.resident)
+
     def rank_of(self, replica: int, direction: int, stage: int, tile: int) -> int:
         """Returns the rank that holds a slot; up is down in the opposite order of ranks."""
         local, count = self.stages[stage].first_rank + tile, self.ranks_per_replica
@@ -279,9 +281,8 @@ class Plan:
 
     def microbatches_of(self, direction: int) -> list[int]:
         """Returns the microbatches that run in a direction, in order."""
-        return [
-            m for m in range(self.total_microbatches) if self.direction_of(f"F{m}") == direction
-        ]
+        every = range(self.total_microbatches)
+        return [m for m in every if self.direction_of(f"F{m}") == direction]
 
     def nodes(self, stage: int) -> list[Node]:
         """Returns the nodes of a stage in order."""
@@ -298,13 +299,11 @@ class Plan:
         """What the schedule was made for."""
 
         def ranks_of(direction: int, stage: Stage) -> tuple[int, ...]:
-            tiles = range(stage.num_ranks)
-            return tuple(self.rank_of(0, direction, stage.index, tile) for tile in tiles)
+            return tuple(self.rank_of(0, direction, stage.index, t) for t in range(stage.num_ranks))
 
         ways = range(self.num_directions)
         ranks = tuple(tuple(ranks_of(way, stage) for stage in self.stages) for way in ways)
-        passes = self.num_directions * self.num_pairs
-        return Pipeline(ranks, self.num_microbatches, passes, self.training)
+        return Pipeline(ranks, self.num_microbatches, len(ways) * self.num_pairs, self.training)
 
     def timeline(self) -> list[str]:
         """Returns one line a stage, or a rank in two directions: its actions over time."""
@@ -347,7 +346,7 @@ class Plan:
                 shard = tile if stage.shards > 1 else None
                 entry = {"rank": rank, "replica": replica, "direction": way, "stage": index}
                 placement.append({**entry, "tile": place, "shard": shard})
-        own = {"schema": SCHEMA, "world": self.world, "placement": placement}
+        own = {"schema": SCHEMA, "world": self.num_processes, "placement": placement}
         return {**own, "batch_per_microbatch": self.graph.input_shape[0], **plain(self)}
 
     @staticmethod

@@ -90,7 +90,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     of_update = (one for one in sums["by_route"] if one["kind"] in ("gradient", "parameter"))
     notes = division_notes(plan, sum(one["bytes"] for one in of_update))
     notes += order_notes(plan, config.comm.gradient_order)
-    findings += [*verdict.findings, *carriers(plan), *notes]
+    findings += [*verdict.findings, *carriers(plan), *notes, *_residents(plan)]
     if config.engine.compile != "off":
         findings += regions.findings(plan, config.engine.compile)
     return plan.with_results(findings=findings, verdict=verdict.text, totals=sums)
@@ -122,6 +122,7 @@ def uncut_plan(config: RunConfig, graph: Graph) -> Plan:
         routes=usable_rules(config),
         num_directions=parallel.directions,
         num_pairs=parallel.pairs,
+        resident=parallel.resident,
     )
     gradients = gradient_mode(config, plan)
     divides = training and plan.shards_optimizer
@@ -142,6 +143,16 @@ def _of_keys(config: RunConfig, graph: Graph) -> Iterator[Finding]:
     yield from check_table(config)
 
 
+def _residents(plan: Plan) -> Iterator[Finding]:
+    if plan.resident > 1:
+        text = (
+            f"{plan.num_processes} process{'es' * (plan.num_processes > 1)} of {plan.resident} of "
+            f"the {plan.world} ranks each, in turn: messages between these are copies, and "
+            f"predicted times are those of ranks side by side"
+        )
+        yield Finding("note", "parallel.resident", text)
+
+
 def _joined(config: RunConfig, plan: Plan, graph: Graph, stage: Stage) -> Stage:
     stage = connected(graph, stage, config.parallel.halo.fuse, config.comm.joint_norms)
     if not plan.training:
@@ -156,7 +167,7 @@ def _joined(config: RunConfig, plan: Plan, graph: Graph, stage: Stage) -> Stage:
 
 
 def _stages(config: RunConfig, graph: Graph) -> list[Stage]:
-    cuts = [*zip(config.parallel.grids, config.parallel.shards, strict=True)]
+    cuts = config.parallel.places
     num_ranks = [rows * cols * shards for (rows, cols), shards in cuts]
     bounds = partition(graph, num_ranks, config.parallel.balance, config.task.name == "train")
     starts = layer_starts(graph)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hires.plan.event import BARRIER, NOWHERE, WORLD, Event, Part
@@ -64,18 +64,22 @@ class StageLink(NamedTuple):
 
 def events(plan: Plan, rank: int) -> Iterator[Event]:
     """Yields everything that a rank does in one step; receives are posted one action ahead."""
+    yield from begin_events(plan)
+    yield from pass_events(plan, rank)
+    yield from update_events(plan, held_stages(plan, rank))
+
+
+def begin_events(plan: Plan) -> Iterator[Event]:
+    """Yields what a rank does before its first pass."""
+    yield _of_world(plan, BARRIER, "the agreement to begin the step")
+    if plan.training:
+        yield _alone("begin", "the step")
+
+
+def pass_events(plan: Plan, rank: int) -> Iterator[Event]:
+    """Yields the passes of a rank, with their messages."""
     actions = plan.actions_of(rank)
     calls = itertools.count(1)
-
-    def alone(kind: str, what: str, action: str = "") -> Event:
-        return Event(kind, -1, 0, what=what, part=Part(action))
-
-    def of_world(kind: str, what: str, dtype: str = AGREEMENT) -> Event:
-        return _joint(plan, kind, ("all_reduce", kind), WORLD, (1, dtype), what)
-
-    yield of_world(BARRIER, "the agreement to begin the step")
-    if plan.training:
-        yield alone("begin", "the step")
     for action in actions[:1]:
         yield from edge_messages(plan, rank, action, outgoing=False, call=next(calls))
     for action, later in itertools.zip_longest(actions, actions[1:], fillvalue=""):
@@ -88,23 +92,35 @@ def events(plan: Plan, rank: int) -> Iterator[Event]:
         if action[0] == "F" and (
             compares or any(INPUT in node.inputs for node in plan.nodes(stage))
         ):
-            yield alone("read", f"the microbatch of {action}", action)
-        yield alone("backward" if action[0] == "B" else "forward", f"pass {action}", action)
+            yield _alone("read", f"the microbatch of {action}", action)
+        yield _alone("backward" if action[0] == "B" else "forward", f"pass {action}", action)
         yield from _inside(plan, rank, action, calls, is_last=not later)
         yield from edge_messages(plan, rank, action, outgoing=True, call=next(calls))
-        yield alone("end", f"the end of {action}", action)
-    yield alone("wait_sends", "its sends")
+        yield _alone("end", f"the end of {action}", action)
+    yield _alone("wait_sends", "its sends")
+
+
+def update_events(plan: Plan, stages: Sequence[int]) -> Iterator[Event]:
+    """Yields what follows the passes of those that hold some stages."""
     if plan.training:
-        for stage in held_stages(plan, rank):
+        for stage in stages:
             yield from _gradient_events(plan, stage)
-        yield alone("statistics", "the running statistics")
+        yield _alone("statistics", "the running statistics")
         if plan.scales_loss:
-            yield of_world("agree", "the agreement that all gradients are finite")
+            yield _of_world(plan, "agree", "the agreement that all gradients are finite")
         if plan.clips_gradients:
-            yield of_world("grad_norm", "the norm of all gradients", NORM)
-        yield alone("optimise", "the parameters")
-        for stage in held_stages(plan, rank):
+            yield _of_world(plan, "grad_norm", "the norm of all gradients", NORM)
+        yield _alone("optimise", "the parameters")
+        for stage in stages:
             yield from _publish_events(plan, stage)
+
+
+def _alone(kind: str, what: str, action: str = "") -> Event:
+    return Event(kind, -1, 0, what=what, part=Part(action))
+
+
+def _of_world(plan: Plan, kind: str, what: str, dtype: str = AGREEMENT) -> Event:
+    return _joint(plan, kind, ("all_reduce", kind), WORLD, (1, dtype), what)
 
 
 def _wait_for(post: Event) -> Event:

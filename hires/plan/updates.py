@@ -185,9 +185,11 @@ class GradientSum(NamedTuple):
 
 def gradient_mode(config: RunConfig, plan: Plan) -> str:
     """Returns how a run sums its gradients; of the plan the routes are enough."""
-    world = config.parallel.num_ranks
+    world = config.parallel.num_processes
     if codec_of(plan, "gradient"):  # ranks meet twice for a sum: no other may come in between
         return TOGETHER
+    if plan.resident > 1:  # a sum is due when all residents have made their part of it
+        return "end"
     if config.comm.gradient_order != AUTO:
         return config.comm.gradient_order
     if plan.backend in STREAMED:  # sums run beside the pass, on streams of their own

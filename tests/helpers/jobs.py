@@ -17,10 +17,11 @@ from hires.core.errors import HiresError, ParityError
 from hires.core.ranks.world import World
 from hires.core.store import file_names, records
 from hires.data.opening import open_data
-from hires.engine.build import RankEngine, build_rank
+from hires.engine.build import build_rank
 from hires.engine.device import open_device
 from hires.engine.evaluate import evaluate_pass
 from hires.engine.memory_meter import PeakMeter
+from hires.engine.rank_engine import RankEngine
 from hires.engine.region_compiler import compile_regions
 from hires.engine.verify import verify_rank
 from hires.engine.weights_file import agreed_weights, open_weights

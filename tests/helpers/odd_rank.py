@@ -9,7 +9,7 @@ from typing import Any
 
 from hires import worker
 from hires.engine import tensorfile
-from hires.engine.build import RankEngine
+from hires.engine.rank_engine import RankEngine
 
 
 def main() -> int:

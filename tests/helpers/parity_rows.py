@@ -70,7 +70,8 @@ def on_each(values: dict[str, Any]) -> list[Any]:
     """Returns parameters by name, those for the CPU and those for ``pytest -m gpu``."""
     cpu = [pytest.param(value, id=name) for name, value in values.items()]
     gpu = pytest.mark.gpu
-    return cpu + [pytest.param(v, id=f"{name} on GPUs", marks=gpu) for name, v in values.items()]
+    others = {n: v for n, v in values.items() if not n.startswith("residents")}  # CPUs alone
+    return cpu + [pytest.param(v, id=f"{name} on GPUs", marks=gpu) for name, v in others.items()]
 
 
 def on_simulated() -> dict[str, Row]:

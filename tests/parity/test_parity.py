@@ -31,6 +31,27 @@ def test_row_equals_one_process(row: Row, device: str, tmp_path: Path):
     assert answer["max_rel_err"] < 1e-10, answer["worst"]
 
 
+def in_one_process() -> dict[str, Row]:
+    """The first row with tiles of each network that trains, all of its ranks in one process."""
+    chosen: dict[str, Row] = {}
+    for row in ROWS.values():
+        config = row.config()
+        trains = config.task.name == "train" and config.parallel.replicas == 1
+        if trains and config.parallel.label == "sp" and config.parallel.resident == 1:
+            chosen.setdefault(row.net, row)
+    return chosen
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("row", in_one_process().values(), ids=in_one_process().keys())
+def test_all_tiles_in_one_process_equal_the_whole_image(row: Row, tmp_path: Path):
+    ranks = row.config().parallel.num_ranks
+    keys = {"parallel": {"resident": ranks}, "comm": {"gradient_order": "auto"}}
+    _, config, plan, folder = row.given(tmp_path, **keys)
+    answer = POOL.run(verify, 1, config, plan, folder)[0]
+    assert answer["max_rel_err"] < 1e-10, answer["worst"]
+
+
 @pytest.mark.dist
 @pytest.mark.parametrize("group", GROUPS)
 def test_rows_equal_one_process_on_a_device_that_is_no_cpu(group: str, tmp_path: Path):

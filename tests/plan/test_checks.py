@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from hires.core.errors import PlanError
+from hires.plan.checks import check_residents
 from hires.plan.groups import used_both_ways
 from hires.plan.plan import Plan
 from hires.plan.planner import make_plan
+from tests.helpers import layouts
 from tests.helpers.small_plans import IMAGE, config_of, plan_of
 from tests.helpers.tiny_nets import Forward, traced
 
@@ -51,6 +53,50 @@ def test_batch_that_does_not_divide(batch, parallel, expected):
     assert key == "batch"
     assert text.startswith(f"batch={batch} does not divide into ")
     assert text.endswith(f"{expected}, or fewer microbatches")
+
+
+@pytest.mark.parametrize(
+    ("parallel", "expected"),
+    [
+        ({"tiles": [3, 1], "resident": 2}, "does not divide 3 ranks; use parallel.resident=1 or 3"),
+        (
+            {"tiles": [2, 1], "stages": 3, "resident": 2, **BOTH_WAYS},
+            "gives a process a part of a stage beside others, and a sum over the stage would keep "
+            "these from going on; use parallel.resident=1 or 4",
+        ),
+        (
+            {"tiles": [3, 1], "stages": 2, "resident": 2},
+            "use parallel.resident=1 or 4",
+        ),
+    ],
+)
+def test_ranks_that_one_process_cannot_hold(parallel, expected):
+    [(key, text)] = errors(plan_of(batch=4, **parallel))
+    assert key == "parallel.resident"
+    assert text.startswith(f"parallel.resident={parallel['resident']} ")
+    assert text.endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"task": {"name": "infer"}}, "task=infer keeps nothing for a backward pass"),
+        ({"device": "cuda"}, "device=cuda has one rank for each GPU"),
+        ({"optimizer": {"shard": True}}, "optimizer.shard=true divides the update among ranks"),
+        (
+            {"comm": {"gradient_order": "chain"}},
+            "comm.gradient_order=chain begins sums before all ranks have their part",
+        ),
+        ({"engine": {"compile": "stage"}}, "engine.compile=stage compiles for one"),
+    ],
+)
+def test_what_several_ranks_of_a_process_cannot_do(keys, reason):
+    config = layouts.config_of(parallel={"tiles": [2, 1], "resident": 2}, **keys)
+    [text] = [one.text for one in check_residents(config)]
+    assert text == (
+        f"parallel.resident=2 is for training on CPUs: {reason}; change that, or use "
+        "parallel.resident=1"
+    )
 
 
 def test_more_stages_than_layers_and_a_balance_of_others():

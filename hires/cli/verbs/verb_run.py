@@ -105,7 +105,7 @@ def main(args: Namespace) -> int:
             return 0
         if job is not None:
             print(f"job {job}", file=sys.stderr)
-        outcome = wait_for(config, run, plan.world, job)
+        outcome = wait_for(config, run, plan.num_processes, job)
         print_failure(outcome, run)
     _print(path, args.json)
     return outcome.exit_code

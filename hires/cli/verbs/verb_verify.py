@@ -79,7 +79,7 @@ def main(args: Namespace) -> int:
                 f"{change}; name a finer codec, as bf16, or fewer kinds, as {{gradient: bf16}}"
             )
         run = create(config, plan.to_dict(), args.argv)
-        outcome = wait_for(config, run, plan.world, args=("--verify",))
+        outcome = wait_for(config, run, plan.num_processes, args=("--verify",))
         file = run.attempt_dir / file_names.VERIFY
         if not file.exists():
             if outcome.exit_code == 0:

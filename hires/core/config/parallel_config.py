@@ -88,6 +88,10 @@ class ParallelConfig(Section, key="parallel", choices=_layouts(), choice_keys=la
     each, as [[2,2],[1,2]]."""
     spatial_stages: int = value(0, 0)
     """The first so many stages are tiled; 0: as many as ``tiles`` has grids of several tiles."""
+    resident: int = value(1, 1)
+    """Ranks of the layout, as tiles, that one process trains in turn, each until it has to wait: an
+    image in more tiles than there are processes, whose batch norms still are those of all of it. It
+    divides the ranks of a replica; then the run has so many fewer processes."""
     local_dp: int = value(1, 1)
     """Ranks of every stage behind the tiles; they divide the samples of each microbatch."""
     microbatches: int = value(1, 1)
@@ -109,6 +113,11 @@ class ParallelConfig(Section, key="parallel", choices=_layouts(), choice_keys=la
 
     def _problems(self) -> Iterator[str]:
         yield from self._wrong_tiles()
+        if self.name == AUTO and self.resident > 1:
+            yield (
+                f"parallel.resident={self.resident} divides the ranks of a layout that is given; "
+                f"use parallel=sp with parallel.tiles, or leave parallel.resident out"
+            )
         if self.balance is not None and len(self.balance) != self.stages and self.name != AUTO:
             yield (
                 f"parallel.balance={self.balance} must hold one positive number for each of the "
@@ -132,10 +141,24 @@ class ParallelConfig(Section, key="parallel", choices=_layouts(), choice_keys=la
         return [1] * self.spatial_stages + [self.local_dp] * (self.stages - self.spatial_stages)
 
     @property
+    def places(self) -> list[tuple[list[int], int]]:
+        """The grid and the shards of every stage."""
+        return [*zip(self.grids, self.shards, strict=True)]
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Ranks of one replica."""
+        return sum(rows * cols * shards for (rows, cols), shards in self.places)
+
+    @property
     def num_ranks(self) -> int:
-        """Ranks of the world."""
-        places = zip(self.grids, self.shards, strict=True)
-        return self.replicas * sum(rows * cols * shards for (rows, cols), shards in places)
+        """Ranks of the layout."""
+        return self.replicas * self.ranks_per_replica
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that execute them, each ``resident``; the launcher calls these ranks."""
+        return -(-self.num_ranks // self.resident)
 
     @property
     def passes(self) -> int:

@@ -175,7 +175,7 @@ def launch_script(config: RunConfig, argv: Sequence[str]) -> str:
     name, starter = config.launcher.name, ""
     if name == "torchrun" or (name == "mpirun" and config.mpi != "srun"):
         # One command starts the ranks, on machines that are known beforehand.
-        hosts = mpi_starter.hosts_of(config, config.parallel.num_ranks)
+        hosts = mpi_starter.hosts_of(config, config.parallel.num_processes)
         starter = f" -- \\\n    {shlex.join(mpi_starter.starter(config, hosts).words)}"
     return render(argv, STARTER=starter)
 

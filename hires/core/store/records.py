@@ -79,7 +79,7 @@ def read_plan(run_dir: StrPath) -> Values:
 
 
 def read_world(run_dir: StrPath) -> int:
-    """Returns how many ranks the frozen plan has; raises RunError if it cannot be read."""
+    """Returns how many processes the frozen plan has; raises RunError if it cannot be read."""
     world = read_plan(run_dir).get("world")
     if type(world) is not int or world < 1:
         raise RunError(f"{Path(run_dir) / file_names.PLAN} is damaged: its world is {world!r:.40}")
@@ -363,7 +363,8 @@ def _memory(plan: Values, lines: Sequence[Values]) -> list[Values]:
     predicted = [entry["peak_bytes"] for entry in plan.get("memory", [])]
     entries = []
     for rank in range(plan["world"]):
-        slots, facts = places.get(rank, [{}]), recorded.get(rank, {})
+        slots = places.get(rank * plan.get("resident", 1), [{}])  # of residents the first one
+        facts = recorded.get(rank, {})
         entry: Values = {"rank": rank, "replica": slots[0].get("replica")}
         for key in ("direction", "stage", "tile", "shard"):
             entry[key] = [slot.get(key) for slot in slots]  # one a direction

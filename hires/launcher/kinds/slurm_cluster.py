@@ -32,7 +32,7 @@ class SlurmLauncher(Launcher):
         """Writes ``job.sbatch``."""
         from hires.launcher.slurm.job_script import write_script
 
-        script = write_script(run, config, config.parallel.num_ranks, argv)
+        script = write_script(run, config, config.parallel.num_processes, argv)
         return [run / file_names.LAUNCH_SCRIPT, script]
 
     def submit(self, run: RunDir, config: RunConfig, after: str | None = None) -> str:

@@ -213,7 +213,7 @@ def start_estimate(config: RunConfig) -> str:
     from hires.launcher.slurm.job_script import write_script
 
     with tempfile.TemporaryDirectory(prefix="hires-plan-") as folder:
-        ranks = config.parallel.num_ranks
+        ranks = config.parallel.num_processes
         script = write_script(Path(folder), config, ranks, ["hires", "run"])
         try:
             lines = _sbatch("--test-only", str(script)).splitlines()

@@ -100,7 +100,9 @@ def investigate(
     with contextlib.suppress(RunError):
         values, hang.world = records.read_plan(run_dir), records.read_world(run_dir)
         with contextlib.suppress(HiresError):  # another hires wrote it
-            hang.stall = stall(Plan.from_dict(values), answers)
+            plan = Plan.from_dict(values)
+            # Of several residents a process shows one wait alone.
+            hang.stall = stall(plan, answers) if plan.resident == 1 else None
     with contextlib.suppress(RunError):
         write_atomically(folder / file_names.HANG, hang.page())
     return hang

@@ -25,7 +25,7 @@ MOST_TIMES = 16
 def offered(config: RunConfig) -> list[Finding]:
     """Returns an error if ranks, machines or cores of a layout are not those that are offered."""
     most = config.offered_ranks
-    return ranks_offered(config, config.parallel.num_ranks, f"use parallel=auto ranks={most}")
+    return ranks_offered(config, config.parallel.num_processes, f"use parallel=auto ranks={most}")
 
 
 def ranks_offered(config: RunConfig, ranks: int, remedy: str = "") -> list[Finding]:
@@ -50,7 +50,7 @@ def _error(key: str, text: str) -> list[Finding]:
 
 def fewer_on_a_node(config: RunConfig) -> str:
     """Returns what lowers the need for a node's own memory beside its GPUs, in words."""
-    nodes, ranks = config.num_nodes, config.parallel.num_ranks
+    nodes, ranks = config.num_nodes, config.parallel.num_processes
     if config.launcher.has_jobs and nodes < ranks:
         return f"use launcher.nodes={nodes + 1} or more, a smaller image or a smaller batch"
     return "use a smaller image, a smaller batch or fewer ranks"
