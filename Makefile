@@ -4,8 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ARGS ?=
-# Processes among which the tests are shared out; many of them start ranks of their own.
-JOBS ?= 2
+# Processes among which the tests are shared out, one more than cores: many tests wait for others.
+JOBS ?= 3
 CLUSTER ?=
 IMAGES := data/textures
 
@@ -25,7 +25,7 @@ run: $(INSTALLED)  ## write a small folder of images, train on it and print the 
 	$(BIN)/hires run campaign=quickstart data=folder data.path=$(IMAGES) model=resnet18 image=256 \
 	    parallel=sp+gems precision=bf16 batch=8 steps=12 $(ARGS)
 
-test: $(INSTALLED)  ## run the tests that guard a promise, JOBS=2 at a time
+test: $(INSTALLED)  ## run the tests that guard a promise, JOBS=3 at a time
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-all: $(INSTALLED)  ## run what `make test` runs, and what searches longer: random programs, compilers, choices of layouts

@@ -82,7 +82,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests use neither the cache nor the terminal settings of the user."""
+    """Tests use neither the cache nor the terminal settings of the user, and wait for no disk."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
             patch.delenv(name, raising=False)
@@ -91,6 +91,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         # torch sets it to this at the first trace, which would change the environment of a test.
         folder = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR", folder))
+        patch.setattr(os, "fsync", lambda file: None)  # thousands, of files that nobody keeps
         yield
 
 

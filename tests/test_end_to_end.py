@@ -95,7 +95,7 @@ def test_run_that_is_preempted_goes_on_by_the_script_of_its_folder(tmp_path: Pat
 
     thread = threading.Thread(target=preempt)
     thread.start()
-    hires(tmp_path, "run", *TINY, "steps=80", "parallel=sp", code=75)
+    hires(tmp_path, "run", *TINY, "steps=40", "parallel=sp", code=75)
     thread.join()
     [folder] = tmp_path.glob("results/*/*")
     end = json.loads((folder / "a0" / "exit.json").read_text())
@@ -110,8 +110,8 @@ def test_run_that_is_preempted_goes_on_by_the_script_of_its_folder(tmp_path: Pat
     record = json.loads((folder / "record.json").read_text())
     assert (record["state"], record["attempt"]) == ("done", 1)
     began = record["resumed"]["step"]
-    assert 4 <= began < 80
-    assert len(record["samples"]) == 80 - began
+    assert 4 <= began < 40
+    assert len(record["samples"]) == 40 - began
     out, _ = hires(tmp_path, "show", folder.name)
     assert f"it went on at step {began} from step{began:06d} of attempt a0" in out
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from hires import torch_backend
 from hires.core.ranks.world import World
@@ -49,3 +50,19 @@ def run_scripts(
             return results
     dist.destroy_process_group()
     return results
+
+
+def leave_early(world: World) -> str:
+    """Returns the error of a backward pass that the last rank, which has ended, does not take."""
+    torch_backend.register()
+    place, limit = f"tcp://{world.address}:{world.port}", datetime.timedelta(seconds=5)
+    dist.init_process_group("hires", place, limit, world.size, world.rank)
+    model = DistributedDataParallel(torch.nn.Linear(8, 4))
+    for _ in range(3):
+        model(torch.ones(2, 8)).sum().backward()
+    if world.rank == 0:
+        try:
+            model(torch.ones(2, 8)).sum().backward()
+        except RuntimeError as error:
+            return str(error)
+    return ""
