@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from time import perf_counter as clock
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from hires.comm.comm_world import default_world
 from hires.core.codecs import Codec, codec_named
 from hires.core.errors import CommError
 
@@ -40,7 +42,14 @@ def encode(codec: Codec, tensor: Tensor, codes: Tensor | None = None) -> Tensor:
     if codes is None:
         codes = tensor.new_empty(codec.num_bytes(tensor.numel()), dtype=torch.uint8)
     if not isinstance(codes, FakeTensor):
-        codec.encode(_ordered(tensor).reshape(-1), codes[: codec.num_bytes(tensor.numel())])
+        begin, log = clock(), default_world().log
+        numbers, own = _ordered(tensor).reshape(-1), codes[: codec.num_bytes(tensor.numel())]
+        codec.encode(numbers, own)
+        if log is not None and log.note_codes(codec.called, clock() - begin):
+            decoded = torch.empty_like(numbers)
+            codec.decode(own, decoded)
+            sizes = [float(one.double().square().sum()) for one in (decoded - numbers, numbers)]
+            log.note_error(codec.called, *sizes)
     return codes
 
 
@@ -48,7 +57,10 @@ def encode(codec: Codec, tensor: Tensor, codes: Tensor | None = None) -> Tensor:
 def decode(codec: Codec, codes: Tensor, tensor: Tensor) -> Tensor:
     """Fills a dense tensor, whose maps are channels-last, and returns it."""
     if not isinstance(codes, FakeTensor):
+        begin, log = clock(), default_world().log
         codec.decode(codes[: codec.num_bytes(tensor.numel())], _ordered(tensor).view(-1))
+        if log is not None:
+            log.note_codes(codec.called, clock() - begin)
     return tensor
 
 

@@ -72,6 +72,8 @@ ROW = (
     "operation", "kind", "backend", "algorithm", "size", "count", "bytes", "issue_s", "wait_s",
 )  # fmt: skip
 
+CODES = "codec", "count", "code_s", "changed", "numbers"
+
 _pack = struct.Struct("<BxHiqdddd").pack
 _Key = tuple[int, str, int, int]
 _Sums = dict[_Key, list[Any]]
@@ -108,6 +110,11 @@ class MessageLog:
         self._sorted = -1, np.empty(0, DTYPE)  # entries of so many
         self._step: _Sums = {}
         self._sums: _Sums = {}
+        # By codec: calls and seconds of this step and of all that count; of its first message the
+        # squares of what it changed and of the numbers.
+        self._step_codes: dict[str, list[float]] = {}
+        self._codes: dict[str, list[float]] = {}
+        self._errors: dict[str, tuple[float, float]] = {}
 
     def issue(self, operation: int, way: int, num_bytes: int, issued: float) -> Issue:
         """Returns the beginning of an entry, when the call has returned."""
@@ -128,6 +135,17 @@ class MessageLog:
             key = operation, self._kinds[event], way, num_bytes.bit_length() - 1
             _add(self._step, key, 1, num_bytes, posted - issued, ended - started)
 
+    def note_codes(self, codec: str, seconds: float) -> bool:
+        """Keeps that a codec has encoded or decoded; returns whether its error is wanted."""
+        sums = self._step_codes.setdefault(codec, [0, 0.0])
+        sums[0] += 1
+        sums[1] += seconds
+        return codec not in self._errors
+
+    def note_error(self, codec: str, changed: float, numbers: float) -> None:
+        """Keeps the sums of squares of what a codec has changed, and of the numbers."""
+        self._errors[codec] = changed, numbers
+
     def end_step(self, step: int, step_s: float, counts: bool) -> None:
         """Adds a step that all its messages have left.
 
@@ -137,12 +155,17 @@ class MessageLog:
             self._counts = True
             self._num_steps, self._step_s = 0, 0.0
             self._sums.clear()
+            self._codes.clear()
         if counts or not self._counts:
             self._first = step if self._num_steps == 0 else self._first
             self._num_steps, self._step_s = self._num_steps + 1, self._step_s + step_s
             for key, sums in self._step.items():
                 _add(self._sums, key, *sums)
+            for codec, (count, code_s) in self._step_codes.items():
+                before = self._codes.get(codec, [0, 0.0])
+                self._codes[codec] = [before[0] + count, before[1] + code_s]
         self._step.clear()
+        self._step_codes.clear()
 
     def summary(self) -> dict[str, Any]:
         """Returns the whole steps as plain values: what was measured, and the plan's step.
@@ -158,7 +181,11 @@ class MessageLog:
         # The barrier lies before the step that is timed.
         step_s = self._step_s + sum(row["wait_s"] for row in rows if row["kind"] == BARRIER)
         steps = {"first": self._first, "steps": self._num_steps, "step_s": round(step_s, 9)}
-        return {**steps, "rows": rows, "planned": planned_rows(self._events)}
+        codes = [
+            dict(zip(CODES, (codec, *sums, *self._errors.get(codec, (0.0, 0.0))), strict=True))
+            for codec, sums in sorted(self._codes.items())
+        ]
+        return {**steps, "rows": rows, "codes": codes, "planned": planned_rows(self._events)}
 
     def entries(self) -> NDArray[Any]:
         """Returns the entries that are kept, fields of :data:`DTYPE`, by the end of each."""

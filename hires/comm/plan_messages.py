@@ -196,7 +196,7 @@ def broadcast_coded(
             encode(codec, numbers, codes)
         args = (carriers.source if is_root else carriers.target)(codes), src
         after = [*carriers.after, lambda: decode(codec, codes, numbers)]
-    start(call, args, after, False, issued, num_bytes, (src, type(codec).__name__))
+    start(call, args, after, False, issued, num_bytes, (src, codec.called))
 
 
 def open_channels(

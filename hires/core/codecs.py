@@ -38,6 +38,8 @@ class Codec:
     unit: ClassVar[float | None] = 0.0
     """Most by which it changes a number, as a part of the number, or of the root mean square of its
     block where these are normal; 0: not at all; None: it has no bound."""
+    called: str = ""
+    """Its name in :data:`CODECS`."""
     leaves: ClassVar[bool] = False
     """Whether it leaves a part of gradients out, which their rank adds to its next ones. Codes of
     all ranks are gathered then, and each rank sums what it decodes."""
@@ -65,7 +67,9 @@ CODECS: Registry[type[Codec]] = Registry("codec", "hires.codecs")
 
 def codec_named(name: str) -> Codec:
     """Returns a codec; ConfigError: there is none of that name."""
-    return CODECS[name]()
+    codec = CODECS[name]()
+    codec.called = name
+    return codec
 
 
 def codecs_of(setting: Any) -> dict[str, str]:

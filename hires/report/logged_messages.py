@@ -5,6 +5,7 @@ Calls and bytes are those of all ranks in one step; seconds and shares are those
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -46,6 +47,12 @@ _PLANNED = (
     *_COSTS,
 )
 _SUMS = (_COUNT, _BYTES, *_COSTS)
+_CODES = (
+    _COUNT,
+    Column("code_s", "coding", "ms", 1e3, 2),
+    Column("share", "share", "%", 100.0, 1),
+    Column("error", "error", "%", 100.0, 3),
+)
 _OF_SIZE = texts(**{"operation": "operation", "from": "from"})
 MAX_RANKS = 64
 CAPTION = (
@@ -70,6 +77,9 @@ class MessageSums:
     """The same of the plan: ``ROUTED_KEYS`` and ``PLANNED_SUMS``."""
     by_rank: list[Row]
     """``rank`` and ``SUMS``, seconds of the rank itself."""
+    codes: list[Row]
+    """By ``codec``: ``count``, ``code_s`` of the mean rank, ``share``, and ``error``, the root mean
+    square of what it changed in the first message of each rank, as a part of the numbers'."""
 
     @property
     def share(self) -> float | None:
@@ -138,6 +148,8 @@ class MessageSums:
         ]
         if len(self.by_rank) <= MAX_RANKS:
             tables.append(("By rank", (*counts(rank="rank"), *_SUMS), self.by_rank))
+        if self.codes:
+            tables.append(("By codec", (*texts(codec="codec"), *_CODES), self.codes))
         return [table_of("comm", *one) for one in tables]
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,6 +165,7 @@ class MessageSums:
             "by_size": self.by("operation", "size"),
             "by_backend": self.by("backend", "algorithm"),
             "by_rank": self.by_rank,
+            "by_codec": self.codes,
         }
 
 
@@ -169,7 +182,18 @@ def message_sums(log: RecordedMessages | None) -> MessageSums | None:
     planned = [
         {key: getattr(row, key) for key in (*ROUTED_KEYS, *PLANNED_SUMS)} for row in log.planned
     ]
-    return MessageSums(log.first, steps, world, log.step_s / steps / world, rows, planned, by_rank)
+    step_s = log.step_s / steps / world
+    codes = [
+        {
+            "codec": row.codec,
+            "count": row.count / steps,
+            "code_s": (code_s := row.code_s / steps / world),
+            "share": code_s / step_s if step_s else None,
+            "error": math.sqrt(row.changed / row.numbers) if row.numbers else None,
+        }
+        for row in log.codes
+    ]
+    return MessageSums(log.first, steps, world, step_s, rows, planned, by_rank, codes)
 
 
 def size_words(size: int) -> str:

@@ -202,6 +202,19 @@ class MessageRow:
 
 
 @dataclass
+class CodeRow:
+    """What a codec has encoded and decoded in some steps."""
+
+    codec: str
+    count: int
+    code_s: float
+    changed: float
+    """Sum of the squares of what it changed in the first message of each rank."""
+    numbers: float
+    """Sum of the squares of those numbers."""
+
+
+@dataclass
 class RankTraffic:
     """All messages of one rank."""
 
@@ -223,6 +236,7 @@ class RecordedMessages:
     rows: list[MessageRow]
     planned: list[MessageRow]
     ranks: list[RankTraffic]
+    codes: list[CodeRow] = field(default_factory=list)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from hires.core.codecs import CODECS, GRADIENT, HALO, KINDS, codec_named, codecs
 from hires.core.errors import CommError, ConfigError
 from tests.helpers.codec_jobs import (
     BOUNDED,
+    broadcast_of_other_codecs,
     chained_broadcasts,
     coded_programs,
     sums_with_memory,
@@ -146,6 +147,13 @@ def test_five_hundred_random_sums_of_codes_are_within_the_bound():
 def test_random_sums_and_broadcasts_of_codes_over_mpi(job, mpi: str, tmp_path: Path):
     answers = run_mpi(mpi, job, 3, ("mpi", "gloo"), range(40), folder=tmp_path)
     assert answers == [[]] * 3
+
+
+@pytest.mark.dist
+def test_codec_that_the_other_rank_does_not_use_is_named_on_both():
+    for error in run_ranks(broadcast_of_other_codecs, 2, ("bf16", "fp16")):
+        assert "(root 0, bf16)" in error
+        assert "(root 0, fp16)" in error
 
 
 @pytest.mark.dist

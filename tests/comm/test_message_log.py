@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from time import perf_counter as clock
 from typing import Any
 
 import pytest
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hires import comm
 from hires.comm import message_log
+from hires.comm.coding import decode, encode, usual_codec
 from hires.comm.message_log import ALL_GATHER, BARRIER_CALL, SEND, SUMMARY_ENTRIES, MessageLog, way
 from hires.core.store import message_files
 from hires.engine.build import assemble, contexts_of, named_tensors, names_of, place_tensors
@@ -103,6 +106,20 @@ def filled(sizes: list[int]) -> MessageLog:
     for size in sizes:
         log.note(log.issue(SEND, BY_MPI, size, 1.0), 2.0)
     return log
+
+
+def test_codecs_are_timed_in_steps_that_count_and_their_first_error_is_kept():
+    log, codec, x = filled([]), usual_codec("int8"), torch.randn(3000)
+    for step, calls in enumerate((5, 2, 2)):
+        with comm.logged(log):
+            for _ in range(calls):
+                decode(codec, encode(codec, x * 2**step), y := torch.empty_like(x))
+        log.end_step(step, 1.0, counts=step > 0)
+    [codes] = log.summary()["codes"]
+    assert (codes["codec"], codes["count"]) == ("int8", 8)  # each message is coded and decoded
+    assert codes["code_s"] > 0
+    error = float((y / 4 - x).norm() / x.norm())
+    assert math.sqrt(codes["changed"] / codes["numbers"]) == pytest.approx(error, rel=1e-4)
 
 
 def test_only_whole_steps_that_count_are_added_up():

@@ -20,6 +20,7 @@ from hires.engine.device import open_device
 from hires.plan.plan import Plan
 from hires.plan.routes import Route
 from tests.helpers.jobs import join
+from tests.helpers.ranks import error_of
 
 POOLED = True
 BOUNDED = [name for name in CODECS if CODECS[name].unit is not None]
@@ -82,6 +83,16 @@ def chained_broadcasts(world: World, backends: Sequence[str], seeds: range) -> l
     comm.barrier()
     comm.shutdown()
     return wrong
+
+
+def broadcast_of_other_codecs(world: World, codecs: Sequence[str]) -> str:
+    """Returns the error of a broadcast for which each rank names a codec of its own."""
+    comm.init(["gloo"], world=world, timeout_s=30.0)
+    every, route = comm.default_world().all_ranks, Route("gloo", "segmented", 64)
+    codec, numbers = codec_named(codecs[world.rank]), torch.ones(100)
+    error = error_of(lambda: comm.broadcast_coded(numbers, 0, every, backend=route, codec=codec))
+    error_of(comm.shutdown)  # it finds the same
+    return error
 
 
 def sums_with_memory(world: World, kind: str, steps: int) -> tuple[Tensor, Tensor, Tensor, float]:

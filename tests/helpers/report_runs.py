@@ -103,4 +103,4 @@ def message_line(plan: Plan, rank: int, steps: int, step_s: float) -> dict[str, 
         seconds = {"issue_s": 0.0, "wait_s": 1e-3 * row["count"] * steps}
         rows.append({**key, **sums, **seconds})
     line = {"kind": "comm", "rank": rank, "first": 2, "steps": steps, "step_s": step_s * steps}
-    return {**line, "rows": rows, "planned": planned}
+    return {**line, "rows": rows, "codes": [], "planned": planned}

@@ -37,7 +37,8 @@ def line(rank, *rows):
         own |= {name: one[name] // 2 for name in ("count", "bytes")}
         own["plain_bytes"] = 4 * own["bytes"]  # a codec makes them a quarter
     line = {"kind": "comm", "rank": rank, "first": 2, "steps": 2, "step_s": 0.5}
-    return {**line, "rows": list(rows), "planned": planned}
+    codes = {"codec": "int8", "count": 4, "code_s": 0.01, "changed": 1.0, "numbers": 2500.0}
+    return {**line, "rows": list(rows), "codes": [codes], "planned": planned}
 
 
 def sums_of(*lines):
@@ -55,6 +56,9 @@ def test_calls_are_of_all_ranks_in_a_step_and_seconds_of_the_mean_rank():
     assert by_kind["share"] == pytest.approx(0.025 / 0.25)
     assert [one["share"] for one in sums.by_rank] == pytest.approx([0.02 / 0.25, 0.03 / 0.25])
     assert sums.differences() == []
+    coding = {"codec": "int8", "count": 4, "code_s": 0.005, "share": 0.02, "error": 0.02}
+    assert sums.codes == [pytest.approx(coding)]
+    assert [one.title for one in sums.tables()][-1] == "By codec"
 
 
 def test_what_differs_from_the_plan_is_named():

@@ -34,6 +34,8 @@ KEYS = ("operation", "kind", "backend", "algorithm", "size")
 MAX_RANKS = 256
 SUMS = ("count", "bytes", "issue_s", "wait_s")
 PLANNED_SUMS = ("count", "bytes", "plain_bytes")
+CODE_SUMS = ("count", "code_s", "changed", "numbers")
+"""Of codecs: calls, seconds, and squares of what their first messages changed and had."""
 
 
 def summed(lines: Iterable[Values]) -> Values | None:
@@ -56,6 +58,7 @@ def summed(lines: Iterable[Values]) -> Values | None:
         "steps": min(each["steps"] for each in summaries),
         "step_s": sum(each["step_s"] for each in summaries),
         "rows": added((row for each in summaries for row in each["rows"]), KEYS),
+        "codes": added((row for each in summaries for row in each["codes"]), ["codec"], CODE_SUMS),
         "planned": added(planned, ROUTED_KEYS, PLANNED_SUMS),
         "ranks": by_rank,
     }

@@ -224,11 +224,14 @@ def test_messages_of_all_ranks_are_summed(run):
     row |= {"size": 10, "count": 3, "bytes": 3072, "issue_s": 0.5, "wait_s": 0.25}
     planned = {"operation": "send", "kind": "halo", "backend": "shm", "algorithm": "mailbox"}
     planned |= {"size": 10, "count": 1, "bytes": 1024, "plain_bytes": 4096}
-    line = {"kind": "comm", "first": 1, "steps": 3, "step_s": 2.0, "rows": [row]}
+    codes = {"codec": "int8", "count": 3, "code_s": 0.5, "changed": 1.0, "numbers": 9.0}
+    line = {"kind": "comm", "first": 1, "steps": 3, "step_s": 2.0, "rows": [row], "codes": [codes]}
     tell(run, *({**line, "rank": rank, "planned": [planned]} for rank in (1, 0)))
     comm = records.finish(run, 0, "done")["comm"]
     each = {"step_s": 2.0, "count": 3, "bytes": 3072, "issue_s": 0.5, "wait_s": 0.25, "rows": [row]}
     assert comm["ranks"] == [{"rank": 0, **each}, {"rank": 1, **each}]
     assert (comm["first"], comm["steps"], comm["step_s"]) == (1, 3, 4.0)
+    summed = {"count": 6, "code_s": 1.0, "changed": 2.0, "numbers": 18.0}
+    assert comm["codes"] == [codes | summed]
     assert comm["rows"] == [row | {"count": 6, "bytes": 6144, "issue_s": 1.0, "wait_s": 0.5}]
     assert comm["planned"] == [planned | {"count": 2, "bytes": 2048, "plain_bytes": 8192}]
