@@ -66,7 +66,7 @@ def test_every_choice_composes_to_its_keys(composer):
 
 
 def test_layouts_are_composed_of_their_words():
-    assert len(CHOICES["parallel"]) == 28
+    assert len(CHOICES["parallel"]) == 30
     for name in CHOICES["parallel"]:
         keys = choice_keys("parallel", name)
         assert from_dict({"batch": 64, "parallel": keys}).parallel.label in (name, "dp"), name

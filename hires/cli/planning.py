@@ -23,6 +23,7 @@ from hires.cli.tracing import Shapes, TorchProcess, tensors_of, trace_key
 from hires.core.config.fields import keys_without
 from hires.core.config.precision_config import INT8, PrecisionConfig
 from hires.core.config.run_config import RunConfig, to_dict
+from hires.core.config.training_config import INFERENCE
 from hires.core.errors import ConfigError, HiresError, PlanError
 from hires.core.evaluation_summary import IMAGES, PIXELS
 from hires.core.store import checkpoints, frozen, network_weights
@@ -161,6 +162,8 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         if shortage := room.shortage(config, plan):
             others = _choose_command(argv, config.parallel.num_ranks)
             text = f"{shortage}; `{others}` lists the layouts that fit, or how many ranks would do"
+            if config.task.name in INFERENCE and not plan.band_rows:
+                text += "; parallel=stream computes images of any height in bands of rows"
             plan = plan.with_findings(Finding("error", "memory.limit", text))
         return plan
 

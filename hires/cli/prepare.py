@@ -20,6 +20,7 @@ from hires.cli.choosing import LayoutSearch, choice_note, explicit, plain_choice
 from hires.cli.data_keys import resolve_data, training_overlap
 from hires.cli.overrides import idle_keys
 from hires.cli.planning import Planner
+from hires.core.config import parallel_config
 from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError
 from hires.core.store import checkpoints, file_names, frozen, rundir
@@ -166,7 +167,26 @@ def prepare(
         findings.append(choice_note(choice))
     config, finding = with_scales(config, planner, words, argv, assumed)
     findings += [] if finding is None else [finding]
+    if config.task.name == "predict":
+        config, finding = _in_bands(config, planner)
+        findings += [] if finding is None else [finding]
     return Prepared(config, argv, choice, [*findings, *training_overlap(config)])
+
+
+def _in_bands(config: RunConfig, planner: Planner) -> tuple[RunConfig, Finding | None]:
+    """Returns a prediction in bands of rows, if that fits and the whole image does not."""
+    parallel = config.parallel
+    alone = parallel.num_ranks == parallel.replicas and parallel.band_rows is None
+    if not alone or not (plan := planner.plan(config)).errors:
+        return config, None
+    errors = [finding for finding in plan.findings if finding.severity == "error"]
+    in_bands = replace(parallel, band_rows=parallel_config.AUTO)
+    other = replace(config, parallel=replace(in_bands, name=in_bands.label))
+    if {one.key for one in errors} != {"memory.limit"} or not planner.plan(other).ok:
+        return config, None
+    shortage = errors[0].text.partition(";")[0]
+    text = f"{shortage}, so it is computed in bands of rows, as by parallel={other.parallel.name}"
+    return other, Finding("note", "parallel.band_rows", text)
 
 
 class EarlierRuns:

@@ -34,6 +34,7 @@ from hires.engine.optimizer import make_optimizer
 from hires.engine.rank_engine import RankEngine
 from hires.engine.weights_file import WeightsFile, open_weights, reader_of, share_weights
 from hires.nets.build_network import build_model, materialise
+from hires.parallel.band_module import BandModule
 from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 from hires.parallel.executor import Executor
@@ -254,7 +255,9 @@ def _passes_of(
     require_finite(config, plan.graph, derived.tensors)
     every = {**tensors, **derived.tensors}
     modules = [
-        StageModule(context, every, regions_of(plan, context.stage) if compiles else [])
+        BandModule(context, every)
+        if plan.band_rows
+        else StageModule(context, every, regions_of(plan, context.stage) if compiles else [])
         for context in contexts
     ]
     slots = [SlotPass(*pair, config.objective, low) for pair in zip(contexts, modules, strict=True)]

@@ -38,6 +38,7 @@ from hires.core.config.training_config import INFERENCE, EngineConfig
 from hires.core.evaluation_summary import IMAGES, ROW_KINDS
 from hires.data.source import SOURCES
 from hires.data.start_check import decoding_bytes
+from hires.engine.band_images import BandImages
 from hires.engine.build import (
     assemble,
     contexts_of,
@@ -51,6 +52,7 @@ from hires.engine.loader import image_dtype, needs_of
 from hires.engine.optimizer import Optimizer
 from hires.engine.rank_engine import RankEngine
 from hires.nets.build_network import build_model
+from hires.parallel.band_module import BandModule
 from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
 from hires.parallel.torch_faults import on_gpus
@@ -76,6 +78,7 @@ from hires.plan.program import events
 from hires.plan.rank_kinds import rehearsed_ranks
 from hires.plan.routes import DIRECT, MEMORY, STREAMED
 from hires.plan.rules import TILED
+from hires.plan.tiling import Interval
 from hires.plan.traffic import backends_of_plan
 
 PROCESS_BYTES = {"train": 8 * 2**20, **dict.fromkeys(INFERENCE, 3 * 2**20)}
@@ -165,6 +168,9 @@ def rehearse(
         engine = assemble(config if watch else off, contexts, tensors, [], releases=True)
         for kind in OF_WORLD:
             engine.executor.methods[kind] = lambda event: None  # there are no numbers to look at
+        for module in engine.modules:
+            if isinstance(module, BandModule):
+                module.most_bands = module.bands.steady
         packed = engine.prepare()
         live.assign([*tensors.values(), *engine.derived.tensors.values(), *packed], "params")
         if engine.optimizer is not None:
@@ -243,7 +249,18 @@ def _blank_feed(config: RunConfig, context: Context, live: LiveBytes) -> Iterato
         shape = needs.num_samples, config.model.channels, rect[1] - rect[0], rect[3] - rect[2]
         return torch.empty(shape, dtype=dtype, memory_format=torch.channels_last)
 
+    def rows(some: Interval) -> Tensor:
+        # With those that a thread reads ahead meanwhile.
+        made = [images((*some, 0, config.width)) for _ in range(1 + (config.data.prefetch > 0))]
+        live.assign(made, "buffers")
+        waiting[:] = made[1:]
+        return made[0]
+
+    waiting: list[Tensor] = []
+
     def read() -> Batch:
+        if context.plan.band_rows:
+            return BandImages(rows, ahead=False), None
         target = None
         if needs.compares:
             classes = torch.empty(needs.num_samples, dtype=torch.int64)

@@ -6,6 +6,7 @@ A thread reads ahead while the rank computes, into the layout and type that the 
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 import time
 import weakref
@@ -22,10 +23,12 @@ from hires.core.config.run_config import RunConfig
 from hires.data.opening import open_data
 from hires.data.order import step_images
 from hires.data.source import Source
+from hires.engine.band_images import BandImages
 from hires.engine.device import RankDevice, Uploads
 from hires.parallel.context import Context
 from hires.plan.graph import INPUT, Rect
 from hires.plan.rules import TILED
+from hires.plan.tiling import Interval
 
 Order = Callable[[int], list[int]]  # step -> a rank's samples, microbatch after microbatch
 Target = Callable[[int], Any]
@@ -37,8 +40,11 @@ _THREAD = "loader"
 class Microbatch(NamedTuple):
     """What one rank needs of one microbatch."""
 
-    images: Tensor | None  # (n, C, h, w), channels_last in memory; None if it needs no pixels
-    target: Tensor | None  # int64 classes, (n,) or (n, h, w), rows or images; None: none
+    images: Any
+    """(n, C, h, w), channels_last in memory; None if it needs no pixels; of a network in bands
+    :class:`~hires.engine.band_images.BandImages`."""
+    target: Tensor | None
+    """int64 classes, (n,) or (n, h, w), rows or images; None: none."""
 
 
 class Loader:
@@ -106,7 +112,7 @@ class Needs(NamedTuple):
     """What a slot needs of every microbatch."""
 
     num_samples: int
-    window: Rect | None  # pixels of the images; None: none
+    window: Rect | None  # pixels of the images; None: none; those of the first band of several
     compares: bool  # whether it compares the output with something
     target: Rect | None  # pixels of the target, if that is an image or a label map
 
@@ -117,6 +123,8 @@ def needs_of(config: RunConfig, context: Context) -> Needs:
     first, end = context.samples
     reads = any(INPUT in node.inputs for node in plan.nodes(stage.index))
     window = context.own(config.image) if reads else None
+    if window is not None and plan.band_rows:
+        window = 0, plan.band_rows, *window[2:]
     compares = stage.index == len(plan.stages) - 1 and plan.training
     target, size = config.target_rect, config.target_size
     if config.data.name == "masks":
@@ -151,6 +159,21 @@ def slot_loader(
         return [index for m in numbers for index in samples[m * size + first : m * size + end]]
 
     parts = split_steps(order, len(numbers), steps)
+    if context.plan.band_rows and image is not None:
+
+        def rows_of(samples: list[int], rows: Interval) -> Tensor:
+            some = image_of(source, (*rows, 0, config.width), config.data)
+            read = read_microbatches([samples], some, None, image_dtype(config), device.host_empty)
+            images = next(read).images
+            assert isinstance(images, Tensor)
+            return device.place(images)
+
+        ahead = config.data.prefetch > 0
+        microbatches: Iterator[Microbatch] = (
+            Microbatch(BandImages(functools.partial(rows_of, samples), ahead), None)
+            for samples in parts
+        )
+        return Loader(microbatches, 0)
     microbatches = read_microbatches(parts, image, target, image_dtype(config), device.host_empty)
     prefetch = 0 if image is None and target is None else config.data.prefetch
     return Loader(microbatches, prefetch, device.uploads())

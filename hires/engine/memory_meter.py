@@ -63,12 +63,15 @@ class PeakMeter:
         self._device.reset_peak()
         # The last step of the warm-up, if the optimiser's state is there by then.
         enough = 2 if config.task.name == "train" else 1
-        exact = config.measure.warmup >= enough and not self._device.memory()
+        measures = config.measure.warmup >= enough and not self._device.memory()
+        self._in_bands = config.parallel.band_rows is not None
+        """Then no memory is kept: maps of bands have so many sizes that gaps would double it."""
+        exact = measures or self._in_bands
         exact = exact and _set_allocator(EXACT_BYTES, 2 * EXACT_BYTES)
         if not exact:
             keep_memory(large=False)
         self._ranks, self._limit = ranks_of_node(config), parse_size(config.memory.limit)
-        self.step = config.measure.warmup - 1 if exact else None
+        self.step = config.measure.warmup - 1 if exact and measures else None
         """The step that is measured, from the first of the attempt; None if none is."""
         load_lazy_parts()
         self.rss_import = _status("VmRSS")
@@ -90,6 +93,8 @@ class PeakMeter:
         yield
         self._own_peak = _status("VmHWM") - _status("RssFile")
         # All ranks of the node come here at the same time, with what they keep for good.
+        if self._in_bands:
+            return
         rank_bytes, free = round(1.5 * (self._own_peak - self._own_import)), free_bytes()
         fits = self._limit is None or rank_bytes <= self._limit
         keep_memory(large=fits and free is not None and self._ranks * rank_bytes < free)

@@ -104,7 +104,7 @@ def owned_output(
         return None
     output = output[: len(samples)].detach()
     output = output if output.dtype == torch.float64 else output.float()
-    rect = (0, shape[2], 0, shape[3]) if len(shape) == 4 else None
+    rect = context.band or ((0, shape[2], 0, shape[3]) if len(shape) == 4 else None)
     if layout == TILED:
         rect = context.own_of(graph.output)
     return OwnedOutput(samples, output, rect)

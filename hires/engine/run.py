@@ -16,7 +16,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hires import comm
@@ -25,7 +25,7 @@ from hires.core.config.training_config import learning_rate
 from hires.core.errors import HiresError
 from hires.core.store import records
 from hires.core.store.files import append_metric
-from hires.core.store.step_lines import ENDED_LINE, EPOCH_LINE, VALIDATED_LINE
+from hires.core.store.step_lines import BANDS_LINE, ENDED_LINE, EPOCH_LINE, VALIDATED_LINE
 from hires.engine.checkpoint import Saver
 from hires.engine.epochs import Epochs
 from hires.engine.finite_checks import FiniteLoss
@@ -35,10 +35,13 @@ from hires.engine.owned_outputs import Observer
 from hires.engine.rank_engine import RankEngine
 from hires.engine.tracking import Tracking
 from hires.engine.validate import Validation
+from hires.parallel.band_module import BandModule
 from hires.parallel.executor import StepResult
 from hires.plan.groups import groups
 
 PREEMPTION_SIGNAL = signal.SIGUSR2
+BANDS_S = 10.0
+"""How often a rank notes how far it has come inside of a step."""
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +99,9 @@ def run_steps(
     see = None if observer is None else observer.see
     samples = functools.partial(sample_names, config, engine.context.replica)
     finite = FiniteLoss(config, engine.context, samples)
+    for module in engine.modules if rank == 0 else ():
+        if isinstance(module, BandModule):
+            module.progress = _BandProgress(engine, config, note)
     with _recorded(engine, log, folder), comm.logged(log):
         for step in range(saver.first, config.steps):
             if validation is not None and validation.ends:
@@ -151,6 +157,28 @@ def run_steps(
     if trains:
         saver.require_saved()
     return done
+
+
+class _BandProgress:
+    """Notes from time to time how far a step has come that computes images in bands."""
+
+    def __init__(self, engine: RankEngine, config: RunConfig, note: Callable[..., None]) -> None:
+        self._context, self._note = engine.context, note
+        self._pixels = config.batch * config.height * config.width / 10**6
+        self._begin = self._last = 0.0
+        self._first = self._done = 1.0
+
+    def __call__(self, done: float) -> None:
+        """Takes the share of a microbatch that is done."""
+        now = time.monotonic()
+        if done <= self._done:  # the first band of another one
+            self._begin, self._last, self._first = now, now, done
+        elif now - self._last >= BANDS_S and done < 1:
+            self._last = now
+            left_s = (now - self._begin) * (1 - done) / (done - self._first)
+            parts = {"done": done * self._pixels, "total": self._pixels, "left_s": left_s}
+            self._note(BANDS_LINE, step=self._context.step, **parts)
+        self._done = done
 
 
 def _facts_of(result: StepResult, config: RunConfig, step: int) -> dict[str, float]:

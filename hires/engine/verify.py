@@ -123,7 +123,9 @@ def verify_rank(
                 break
     answer["precision"] = coarsest(config)
     answer["codecs"] = sorted({*plan.codecs.values()})
-    answer["float_sums"] = [graph.described(name) for name in (sums.nodes if sums else ())]
+    answer["float_sums"] = [
+        graph.described(name) for name in (sums.nodes if sums else ()) if name in graph.by_name
+    ]
     write_atomically(attempt / file_names.VERIFY, json.dumps(answer))
     engine.close()
     wrong = [one for one in answer["worst"].values() if one and one["verdict"] == WRONG]

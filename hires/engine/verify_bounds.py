@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hires.core.codecs import CODECS
 from hires.core.config.precision_config import INT8, SIGNIFICANT_BITS, PrecisionConfig
 from hires.core.config.run_config import RunConfig
+from hires.plan.bands import bands_of
 from hires.plan.graph import INPUT, Graph, Node
 from hires.plan.groups import coded_error
 from hires.plan.operators.operator_facts import facts_of
@@ -162,6 +163,7 @@ class FloatSums(NamedTuple):
 
 def float_sums(plan: Plan) -> FloatSums:
     """Returns what the ranks of a plan sum in float where one process sums in another order."""
+    plan = bands_of(plan).plan if plan.band_rows else plan
     graph, nodes = plan.graph, list[str]()
     # Most roundings of fp32, and to 8 bits, behind the first such sum, on any way.
     steps, integer_steps = {INPUT: 0}, {INPUT: 0}

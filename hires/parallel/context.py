@@ -50,6 +50,8 @@ class Context:
     step: int = 0
     microbatch: int = 0
     """What is computed now, of the replica's; with seed and step, random numbers follow from it."""
+    band: Rect | None = None
+    """Of an output that comes in bands, the rows that have come now."""
 
     def __post_init__(self) -> None:
         slot = self.plan.slot_of(self.rank, self.direction)
@@ -94,7 +96,19 @@ class Context:
 
     def held(self, value: str, edge: int = -1) -> Box:
         """Returns the part of a value that this slot holds; of its map, as it crosses an edge."""
-        return _held_by(self.plan, self.stage, value, edge)[self.tile]
+        return self.boxes(value, edge)[self.tile]
+
+    def boxes(self, value: str, edge: int = -1) -> list[Box]:
+        """Returns the part of it that each tile or shard of the stage holds."""
+        return _held_by(self.plan, self.stage, value, edge)
+
+    @property
+    def tile_order(self) -> list[int]:
+        """The tile or shard of each rank of the stage: gathers stack in the order of ranks.
+
+        The up direction has its tiles in reverse order of them.
+        """
+        return [self.plan.slot_of(rank, self.direction).tile for rank in self.tiles.ranks]
 
 
 @derived

@@ -10,6 +10,7 @@ executor takes one event after the other; inside a pass the operators do (``para
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from hires.comm import finish_streams
 from hires.core.errors import RunError
 from hires.core.ranks import timeline
 from hires.core.ranks.timeline import Recorder
+from hires.parallel.band_module import BandModule
 from hires.parallel.context import Context
 from hires.parallel.cursor import SUMS
 from hires.parallel.gradient_factors import GradientClip, LossScale
@@ -28,6 +30,7 @@ from hires.parallel.gradients import GradientSync
 from hires.parallel.published_parameters import PublishedParameters
 from hires.parallel.slot_pass import NOTHING, Arrived, Batch, Flight, SlotPass
 from hires.plan.event import Event
+from hires.plan.graph import Rect
 
 Feed = Sequence[Iterator[Batch]]  # the microbatches of each direction
 See = Callable[[Context, Tensor], None]
@@ -180,6 +183,9 @@ class Executor:
         with self.recorder.span(timeline.FORWARD, action):
             if self.sync is not None:
                 self.sync.before_forward(slot.context)
+            pieces: list[Tensor] = []
+            if isinstance(slot.module, BandModule):
+                slot.module.emit = functools.partial(self._emit, slot.context, pieces)
             flight = slot.forward(self.arrived.pop(action, []), batch)
             if self.sync is not None:
                 self.sync.after_forward(slot.context, microbatch)
@@ -188,14 +194,25 @@ class Executor:
             self.result.losses[microbatch] = flight.loss.detach()
         if flight.counts is not None and not slot.context.tile:
             self.result.counts[microbatch] = flight.counts
-        if slot.is_last and (self.keep_outputs or self.see is not None):
-            output = flight.outputs[self.plan.graph.output].detach()
+        if pieces:  # which were seen as they came
+            self.result.outputs[microbatch] = torch.cat(pieces, 2)
+        elif (output := flight.outputs.get(self.plan.graph.output)) is not None and slot.is_last:
+            output = output.detach()
             if self.see is not None:
                 self.see(slot.context, output)
             if self.keep_outputs:
                 self.result.outputs[microbatch] = output
         if self.plan.training:
             self.flights[microbatch] = flight
+
+    def _emit(self, context: Context, pieces: list[Tensor], rect: Rect, rows: Tensor) -> None:
+        # Rows of an output that comes in bands.
+        context.band = rect
+        if self.see is not None:
+            self.see(context, rows)
+        if self.keep_outputs:
+            pieces.append(rows)
+        context.band = None
 
     def _backward(self, event: Event) -> None:
         assert self.sync is not None

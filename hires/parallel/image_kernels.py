@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hires.parallel.context import Context
 from hires.parallel.cursor import Cursor
 
 Values = dict[str, Any]  # the values of a pass by the names of their nodes
@@ -38,15 +37,6 @@ class _Share(torch.autograd.Function):
 def share(whole: Tensor, cursor: Cursor, node: str) -> Tensor:
     """Returns a value that all tiles hold, about to be used by a node; its gradient is summed."""
     return _Share.apply(whole, cursor, node)  # type: ignore[no-any-return,no-untyped-call]
-
-
-def tiles_of_ranks(context: Context) -> list[int]:
-    """Returns the tile or shard of each rank of the stage: gathers stack in the order of ranks.
-
-    The up direction has its tiles in reverse order of them.
-    """
-    plan = context.plan
-    return [plan.slot_of(rank, context.direction).tile for rank in context.tiles.ranks]
 
 
 def wide(x: Tensor) -> torch.dtype:

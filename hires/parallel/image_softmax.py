@@ -25,7 +25,6 @@ from hires.parallel.image_kernels import (
     Bind,
     Operator,
     Values,
-    tiles_of_ranks,
     wide,
 )
 from hires.parallel.reductions import KeptDim
@@ -40,7 +39,7 @@ class _Along:
         graph, stage, [source] = context.plan.graph, context.stage, node.inputs
         self.node, self.cursor, self.log = node.name, context.cursor, node.kind == "log_softmax"
         [self.dim] = reduced_dims(node, graph.shape(source))
-        self.kept = KeptDim.of(node, context, tiles_of_ranks(context))
+        self.kept = KeptDim.of(node, context, context.tile_order)
         if self.kept is not None:  # what this tile holds of that dim
             axis = dims_of(graph, stage, source)[self.kept.place][0].axis
             own = context.own_of(source)

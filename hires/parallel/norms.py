@@ -46,11 +46,9 @@ from hires.parallel.image_kernels import (
     Operator,
     Values,
     combine_moments,
-    tiles_of_ranks,
     wide,
 )
 from hires.plan.graph import Node, Rect
-from hires.plan.layout import held_by
 from hires.plan.operators.operator_table import norm_groups
 
 
@@ -76,7 +74,7 @@ class NormTiles:
         size, rects = context.plan.graph.shape(node.inputs[0])[2:], None
         if context.stage.num_tiles > 1 and context.extent(node.name) != context.own(size):
             rects = context.extent(node.name), context.own(size)
-        return cls([counts[tile] for tile in tiles_of_ranks(context)], rects, context.device)
+        return cls([counts[tile] for tile in context.tile_order], rects, context.device)
 
     def own(self, x: Tensor) -> Tensor:
         """Returns the pixels that count."""
@@ -87,7 +85,7 @@ def batch_norm(node: Node, context: Context, bind: Bind) -> Operator:
     """Returns the callable of a batch norm by the statistics of the microbatch."""
     source = node.inputs[0]
     shape = context.plan.graph.shape(source)
-    boxes = held_by(context.plan.graph, context.stage, source)
+    boxes = context.boxes(source)
     tiles = NormTiles.of(node, context, [math.prod(b.shape([0, 1, *shape[2:]])) for b in boxes])
     return _operator_of(TiledNorm(node, bind, tiles, shape[1]), context)
 
@@ -97,7 +95,7 @@ def sample_norm(node: Node, context: Context, bind: Bind) -> Operator:
     shape = context.plan.graph.shape(node.inputs[0])
     groups = norm_groups(node, shape)
     assert groups
-    boxes = held_by(context.plan.graph, context.stage, node.inputs[0])
+    boxes = context.boxes(node.inputs[0])
     each = shape[1] // groups
     counts = [each * math.prod(box.shape([0, 1])[1:]) for box in boxes]
     tiles = NormTiles.of(node, context, counts)

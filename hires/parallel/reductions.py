@@ -26,13 +26,12 @@ from hires.parallel.image_kernels import (
     Operator,
     Values,
     combine_moments,
-    tiles_of_ranks,
     wide,
 )
 from hires.plan.factors import COLUMNS, ROWS, Factor, local_size, map_shape, shape_of
 from hires.plan.graph import Node, Rect
 from hires.plan.rules import dims_of, kept_dim, most_of, reduced_dims
-from hires.plan.tiling import area, own_rects, split_all
+from hires.plan.tiling import area, split_all
 
 
 class Reduced(NamedTuple):
@@ -85,8 +84,8 @@ def reduction(node: Node, context: Context, bind: Bind) -> Operator:
     *_, rows, cols = map_shape(factors)
     held, own = context.extent(source), context.own([rows, cols])
     dims = sorted(reduced_dims(node, shape))
-    order = tiles_of_ranks(context)
-    rects = own_rects([rows, cols], stage.tiles)
+    order = context.tile_order
+    rects = [box.rect or (0, rows, 0, cols) for box in context.boxes(source)]
     areas = [area(rects[tile]) / (rows * cols) for tile in order]
     shares = torch.tensor(areas, dtype=torch.float64, device=context.device)
     count = math.prod(shape[dim] for dim in dims)
@@ -172,7 +171,7 @@ class KeptDim(NamedTuple):
 
 def sum_over_tiles(own: Tensor, context: Context, node: str) -> Tensor:
     """Returns the sum of what all tiles computed at a node, the same bits on each."""
-    place = tiles_of_ranks(context).index(context.tile)
+    place = context.tile_order.index(context.tile)
     sent = own.to(wide(own))
     gathered: Tensor = _GatherTiles.apply(sent, context.cursor, node, place)  # type: ignore[no-untyped-call]
     return gathered.sum(0).to(own.dtype)

@@ -6,7 +6,7 @@ a stage, and what it made becomes the messages of its sends.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,9 +24,9 @@ from hires.plan.factors import Dims, map_shape, unpack
 from hires.plan.graph import INPUT
 from hires.plan.plan import Box
 
-Batch = tuple[Tensor | None, Tensor | None]
-"""Images (n, C, h, w) for ranks that read them; for ranks of the last stage the target: labels (n),
-or images of the size of the output."""
+Batch = tuple[Any, Tensor | None]
+"""Images (n, C, h, w) for ranks that read them, or what reads rows of them; for ranks of the last
+stage the target: labels (n), or images of the size of the output."""
 NOTHING: Batch = (None, None)
 Arrived = list[tuple[Event, Tensor]]  # receives and the tensors that they filled
 

@@ -131,13 +131,13 @@ class Segment:
         first = context.plan.graph.position[nodes[0].name] if nodes else 0
         bounds = [(region.first - first, region.last - first) for region in regions]
         compiled = {nodes[index].name for span in bounds for index in range(*span)}
-        over = _overwriting_nodes(nodes, self.outputs, context.stage.extents, compiled)
+        over = overwriting_nodes(nodes, self.outputs, context.stage.extents, compiled)
         last_use = {name: index for index, node in enumerate(nodes) for name in node.inputs}
         steps: list[Step] = []
         for index, node in enumerate(nodes):
             overwrites, packers = node.name in over, len(context.packers)
             in_place = overwrites and facts_of(node.kind).in_place
-            run = _overwriting(node) if in_place else buffers.reader(node)
+            run = overwriting(node) if in_place else buffers.reader(node)
             run = run or compile_node(node, context, tensors, overwrites)
             if node.name in compiled:  # the compiler keeps weights in an order of its own
                 del context.packers[packers:]
@@ -210,13 +210,16 @@ def _second_run(context: Context, microbatch: int) -> Iterator[None]:
         context.recomputing, context.microbatch = False, before
 
 
-def _overwriting_nodes(
+def overwriting_nodes(
     nodes: list[Node], outputs: list[str], extents: dict[str, list[list[int]]], compiled: set[str]
 ) -> set[str]:
-    # Nodes that may write their value over an operand: ReLUs and their like over their input, fused
-    # operators over the value beside their window. They are its last reader, the backward pass of
-    # its maker does not read it, no value of an earlier reader lies in its memory, and the tile
-    # holds the same pixels of both. A compiled node may read anything, and has no need to.
+    """Returns the nodes that may write their value over an operand.
+
+    They are ReLUs and their like, over their input, and fused operators, over the value beside
+    their window. They are its last reader, the backward pass of its maker does not read it, no
+    value of an earlier reader lies in its memory, and the tile holds the same pixels of both. A
+    compiled node may read anything, and has no need to.
+    """
     makers = {node.name: node for node in nodes}
     readers: dict[str, list[Node]] = {}
     for node in nodes:
@@ -239,6 +242,7 @@ def _overwriting_nodes(
     return chosen
 
 
-def _overwriting(node: Node) -> Operator:
+def overwriting(node: Node) -> Operator:
+    """Returns what writes the value of a node over its input."""
     [source], overwrite = node.inputs, getattr(torch.ops.aten, f"{node.kind}_")
     return lambda values: overwrite(values[source])

@@ -193,6 +193,8 @@ class Plan:
     num_pairs: int = 1
     resident: int = 1  # ranks that one process executes in turn (:mod:`hires.parallel.residents`)
     halo_overlap: str = "auto"
+    band_rows: int = 0
+    """Rows of the image that are computed at a time (``plan.bands``); 0: all."""
     device: str = "cpu"
     backend: str = "gloo"
     """Carries every message without a route of its own."""

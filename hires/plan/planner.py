@@ -17,6 +17,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from hires.core.config import parallel_config
 from hires.core.config.data_config import AUTO, PredictConfig, ValidateConfig
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import HALF, PRECISIONS
@@ -34,6 +35,7 @@ from hires.core.evaluation_summary import (
 from hires.core.losses import LABELS, LOSSES, NUMBERS
 from hires.core.schedules import SCHEDULES, forward_only
 from hires.plan import checks, regions
+from hires.plan.bands import bands_of, usual_band_rows
 from hires.plan.conversions import convert
 from hires.plan.graph import Graph
 from hires.plan.hardware import backend_of, check_hardware, device_of
@@ -86,6 +88,10 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     stages = [_joined(config, plan, graph, stage) for stage in stages]
     plan = replace(plan, graph=graph, stages=stages, edges=edges_of(graph, stages, plan.training))
     findings += [*vanishing(graph, stages), *gather_prices(plan, made.reasons)]
+    if (rows := config.parallel.band_rows) is not None:
+        rows = usual_band_rows(plan) if rows == parallel_config.AUTO else rows
+        plan = replace(plan, band_rows=min(rows, graph.input_shape[2]))
+        findings.append(checks.note_on_bands(bands_of(plan)))
     verdict, sums = judged(plan), totals(plan)
     of_update = (one for one in sums["by_route"] if one["kind"] in ("gradient", "parameter"))
     notes = division_notes(plan, sum(one["bytes"] for one in of_update))
@@ -135,6 +141,7 @@ def _of_keys(config: RunConfig, graph: Graph) -> Iterator[Finding]:
     yield from checks.check_output(config, graph)
     yield from checks.check_prediction(config, graph)
     yield from checks.check_kept(graph)
+    yield from checks.check_bands(config, graph)
     yield from checks.check_types(config, graph)
     yield from checks.check_precision(config, graph)
     yield from checks.check_weights(config)

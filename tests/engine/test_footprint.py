@@ -148,13 +148,18 @@ RESNET = {"depth": 18, "classes": 10}
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("name", on_each({n: n for n in ("pipeline", "int8 tiles", "codes")}))
+@pytest.mark.parametrize(
+    "name", on_each({n: n for n in ("pipeline", "int8 tiles", "codes", "bands")})
+)
 def test_prediction_is_what_ranks_measure(name, device, tmp_path):
     # 10 % is the aim for networks of any size. These take 20 to 250 MiB, of which kernels, caches
     # and the transport's threads make up 8, known to 4 MiB only; so 4 MiB are added.
     if name == "pipeline":
         layout = {"stages": 2, "microbatches": 2, "schedule": "1f1b"}
         keys: dict[str, Any] = {"model": RESNET, "parallel": layout}
+    elif name == "bands":  # more than a whole image would leave
+        keys = {**INFER, "model": RESNET, "batch": 1, "image": [1600, 400]}
+        keys["parallel"] = {"band_rows": 96}
     elif name == "codes":  # what topk leaves is as large as the gradients
         codecs = {"gradient": "topk", "parameters": "int8"}
         keys = {"model": RESNET, "parallel": {"tiles": [2, 1]}, "comm": {"codec": codecs}}

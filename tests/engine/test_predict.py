@@ -168,10 +168,13 @@ def test_maps_have_the_size_and_place_of_their_images_in_every_layout(tmp_path: 
         "CYX": lambda output: output.softmax(0),
         "YXS": lambda output: (output.clamp(-2, 2) + 2).permute(1, 2, 0) / 4,
     }
-    for world, keys in {1: {}, 2: {"tiles": [2, 1]}, 4: {"tiles": [2, 2]}}.items():
+    layouts = {"whole": {}, "bands": {"band_rows": 6}, "rows": {"tiles": [2, 1]}}
+    layouts["both"] = {"tiles": [2, 2]}
+    for name, keys in layouts.items():
         parallel = config_of(parallel=keys).parallel
+        world = parallel.num_ranks
         configs = [dataclasses.replace(config, parallel=parallel) for config in kinds.values()]
-        paths = [run_folder(tmp_path / f"{world}", config) for config in configs]
+        paths = [run_folder(tmp_path / name, config) for config in configs]
         run_ranks(run_folders, world, [*map(str, paths)])
         for axes, config, path in zip(kinds, configs, paths, strict=True):
             scale, axis = 1 + (axes == "YXS"), axes.index("Y")

@@ -339,3 +339,28 @@ class NormFirst(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm(self.conv(self.first(x))))
         return self.head(y.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Odd(nn.Module):
+    """Strides, paddings and scales by which parts of an image are never alike twice in a row."""
+
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.begin = nn.Conv2d(3, 6, 5, stride=3, padding=1)
+        self.down = nn.Conv2d(6, 8, 4, stride=2, padding=2, dilation=2)
+        self.up = nn.ConvTranspose2d(8, 6, 3, stride=2, padding=1, output_padding=1)
+        self.further = nn.ConvTranspose2d(6, 6, 5, stride=3, padding=2)
+        self.both = nn.Conv2d(6, 6, 3, padding=1)
+        self.point = nn.Conv2d(6, 6, 1)
+        self.head = nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.begin(x))
+        z = self.further(F.relu(self.up(F.relu(self.down(y)))))
+        z = F.interpolate(z, y.shape[2:], mode="bilinear", align_corners=False)
+        y = F.relu(self.both(y) + y + z)
+        y = F.relu(self.both(y))
+        y = F.relu(self.point(F.relu(self.both(y))) + y)
+        y = F.max_pool2d(y, 3, 2, ceil_mode=True)
+        y = F.avg_pool2d(F.pad(y, (2, 0, 1, 2), mode="reflect"), 3, 2, 1, count_include_pad=False)
+        return self.head(y.mean((2, 3)))  # type: ignore[no-any-return]

@@ -36,6 +36,7 @@ WORDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gems": ("a mirrored copy of it all", {"stages": 2, "directions": 2}),
     "local_dp": ("samples divided behind the tiles", {"local_dp": 2}),
     "dp": ("replicas that share the batch", {"replicas": 2}),
+    "stream": ("bands of rows one after the other", {"band_rows": AUTO}),
 }
 """Words of the names of layouts, in order: what each means, and the keys that it sets."""
 
@@ -46,6 +47,8 @@ def _layouts() -> dict[str, str]:
     names[AUTO] = "The layout that `hires plan --choose` lists first for `ranks`, by predictions"
     for picked in itertools.product((False, True), repeat=len(WORDS)):
         words = {word for word, is_in in zip(WORDS, picked, strict=True) if is_in}
+        if "stream" in words and not words <= {"stream", "dp"}:
+            continue
         is_divided = "sp" in words and bool(words & {"lp", "pp", "gems"}) and "dp" not in words
         is_doubled = {"lp", "pp"} <= words or {"sp", "lp", "gems"} <= words
         if is_doubled or ("local_dp" in words and not is_divided and len(words) > 1) or not words:
@@ -109,6 +112,10 @@ class ParallelConfig(Section, key="parallel", choices=_layouts(), choice_keys=la
     gather: str = value("auto", choices=("auto", "never"))
     """Whether an operator that tiles cannot divide is computed whole on each of them, from gathered
     pixels (``auto``), or refused (``never``)."""
+    band_rows: Any = value(tasks=("infer", "evaluate", "predict"))
+    """Rows of the image that a network computes at a time, from its first layer to its last, so
+    that memory grows with the width of images alone: a number, or ``auto``, by the size of their
+    maps; unset: all of them at once."""
     halo: HaloConfig = field(default_factory=HaloConfig)
 
     def _problems(self) -> Iterator[str]:
@@ -117,6 +124,12 @@ class ParallelConfig(Section, key="parallel", choices=_layouts(), choice_keys=la
             yield (
                 f"parallel.resident={self.resident} divides the ranks of a layout that is given; "
                 f"use parallel=sp with parallel.tiles, or leave parallel.resident out"
+            )
+        rows = self.band_rows
+        if rows is not None and rows != AUTO and (type(rows) is not int or rows < 1):
+            yield (
+                f"parallel.band_rows={rows} must be at least 1, as parallel.band_rows=64, or auto; "
+                f"parallel.band_rows=null computes all rows at once"
             )
         if self.balance is not None and len(self.balance) != self.stages and self.name != AUTO:
             yield (
@@ -183,6 +196,7 @@ class ParallelConfig(Section, key="parallel", choices=_layouts(), choice_keys=la
             "gems": mirrored,
             "local_dp": self.local_dp > 1,
             "dp": self.replicas > 1,
+            "stream": self.band_rows is not None,
         }
         if not {*given} <= {"single", *holds}:
             return self.name

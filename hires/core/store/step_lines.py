@@ -24,6 +24,8 @@ ENDED_LINE = "ended_early"
 """Kind of the line of a training that ended before its last step, since it got no better."""
 EPOCH_LINE = "epoch"
 """Kind of the lines that sum up an epoch."""
+BANDS_LINE = "bands"
+"""Kind of the lines that say how far a step has come that computes images in bands of rows."""
 PASS_LINES = {"evaluate": EVALUATED_LINE, "predict": PREDICTED_LINE}
 """``task`` -> the kind of its lines."""
 
@@ -109,6 +111,7 @@ def _of_kind(lines: Sequence[Values], kind: str) -> list[Values]:
 def line_text(line: Mapping[str, Any]) -> str | None:
     """Returns what a line of the ranks says of an epoch, evaluation or end; or None."""
     texts = {EPOCH_LINE: epoch_text, VALIDATED_LINE: evaluation_text, ENDED_LINE: _once}
+    texts[BANDS_LINE] = bands_text
     text = texts.get(str(line.get("kind")))
     return None if text is None else text(line)
 
@@ -130,6 +133,12 @@ def epoch_text(line: Mapping[str, Any]) -> str:
     words.append(units.seconds(line["epoch_s"]))
     words += [f"about {units.seconds(line['left_s'])} left"] if line["left_s"] else []
     return ", ".join(words)
+
+
+def bands_text(line: Mapping[str, Any]) -> str:
+    """Returns ``step 1: 128 of 268 megapixels, about 2 min left``."""
+    done, left = f"{line['done']:.4g} of {line['total']:.4g}", units.seconds(line["left_s"])
+    return f"step {line['step'] + 1}: {done} megapixels, about {left} left"
 
 
 def evaluation_text(line: Mapping[str, Any]) -> str:

@@ -1,13 +1,14 @@
 """Decodes whole files with Pillow: PNG, JPEG, BMP, WebP and JPEG 2000.
 
-The images that were used last stay in memory, so a small folder is decoded once. Of 16-bit colours
-Pillow keeps the upper 8 bits; 16-bit grey stays as it is.
+The images that were used last stay in memory, so a small folder is decoded once; a large one stays
+in a temporary file. Of 16-bit colours Pillow keeps the upper 8 bits; 16-bit grey stays as it is.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import tempfile
 import threading
 import zlib
 from collections import OrderedDict
@@ -146,12 +147,21 @@ def pixels_of(path: Path, as_stored: bool = False) -> Pixels:
             pixels = np.asarray(image if mode == image.mode else image.convert(mode))
         pixels = pixels.astype(np.uint16) if not as_stored and mode.startswith("I") else pixels
         pixels = pixels.reshape(*pixels.shape[:2], -1)
+    if pixels.nbytes > CACHE_BYTES:  # it is read in many parts, and decoded once
+        pixels = _on_disk(pixels)
     with _lock:
         _kept[key] = pixels
         _kept.move_to_end(key)
-        while sum(kept.nbytes for kept in _kept.values()) > CACHE_BYTES:
+        while len(_kept) > 1 and sum(kept.nbytes for kept in _kept.values()) > CACHE_BYTES:
             _kept.popitem(last=False)
     return pixels
+
+
+def _on_disk(pixels: Pixels) -> Pixels:
+    """Returns the same pixels in a temporary file, whose pages the system may drop from memory."""
+    with tempfile.TemporaryFile(prefix="hires-") as file:  # which has no name: nothing is left
+        pixels.tofile(file)
+        return np.memmap(file, pixels.dtype, "r", shape=pixels.shape)
 
 
 def _check_rows(image: Image.Image, path: Path) -> None:
