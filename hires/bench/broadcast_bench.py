@@ -12,7 +12,7 @@ from typing import Any
 from hires.bench.bench_main import BenchTable, Result, Row, result_of
 from hires.bench.coded_broadcasts import CODED, HOPS
 from hires.bench.comm_bench import RAW_MPI4PY, cells_of, has_mpi, noise_facts, sweep
-from hires.bench.emulated_link import emulated_hosts
+from hires.bench.emulated_link import emulated_hosts, require_links
 from hires.bench.race import ratios
 from hires.core.units import size
 from hires.plan.hardware import GLOO, MPI
@@ -25,6 +25,8 @@ def measure(task: Mapping[str, Any]) -> Iterator[Result]:
     """Yields all rows by place and number of ranks, after each cell."""
     sizes = [one for one in task["sizes"] if one >= LEAST_BYTES] or task["sizes"]
     cells = cells_of(["broadcast"], sizes, ["float32"])
+    if task["link"]:  # before minutes of measuring what needs none
+        require_links(task["link"], task["start"])
     before, done = task.get("before", {}), dict[str, list[Row]]()
     for place in ("", *([task["link"]] if task["link"] else [])):
         known = {title: rows for title, rows in before.items() if _is_at(title, place)}

@@ -27,13 +27,8 @@ SHAPER = "burst 4mb latency 20ms"
 _AGENT = "OMPI_MCA_plm_rsh_agent"
 
 
-@contextlib.contextmanager
-def emulated_hosts(number: int, rate: str, start: str) -> Iterator[list[str]]:
-    """Yields the addresses of name spaces, which end with the block.
-
-    ``rate``: as tc has it, ``10Gbit``. ``start``: what starts ranks there. ConfigError: it is not
-    Open MPI. RunError: this user or machine cannot have them.
-    """
+def require_links(rate: str, start: str) -> None:
+    """ConfigError: these ranks cannot be on links; RunError: this user or machine has none."""
     if start != "openmpi":
         raise ConfigError(f"--link {rate}: --start {start} cannot start ranks there; use openmpi")
     missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
@@ -42,6 +37,16 @@ def emulated_hosts(number: int, rate: str, start: str) -> Iterator[list[str]]:
         raise RunError(
             f"--link {rate} needs name spaces, and {why}; run it as root, or leave it out"
         )
+
+
+@contextlib.contextmanager
+def emulated_hosts(number: int, rate: str, start: str) -> Iterator[list[str]]:
+    """Yields the addresses of name spaces, which end with the block.
+
+    ``rate``: as tc has it, ``10Gbit``. ``start``: what starts ranks there. Errors are those of
+    :func:`require_links`.
+    """
+    require_links(rate, start)
     name, shaper = f"hires{os.getpid() % 10**6}", f"root tbf rate {rate} {SHAPER}"
     with contextlib.ExitStack() as stack:
 

@@ -53,8 +53,9 @@ def test_page_compares_codes_round_by_round_with_every_other_way(monkeypatch):
     [("10", "--link 10 is no rate; write 10Gbit"), ("10Gbit", "torchrun cannot start ranks there")],
 )
 def test_links_that_cannot_be_are_refused(words: str, message: str):
-    with pytest.raises(ConfigError, match=message):
-        [*comm_bench.measure({**task_of("--link", words), "table": ""})]
+    for module in (comm_bench, broadcast_bench):
+        with pytest.raises(ConfigError, match=message):
+            next(module.measure(task_of("--link", words)))
 
 
 @pytest.mark.mpi
