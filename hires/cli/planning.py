@@ -35,7 +35,7 @@ from hires.data.content import HAS_FILES, content_of
 from hires.plan.checks import check_colours, check_numbers, has_weights, indivisible
 from hires.plan.graph import Graph
 from hires.plan.hardware import check_hardware
-from hires.plan.memory import cublas_workspaces, rooms_of
+from hires.plan.memory import cublas_workspaces, rooms_of, spill_findings
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Finding, Plan, errors_of
 from hires.plan.planner import evaluation_of, kind_of, make_plan, with_evaluations, with_validation
@@ -154,6 +154,7 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         except HiresError as error:
             text = f"the memory of the ranks could not be predicted: {error}"
             return plan.with_findings(Finding("warning", "memory", text))
+        plan = plan.with_findings(*spill_findings(config, plan))
         room, *beside = rooms_of(config)
         for host in beside:
             if lacking := host.shortage(config, plan):

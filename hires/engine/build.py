@@ -6,6 +6,7 @@ import collections
 import itertools
 import logging
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ from hires.parallel.gradients import GradientSync
 from hires.parallel.published_parameters import PublishedParameters
 from hires.parallel.residents import ResidentExecutor, resident_contexts
 from hires.parallel.slot_pass import SlotPass
+from hires.parallel.spill import Spill
 from hires.parallel.stage import StageModule
 from hires.plan.graph import Graph
 from hires.plan.groups import process_groups
@@ -95,10 +97,18 @@ def build_rank(
     engine = assemble(config, contexts, tensors, loaders, device, releases=True)
     engine.weights = None if weights is None else weights.place
     engine.prepare()
+    begin_spill(config, engine)
     activity.recorder = engine.recorder  # the heartbeat reads the rank's step there
     stage, text = contexts[0].stage, "stage %d of %d holds %s to %s"
     log.info(text, stage.index, len(plan.stages), stage.first_layer, stage.last_layer)
     return engine
+
+
+def begin_spill(config: RunConfig, engine: RankEngine) -> None:
+    """Opens the folder of ``memory.spill``, if it is set; RunError: it cannot be written."""
+    if config.memory.spill is not None and engine.context.plan.training:
+        engine.spill = Spill(Path(config.memory.spill))
+        engine.keep_in(engine.spill)
 
 
 def made_tensors(config: RunConfig, contexts: list[Context]) -> tuple[dict[str, Tensor], set[str]]:

@@ -55,6 +55,7 @@ from hires.nets.build_network import build_model
 from hires.parallel.band_module import BandModule
 from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
+from hires.parallel.spill import MOST_AHEAD, MOST_WAITING, BlankSpill
 from hires.parallel.torch_faults import on_gpus
 from hires.plan.event import OF_WORLD, POSTS
 from hires.plan.graph import Parameter, Rect
@@ -126,8 +127,13 @@ def footprint(config: RunConfig, plan: Plan, model: nn.Module | None = None) -> 
     memory = {rank: rehearse(config, plan, rank, real) for rank in sorted(set(chosen))}
     ranks = [memory[rank] for rank in chosen]
     firsts = range(0, len(ranks), plan.resident)
-    again = PROCESS_BYTES["train"]
-    return [together(plan, first, ranks[first : first + plan.resident], again) for first in firsts]
+    again, most = PROCESS_BYTES["train"], MOST_WAITING + MOST_AHEAD
+    every = [together(plan, i, ranks[i : i + plan.resident], again) for i in firsts]
+    queues = (min(one.spill_bytes, most) for one in every)
+    return [
+        dataclasses.replace(one, buffers_bytes=one.buffers_bytes + queue)
+        for one, queue in zip(every, queues, strict=True)
+    ]
 
 
 def rehearse(
@@ -173,6 +179,9 @@ def rehearse(
                 module.most_bands = module.bands.steady
         packed = engine.prepare()
         live.assign([*tensors.values(), *engine.derived.tensors.values(), *packed], "params")
+        spill = BlankSpill()
+        if config.memory.spill is not None and plan.training:
+            engine.keep_in(spill)
         if engine.optimizer is not None:
             # The rehearsed step is the second of a run: the optimiser's state is there.
             for parameter in engine.optimizer.parameters:
@@ -194,6 +203,7 @@ def rehearse(
         engine.executor.step(feed, see=_keep_outputs(config, plan))
         rehearse_choice(config, engine, lambda: engine.executor.step(feed))
     parts = {f"{part}_bytes": size for part, size in live.at_peak.items()}
+    parts["spill_bytes"] = spill.most
     mpi_bytes, shm_bytes = MPI_BYTES if MPI in backends else 0, backend_bytes(plan, rank)
     if not on_gpu:
         parts["buffers_bytes"] += PROCESS_BYTES[config.task.name] + kernel_bytes(contexts)

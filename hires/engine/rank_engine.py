@@ -18,6 +18,7 @@ from hires.engine.loader import Loader
 from hires.engine.optimizer import Optimizer
 from hires.parallel.context import Context
 from hires.parallel.executor import Executor
+from hires.parallel.spill import Keeper, Spill
 from hires.parallel.stage import StageModule
 from hires.quant.int8_kernels import is_emptied
 
@@ -38,6 +39,7 @@ class RankEngine:
     loaders: list[Loader]  # one a direction
     optimizer: Optimizer | None
     recorder: Recorder  # when the rank did what in its last steps
+    spill: Spill | None = None  # keeps on disk what the backward pass needs
     weights: WeightsPlace | None = None  # the file that the network's tensors came from
     residents: list[RankEngine] = field(default_factory=list)
     """Of a process that executes several ranks, what each of them runs; else none."""
@@ -60,6 +62,11 @@ class RankEngine:
     def ranks(self) -> list[RankEngine]:
         """What each rank of the plan runs that this process executes; most are one."""
         return self.residents or [self]
+
+    def keep_in(self, keeper: Keeper) -> None:
+        """Lets passes give to a keeper what they keep for the backward pass."""
+        for slot in self.executor.slots:
+            slot.keeping = keeper.keeping
 
     def spread_buffers(self) -> None:
         """Gives the buffers of other residents the numbers of those of the first that has them."""
@@ -100,6 +107,8 @@ class RankEngine:
         """Stops the threads that read data."""
         for loader in self.loaders:
             loader.close()
+        if self.spill is not None:
+            self.spill.close()
 
     def write_timeline(self, folder: Path, log: MessageLog | None) -> None:
         """Appends the last steps of each rank to the timeline in a folder."""
@@ -114,7 +123,8 @@ class RankEngine:
         state = self.optimizer.state() if self.optimizer else []
         packed = {id(tensor): tensor for tensor in self.packed}.values()
         parts = {"params": [*parameters, *packed], "grads": gradients, "optimizer": state}
-        return {
+        spilled = {} if self.spill is None else {"spill_bytes": self.spill.file_bytes}
+        return spilled | {
             f"{part}_bytes": sum(t.element_size() if is_emptied(t) else t.nbytes for t in tensors)
             for part, tensors in parts.items()
         }

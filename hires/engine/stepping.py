@@ -27,7 +27,14 @@ from hires.core.config.training_config import LossConfig
 from hires.core.errors import ConfigError
 from hires.core.losses import CLASSES
 from hires.core.ranks.world import World
-from hires.engine.build import assemble, contexts_of, named_tensors, names_of, place_tensors
+from hires.engine.build import (
+    assemble,
+    begin_spill,
+    contexts_of,
+    named_tensors,
+    names_of,
+    place_tensors,
+)
 from hires.engine.device import HOST, arithmetic_restored, open_device
 from hires.engine.finite_checks import FiniteLoss
 from hires.engine.loader import image_dtype, needs_of
@@ -73,6 +80,7 @@ class Engine:
         tensors = {name: tensors[name] for name in sorted(names_of(contexts, tensors))}
         place_tensors(tensors, image_dtype(self.config), self.plan.graph)
         self._engine = assemble(self.config, contexts, tensors, [], device)
+        begin_spill(self.config, self._engine)
         first = contexts[0].replica * (self.config.batch // self.config.parallel.replicas)
         samples = [f"sample {first + i}" for i in range(self.config.batch - first)]
         self._finite = FiniteLoss(self.config, contexts[0], lambda step: samples)

@@ -6,6 +6,8 @@ a stage, and what it made becomes the messages of its sends.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -68,6 +70,8 @@ class SlotPass:
         own, coded = context.dtype, {*plan.codecs} & {STAGE, JOIN}
         self.dtype = torch.float32 if autocast is not None and coded else own
         """Of what arrived: autocast lowers it at the products, and not before."""
+        self.keeping: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """In which a forward pass runs that is followed by a backward pass (:mod:`.spill`)."""
         self.is_last = stage == len(plan.stages) - 1
         if self.is_last and plan.training and divides_output(context):
             loss_named(loss).require_parts()
@@ -94,7 +98,7 @@ class SlotPass:
         if self.reads_images:
             assert images is not None
             leaves[INPUT] = images
-        with torch.set_grad_enabled(plan.training), self._casting():
+        with torch.set_grad_enabled(plan.training), self._casting(), self.keeping():
             outputs = self.module.forward(leaves)
         loss = counts = None
         if self.is_last and plan.training:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +20,9 @@ from hires.core.config.launcher_config import spread
 from hires.core.config.run_config import RunConfig
 from hires.core.units import MIB, parse_size, size
 from hires.plan.groups import groups, held_stages
-from hires.plan.hardware import CUDA, device_of, gpus_of_node, ranks_of_node
+from hires.plan.hardware import CPU, CUDA, device_of, gpus_of_node, ranks_of_node
 from hires.plan.message_routes import channels
-from hires.plan.plan import Plan
+from hires.plan.plan import Finding, Plan
 from hires.plan.routes import STREAMED
 from hires.plan.traffic import backends_of_plan
 
@@ -62,6 +64,8 @@ class RankMemory:
     """On a CPU: memory of the backend shm, which other ranks of the machine share."""
     host_bytes: int = 0
     """Beside a GPU: memory of the host, pinned or shared, and the part of CUDA that lies there."""
+    spill_bytes: int = 0
+    """Of the disk of ``memory.spill``, which each step writes and reads once."""
     start_bytes: int = 0
     """All at the fullest moment before the first step: the network's own tensors, while others are
     computed from them."""
@@ -98,7 +102,7 @@ def together(plan: Plan, first: int, ranks: list[RankMemory], again: int) -> Ran
         return ranks[0]
     stages = [held_stages(plan, first + place) for place in range(len(ranks))]
     once = [one for place, one in enumerate(ranks) if stages[place] not in stages[:place]]
-    added = {"activations_bytes", "buffers_bytes"}
+    added = {"activations_bytes", "buffers_bytes", "spill_bytes"}
     if plan.resident < plan.ranks_per_replica:  # each rank has gradients of its own
         added.add("grads_bytes")
     sums = {}
@@ -201,6 +205,53 @@ class Room:
 
     def _own_bytes(self, entry: dict[str, int]) -> int:
         return entry["host_bytes"] if self.beside_gpus else needed_bytes(entry)
+
+
+def spill_findings(config: RunConfig, plan: Plan) -> Iterator[Finding]:
+    """Yields what ``memory.spill`` takes of the disk, and why it does not fit or help."""
+    folder = config.memory.spill
+    if folder is None or not plan.training:
+        return
+    given = f"memory.spill={folder}"
+    if plan.device != CPU:
+        text = f"{given} keeps activations of CPUs, and device={plan.device}; leave it out"
+        yield Finding("error", "memory.spill", text)
+        return
+    ranks = max(spread(plan.num_processes, config.num_nodes))
+    sizes = [entry["spill_bytes"] for entry in plan.memory]
+    need = max(sum((sizes * ranks)[first : first + ranks]) for first in range(len(sizes)))
+    text = (
+        f"{given} holds {size(need)} on a machine, which each step writes and reads: "
+        f"{2 * need / 2**30:.3g} s at 1 GiB/s"
+    )
+    if not config.is_here:
+        yield Finding("note", "memory.spill", text)
+        return
+    path = Path(folder).absolute()
+    there = next(one for one in (path, *path.parents) if one.exists())
+    free = shutil.disk_usage(there).free
+    if need > free:
+        text = (
+            f"{text}; its disk has {size(free)} free: use a folder on another, "
+            f"memory.checkpoint=block, or a smaller image"
+        )
+        yield Finding("error", "memory.spill", text)
+    elif _file_system(there) in ("tmpfs", "ramfs"):
+        text = f"{text}; that is a file system in memory: name a folder on a disk"
+        yield Finding("warning", "memory.spill", text)
+    else:
+        yield Finding("note", "memory.spill", text)
+
+
+def _file_system(folder: Path) -> str:
+    # The kind of the one that is mounted nearest above a folder.
+    kinds: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
+            _, place, kind, *_ = line.split()
+            kinds[place] = kind
+    path = folder.resolve()
+    return next((kinds[str(one)] for one in (path, *path.parents) if str(one) in kinds), "")
 
 
 class NodeNeed(NamedTuple):

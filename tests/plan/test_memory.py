@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -120,6 +121,26 @@ def test_memory_is_that_of_the_narrowest_group_around_the_process(tmp_path, monk
     monkeypatch.setattr(memory, "Path", lambda path: tmp_path / path.lstrip("/"))
     assert memory.free_bytes() == 4_000_000
     assert memory.machine_bytes() == 5_000_000
+
+
+def test_spill_folder_on_a_small_disk_or_in_memory(tmp_path, monkeypatch):
+    config = replace(config_of(tiles=[2, 1]), memory=MemoryConfig(spill=str(tmp_path / "new")))
+    plan = plan_of(tiles=[2, 1]).with_results(memory=[{"spill_bytes": 3 * 2**30}] * 2)
+
+    def found(free: int, kind: str) -> tuple[str, str]:
+        monkeypatch.setattr(memory.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+        monkeypatch.setattr(memory, "_file_system", lambda _: kind)
+        [finding] = memory.spill_findings(config, plan)
+        assert "holds 6.0 GiB on a machine, which each step writes and reads: 12 s" in finding.text
+        return finding.severity, finding.text.rpartition("; ")[2]
+
+    assert found(2**40, "ext4")[0] == "note"
+    assert found(2**40, "tmpfs") == (
+        "warning",
+        "that is a file system in memory: name a folder on a disk",
+    )
+    severity, text = found(2**32, "ext4")
+    assert (severity, text.partition(":")[0]) == ("error", "its disk has 4.0 GiB free")
 
 
 def test_buffers_of_nccl_follow_from_the_communicators_of_a_rank():

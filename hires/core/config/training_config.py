@@ -308,6 +308,9 @@ class MemoryConfig(Section, key="memory"):
     limit: Any = value(size=True, identity=False)
     """Most that a rank may need, with its unit, as 4GiB or 800MB; unset: all ranks of the local
     launcher together may need what the machine has."""
+    spill: str | None = value(tasks=("train",))
+    """Folder on a disk of each machine, to which the activations go that the backward pass needs;
+    unset: they stay in memory."""
     checkpoint: str = value("none", choices=("none", "stage", "block"), tasks=("train",))
     """What the backward pass computes again instead of keeping it: ``none``, all of a ``stage``, or
     each ``block`` of it. It writes no files: saving a run is ``checkpoint.*``."""
