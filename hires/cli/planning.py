@@ -34,7 +34,7 @@ from hires.core.store.rundir import run_path
 from hires.data.content import HAS_FILES, content_of
 from hires.plan.checks import check_colours, check_numbers, has_weights, indivisible
 from hires.plan.graph import Graph
-from hires.plan.hardware import check_hardware
+from hires.plan.hardware import CPU, check_hardware
 from hires.plan.memory import cublas_workspaces, rooms_of, spill_findings
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Finding, Plan, errors_of
@@ -163,6 +163,9 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
         if shortage := room.shortage(config, plan):
             others = _choose_command(argv, config.parallel.num_ranks)
             text = f"{shortage}; `{others}` lists the layouts that fit, or how many ranks would do"
+            if plan.training and plan.device == CPU and config.memory.spill is None:
+                text += "; memory.spill=FOLDER keeps activations on a disk, and parallel.resident"
+                text += " trains more parallel.tiles in one process, in turn"
             if config.task.name in INFERENCE and not plan.band_rows:
                 text += "; parallel=stream computes images of any height in bands of rows"
             plan = plan.with_findings(Finding("error", "memory.limit", text))

@@ -127,13 +127,8 @@ def footprint(config: RunConfig, plan: Plan, model: nn.Module | None = None) -> 
     memory = {rank: rehearse(config, plan, rank, real) for rank in sorted(set(chosen))}
     ranks = [memory[rank] for rank in chosen]
     firsts = range(0, len(ranks), plan.resident)
-    again, most = PROCESS_BYTES["train"], MOST_WAITING + MOST_AHEAD
-    every = [together(plan, i, ranks[i : i + plan.resident], again) for i in firsts]
-    queues = (min(one.spill_bytes, most) for one in every)
-    return [
-        dataclasses.replace(one, buffers_bytes=one.buffers_bytes + queue)
-        for one, queue in zip(every, queues, strict=True)
-    ]
+    facts = PROCESS_BYTES["train"], MOST_WAITING + MOST_AHEAD
+    return [together(plan, i, ranks[i : i + plan.resident], *facts) for i in firsts]
 
 
 def rehearse(

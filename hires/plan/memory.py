@@ -93,13 +93,14 @@ def needed_bytes(entry: dict[str, int]) -> int:
     return max(entry["device_bytes"], entry["start_bytes"])
 
 
-def together(plan: Plan, first: int, ranks: list[RankMemory], again: int) -> RankMemory:
+def together(
+    plan: Plan, first: int, ranks: list[RankMemory], again: int, queued: int
+) -> RankMemory:
     """Returns the memory of a process that executes some ranks, from the ``first`` on.
 
     Parameters are there once, and so is all of a process that ``again`` is counted with each rank.
+    At the most ``queued`` of what is spilled is on its way to the disk or back.
     """
-    if len(ranks) == 1:
-        return ranks[0]
     stages = [held_stages(plan, first + place) for place in range(len(ranks))]
     once = [one for place, one in enumerate(ranks) if stages[place] not in stages[:place]]
     added = {"activations_bytes", "buffers_bytes", "spill_bytes"}
@@ -111,6 +112,7 @@ def together(plan: Plan, first: int, ranks: list[RankMemory], again: int) -> Ran
         sizes = [getattr(one, name) for one in (ranks if largest or name in added else once)]
         sums[name] = max(sizes) if largest else sum(sizes)
     sums["buffers_bytes"] = max(0, sums["buffers_bytes"] - (len(ranks) - 1) * again)
+    sums["buffers_bytes"] += min(sums["spill_bytes"], queued)
     return RankMemory(**sums)
 
 

@@ -150,5 +150,7 @@ def test_forecast_that_fails_or_does_not_fit_is_a_finding(graph, tmp_path, monke
     assert (plan.ok, finding.key) == (False, "memory.limit")
     assert finding.text == (
         "rank 0 needs 220.0 MiB, predicted, which is more than memory.limit=140MiB; "
-        "`hires plan --choose ranks=1` lists the layouts that fit, or how many ranks would do"
+        "`hires plan --choose ranks=1` lists the layouts that fit, or how many ranks would do; "
+        "memory.spill=FOLDER keeps activations on a disk, and parallel.resident trains more "
+        "parallel.tiles in one process, in turn"
     )
