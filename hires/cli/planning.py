@@ -11,6 +11,7 @@ import itertools
 import json
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -32,6 +33,7 @@ from hires.core.store.frozen import RunInputs, SourceFile, frozen_of
 from hires.core.store.network_weights import WeightsPlace, find_weights, require_fit
 from hires.core.store.rundir import run_path
 from hires.data.content import HAS_FILES, content_of
+from hires.plan.bands import bands_of
 from hires.plan.checks import check_colours, check_numbers, has_weights, indivisible
 from hires.plan.graph import Graph
 from hires.plan.hardware import CPU, check_hardware
@@ -160,7 +162,14 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             if lacking := host.shortage(config, plan):
                 text = f"{lacking}; {fewer_on_a_node(config)}"
                 plan = plan.with_findings(Finding("error", "cluster.memory", text))
-        if shortage := room.shortage(config, plan):
+        shortage = room.shortage(config, plan)
+        if shortage and plan.band_rows and not plan.stores_on_disk and bands_of(plan).stored:
+            folder = tempfile.gettempdir()
+            text = f"maps between two walks are stored in temporary files in {folder} (TMPDIR)"
+            plan = dataclasses.replace(plan, stores_on_disk=True)
+            plan = plan.with_findings(Finding("note", "memory.limit", text))
+            return self.with_memory(config, plan, argv)
+        if shortage:
             others = _choose_command(argv, config.parallel.num_ranks)
             text = f"{shortage}; `{others}` lists the layouts that fit, or how many ranks would do"
             if plan.training and plan.device == CPU and config.memory.spill is None:

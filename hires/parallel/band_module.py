@@ -30,6 +30,7 @@ from hires.parallel.conversion_kernels import from_map, tile_of, to_map
 from hires.parallel.halo import new_map, part
 from hires.parallel.image_kernels import Operator
 from hires.parallel.stage import StageModule, overwriting, overwriting_nodes
+from hires.parallel.stored_maps import StoredMap
 from hires.plan.bands import (
     COLLECT,
     ROWS,
@@ -169,7 +170,8 @@ class BandModule(StageModule):
         self._images = inputs.get(INPUT)
         self._values: dict[str, Any] = {}
         self._maps: dict[str, tuple[Interval, Any]] = {}
-        self._stored: dict[str, Tensor] = {}
+        self._stored: dict[str, StoredMap] = {}
+        self._gathered: dict[str, Tensor] = {}
         self._numbers.parts.clear()
         self._numbers.rehearses = self.most_bands is not None
         last = {name: n for n, one in enumerate(self.bands.passes) for name in _read_whole(one)}
@@ -217,13 +219,12 @@ class BandModule(StageModule):
             assert self._images is not None
             return self._images.rows(made, ahead)  # type: ignore[no-any-return]
         dims = dims_of(self.bands.graph, self.bands.stage, name)
-        stored, rect = self._stored[name], self._rect(name, made)
-        return from_map(part(stored, self._rect(name, (0, stored.shape[2])), rect), dims, rect)
+        return from_map(self._stored[name].read(made), dims, self._rect(name, made))
 
     def _run(self, one: BandPass, step: BandStep, band: int, made: Interval) -> None:
         node, graph, stage = step.node, self.bands.graph, self.bands.stage
         if step.how == STORE:
-            self._store(node.name, step.reads[0], made)
+            self._gather(node.name, step.reads[0], made)
             return
         if node.kind == CROP:
             [source] = node.args.values()
@@ -240,7 +241,7 @@ class BandModule(StageModule):
         if node.name in self.outputs and self.emit is not None:
             self.emit(self._rect(node.name, made), value)
         if node.name in self.bands.stored:
-            self._keep(node.name, node.name, made, value)
+            self._keep(node.name, made, value)
         if any(node.name in other.reads for other in one.steps):
             self._append(node.name, made, value)
 
@@ -358,23 +359,29 @@ class BandModule(StageModule):
             copied = [one.clone() for one in rows] if several else rows.clone()
             self._maps[name] = (first, held[1]), copied
 
-    def _keep(self, name: str, value: str, made: Interval, rows: Tensor) -> None:
+    def _keep(self, name: str, made: Interval, rows: Tensor) -> None:
         # Stores rows of a map for a later pass.
-        dims = dims_of(self.bands.graph, self.bands.stage, value)
-        as_map = to_map(rows, dims, self._rect(value, made))
+        dims = dims_of(self.bands.graph, self.bands.stage, name)
+        as_map = to_map(rows, dims, self._rect(name, made))
         if name not in self._stored:
-            self._stored[name] = new_map(as_map, tuple(map_shape(dims)))
-        self._stored[name][:, :, made[0] : made[1]] = as_map
+            shape, on_disk = tuple(map_shape(dims)), self.bands.plan.stores_on_disk
+            self._stored[name] = StoredMap(as_map, shape, on_disk)
+        self._stored[name].write(made, as_map)
 
-    def _store(self, name: str, value: str, made: Interval) -> None:
+    def _gather(self, name: str, value: str, made: Interval) -> None:
         # Rows of a map of which a node needs all.
         held, rows = self._maps[value]
-        self._keep(name, value, made, self._rows(value, held, rows, made))
         dims = dims_of(self.bands.graph, self.bands.stage, value)
-        total = map_shape(dims)[2]
-        if made[1] == total or self.most_bands is not None:
-            whole = self._stored[name]
-            self._values[name] = from_map(whole, dims, self._rect(value, (0, total)))
+        as_map = to_map(self._rows(value, held, rows, made), dims, self._rect(value, made))
+        if name not in self._gathered:
+            self._gathered[name] = new_map(as_map, tuple(map_shape(dims)))
+        whole = self._gathered[name]
+        whole[:, :, made[0] : made[1]] = as_map
+        if made[1] == whole.shape[2] or self.most_bands is not None:
+            rect = self._rect(value, (0, whole.shape[2]))
+            self._values[name] = from_map(whole, dims, rect)
+        if made[1] == whole.shape[2]:
+            del self._gathered[name]
 
 
 def _intervals(ends: list[int]) -> list[Interval]:

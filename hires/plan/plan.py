@@ -15,7 +15,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from hires.core.config.fields import build
 from hires.core.errors import ConfigError, PlanError
-from hires.core.schedules import Pipeline, timeline
+from hires.core.schedules import Pipeline
 from hires.plan.factors import map_shape, unpack
 from hires.plan.graph import Graph, Node, Rect, plain
 from hires.plan.tuning_table import TuningRule
@@ -195,6 +195,8 @@ class Plan:
     halo_overlap: str = "auto"
     band_rows: int = 0
     """Rows of the image that are computed at a time (``plan.bands``); 0: all."""
+    stores_on_disk: bool = False
+    """Whether maps that several walks over bands read lie in temporary files in between."""
     device: str = "cpu"
     backend: str = "gloo"
     """Carries every message without a route of its own."""
@@ -264,8 +266,7 @@ class Plan:
     def slot_of(self, rank: int, direction: int = 0) -> Slot:
         """Returns the slot that a rank holds in a direction."""
         replica, local = divmod(rank, self.ranks_per_replica)
-        if direction:
-            local = self.ranks_per_replica - 1 - local
+        local = self.ranks_per_replica - 1 - local if direction else local
         stage = bisect.bisect_right(self.stages, local, key=lambda one: one.first_rank) - 1
         return Slot(replica, direction, stage, local - self.stages[stage].first_rank)
 
@@ -292,8 +293,7 @@ class Plan:
 
     def dtype_of(self, value: str) -> str:
         """Returns the type in which ranks hold a value: masks and indices keep their own."""
-        made = self.graph.by_name.get(value)
-        own = None if made is None else made.dtype
+        own = getattr(self.graph.by_name.get(value), "dtype", None)
         return self.dtype if own is None or "float" in own else own
 
     @property
@@ -306,10 +306,6 @@ class Plan:
         ways = range(self.num_directions)
         ranks = tuple(tuple(ranks_of(way, stage) for stage in self.stages) for way in ways)
         return Pipeline(ranks, self.num_microbatches, len(ways) * self.num_pairs, self.training)
-
-    def timeline(self) -> list[str]:
-        """Returns one line a stage, or a rank in two directions: its actions over time."""
-        return timeline(self.pipeline, self.schedule)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what a pickle holds: no derived facts, which name objects of this process."""
@@ -345,8 +341,8 @@ class Plan:
             for replica, direction, index, tile in self.slots_of(rank):
                 stage, way = self.stages[index], ("down", "up")[direction]
                 place = [*divmod(tile, stage.tiles[1])] if stage.num_tiles > 1 else None
-                shard = tile if stage.shards > 1 else None
                 entry = {"rank": rank, "replica": replica, "direction": way, "stage": index}
+                shard = tile if stage.shards > 1 else None
                 placement.append({**entry, "tile": place, "shard": shard})
         own = {"schema": SCHEMA, "world": self.num_processes, "placement": placement}
         return {**own, "batch_per_microbatch": self.graph.input_shape[0], **plain(self)}
@@ -384,7 +380,7 @@ def _with_messages(kind: Callable[..., T], values: dict[str, Any], *others: str)
         n0, n1, rect = box
         return Transfer(source, target, Box(n0, n1, rect and (*rect,)))
 
-    keys = ("messages", *others)
+    keys = "messages", *others
     return kind(**values | {key: [read(*row) for row in values[key]] for key in keys})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def of_networks(section: str = "") -> dict[str, Row]:
         for height in HEIGHTS:
             keys["parallel"] = {"band_rows": height}
             name = f"{net}, bands of {height}"
-            found[name] = Row(name, net, dict(keys), "", "", (), row.cpu_only)
+            found[name] = replace(row, name=name, keys=dict(keys), has="")
     return found
 
 
@@ -53,13 +54,17 @@ def test_bands_equal_the_whole_image(part: int, tmp_path: Path):
     require_exact(POOL.run(verify_each, 1, layouts)[0], layouts)
 
 
+PLAIN = rows()["single"]
+
+
 def test_bands_of_other_networks_equal_the_whole_image(tmp_path: Path):
     layouts, errors = [], {}
     for (name, keys), height in itertools.product(OTHERS.items(), (2, 5, 7, 16)):
         precision = {"precision": {"name": "fp32"}} if name.endswith("fp32") else {}
         more = {"task": {"name": "infer"}, "parallel": {"band_rows": height}, **precision}
-        row = Row(f"{name}, bands of {height}", name, keys, "", "", (), False)
+        row = replace(PLAIN, name=f"{name}, bands of {height}", keys=keys)
         layouts.append(row.given(tmp_path, **more))
+        layouts[-1][2]["stores_on_disk"] = height == 5
     errors = POOL.run(verify_each, 1, layouts)[0]
     assert max(errors.values()) < 1e-5
     require_exact(

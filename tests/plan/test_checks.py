@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hires.core.errors import PlanError
+from hires.core.schedules import timeline
 from hires.plan.checks import check_residents
 from hires.plan.groups import used_both_ways
 from hires.plan.plan import Plan
@@ -103,7 +104,12 @@ def test_more_stages_than_layers_and_a_balance_of_others():
     plan = plan_of(stages=8, tiles=[2, 2], spatial_stages=8)
     text = "parallel.stages=8 is more than the 7 layers of the network; use parallel.stages=7 or"
     assert errors(plan) == [("parallel.stages", f"{text} fewer")]
-    assert (plan.timeline(), plan.edges, plan.totals, plan.verdict) == ([""], [], {}, "")
+    assert (timeline(plan.pipeline, plan.schedule), plan.edges, plan.totals, plan.verdict) == (
+        [""],
+        [],
+        {},
+        "",
+    )
     assert plan_of(stages=7).ok
     [(key, text)] = errors(plan_of(stages=2, balance=[3, 3]))
     assert key == "parallel.balance"

@@ -154,12 +154,14 @@ def one_by_one(pipeline):
 
 
 from hires.cli.choices import config_keys
+from hires.core.schedules import timeline
 from hires.plan.search.candidates import LayoutShape, orders
 from tests.helpers.small_plans import config_of, plan_of
 
 plan = plan_of(stages=2, microbatches=2, schedule="one_by_one")
 assert plan.verdict.startswith("deadlock-free"), plan.findings
-assert plan.timeline() == ["F0 .  .  B0 F1 .  .  B1", ".  F0 B0 .  .  F1 B1 ."]
+lines = timeline(plan.pipeline, plan.schedule)
+assert lines == ["F0 .  .  B0 F1 .  .  B1", ".  F0 B0 .  .  F1 B1 ."]
 listed = orders(config_of(batch=2), LayoutShape(1, 2, 0, (1, 1), 1, 1))
 assert "one_by_one" in {one.schedule for one in listed}
 plan = plan_of(stages=2, directions=2, schedule="one_by_one")

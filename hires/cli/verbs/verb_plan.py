@@ -21,6 +21,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.errors import ConfigError, PlanError
 from hires.core.gradient_orders import AUTO as ANY_ORDER
 from hires.core.gradient_orders import ORDERS
+from hires.core.schedules import timeline
 from hires.core.units import parse_size, seconds
 from hires.launcher.interface import launcher_of
 from hires.plan.memory import rooms_of
@@ -79,7 +80,9 @@ def _show_plan(args: Namespace, config: RunConfig, planner: Planner) -> int:
     if args.json:
         print_json(facts, None)
     else:
-        lines = plan_lines(facts, plan.timeline(), parse_size(config.memory.limit))
+        lines = plan_lines(
+            facts, timeline(plan.pipeline, plan.schedule), parse_size(config.memory.limit)
+        )
         for room in rooms:
             place = f"{room.place} beside its GPUs" if room.beside_gpus else room.place
             title = f"memory of a {place}, {'context' if room.devices else 'libraries'} included"
