@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from hires.comm.agreements import compare_starts, gather_texts
 from hires.comm.argument_checks import members_of, require_backends, seconds_of
 from hires.comm.backends import rendezvous
+from hires.comm.backends.backend import Members
 from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.comm_world import (
     LEFT,
@@ -267,10 +268,8 @@ def leave_world(world: CommWorld, failed: bool = False) -> None:
     world.shared_groups.clear()
     for group in [*world.groups.values()]:
         group.calls.clear()  # what was looked up would go past the question whether they may
-        for name, handle in group.handles.items():
-            chains = left[name].everyone if handle is None else handle
-            if chains is not None:
-                chains.chains.close()
+        for handle in filter(None, group.handles.values()):
+            handle.chains.close()
         group.handles = {}  # a module or loop may keep the group longer than its connections
     try:
         # Before MPI ends, whose last call lets no other thread of this process run: rank 0 could
@@ -284,6 +283,8 @@ def leave_world(world: CommWorld, failed: bool = False) -> None:
             if failed:
                 backend.abort()
             elif backend.is_initialized():
+                if isinstance(backend.everyone, Members):
+                    backend.everyone.chains.close()
                 backend.destroy_process_group()
         if world.meeting is not None:
             world.meeting.leave()
