@@ -22,6 +22,7 @@ from hires.cli.screen import print_activity
 from hires.cli.show_plan import finding_lines
 from hires.cli.tracing import Shapes, TorchProcess, tensors_of, trace_key
 from hires.core.config.fields import keys_without
+from hires.core.config.parallel_config import AUTO
 from hires.core.config.precision_config import INT8, PrecisionConfig
 from hires.core.config.run_config import RunConfig, to_dict
 from hires.core.config.training_config import INFERENCE
@@ -33,14 +34,21 @@ from hires.core.store.frozen import RunInputs, SourceFile, frozen_of
 from hires.core.store.network_weights import WeightsPlace, find_weights, require_fit
 from hires.core.store.rundir import run_path
 from hires.data.content import HAS_FILES, content_of
-from hires.plan.bands import bands_of
+from hires.plan.bands import LEAST_ROWS, bands_of
 from hires.plan.checks import check_colours, check_numbers, has_weights, indivisible
 from hires.plan.graph import Graph
 from hires.plan.hardware import CPU, check_hardware
 from hires.plan.memory import cublas_workspaces, rooms_of, spill_findings
 from hires.plan.passes.rewriting import rewritten
 from hires.plan.plan import Finding, Plan, errors_of
-from hires.plan.planner import evaluation_of, kind_of, make_plan, with_evaluations, with_validation
+from hires.plan.planner import (
+    evaluation_of,
+    in_bands,
+    kind_of,
+    make_plan,
+    with_evaluations,
+    with_validation,
+)
 from hires.plan.route_choice import table_digest
 from hires.plan.search.candidates import DECIDED
 from hires.plan.search.remedies import fewer_on_a_node, offered
@@ -158,17 +166,13 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             return plan.with_findings(Finding("warning", "memory", text))
         plan = plan.with_findings(*spill_findings(config, plan))
         room, *beside = rooms_of(config)
+        shortage = room.shortage(config, plan)
+        if shortage and (smaller := _smaller_bands(config, plan)) is not None:
+            return self.with_memory(config, smaller, argv)
         for host in beside:
             if lacking := host.shortage(config, plan):
                 text = f"{lacking}; {fewer_on_a_node(config)}"
                 plan = plan.with_findings(Finding("error", "cluster.memory", text))
-        shortage = room.shortage(config, plan)
-        if shortage and plan.band_rows and not plan.stores_on_disk and bands_of(plan).stored:
-            folder = tempfile.gettempdir()
-            text = f"maps between two walks are stored in temporary files in {folder} (TMPDIR)"
-            plan = dataclasses.replace(plan, stores_on_disk=True)
-            plan = plan.with_findings(Finding("note", "memory.limit", text))
-            return self.with_memory(config, plan, argv)
         if shortage:
             others = _choose_command(argv, config.parallel.num_ranks)
             text = f"{shortage}; `{others}` lists the layouts that fit, or how many ranks would do"
@@ -308,6 +312,22 @@ class Planner(contextlib.AbstractContextManager["Planner"]):
             memory = self._process.footprint(config, plan)
             keep("memory", key, memory)
         return memory
+
+
+def _smaller_bands(config: RunConfig, plan: Plan) -> Plan | None:
+    """Returns a plan in bands that needs less memory; None: it is none, or there is none."""
+    if not plan.band_rows:
+        return None
+    stored = bands_of(plan).stored_bytes if not plan.stores_on_disk else 0
+    rows, needed = plan.band_rows, max(one["activations_bytes"] for one in plan.memory)
+    if config.parallel.band_rows == AUTO and rows > LEAST_ROWS and 2 * stored < needed:
+        return in_bands(plan, max(LEAST_ROWS, rows // 2 // LEAST_ROWS * LEAST_ROWS))
+    if not stored:
+        return None
+    folder = tempfile.gettempdir()
+    text = f"maps between two walks are stored in temporary files in {folder} (TMPDIR)"
+    plan = dataclasses.replace(plan, stores_on_disk=True)
+    return plan.with_findings(Finding("note", "memory.limit", text))
 
 
 def _choose_command(argv: Sequence[str], ranks: int) -> str:

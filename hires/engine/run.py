@@ -164,20 +164,22 @@ class _BandProgress:
 
     def __init__(self, engine: RankEngine, config: RunConfig, note: Callable[..., None]) -> None:
         self._context, self._note = engine.context, note
-        self._pixels = config.batch * config.height * config.width / 10**6
+        share = config.batch // config.parallel.replicas
+        self._pixels = share * config.height * config.width / 10**6
         self._begin = self._last = 0.0
         self._first = self._done = 1.0
 
     def __call__(self, done: float) -> None:
         """Takes the share of a microbatch that is done."""
-        now = time.monotonic()
-        if done <= self._done:  # the first band of another one
+        now, context = time.monotonic(), self._context
+        done = (context.microbatch + done) / context.plan.total_microbatches
+        if done <= self._done:  # the first band of another step
             self._begin, self._last, self._first = now, now, done
         elif now - self._last >= BANDS_S and done < 1:
             self._last = now
             left_s = (now - self._begin) * (1 - done) / (done - self._first)
             parts = {"done": done * self._pixels, "total": self._pixels, "left_s": left_s}
-            self._note(BANDS_LINE, step=self._context.step, **parts)
+            self._note(BANDS_LINE, step=context.step, **parts)
         self._done = done
 
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from hires.nets.build_network import constant_tensor
+from hires.parallel.band_context import BandContext, BandNumbers, UnfinishedError
 from hires.parallel.buffer_states import BufferStates
 from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
@@ -45,7 +45,6 @@ from hires.plan.bands import (
 from hires.plan.factors import map_shape
 from hires.plan.graph import INPUT, Rect
 from hires.plan.operators.operator_facts import facts_of, is_random
-from hires.plan.plan import Box
 from hires.plan.rules import CROP, dims_of, rule_in
 from hires.plan.tiling import Interval
 
@@ -55,64 +54,6 @@ _SHIFTED = ("window", "transposed", "shuffle")
 """Kinds of axes on which bands are alike that read alike."""
 _MOST_KEPT = 8
 """Operators of a node that are kept for other bands."""
-
-
-class _UnfinishedError(Exception):
-    """Not all bands have added their numbers."""
-
-
-class _Numbers:
-    """Takes the place of the messages of tiles: what each band has for a node."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, list[Tensor]] = defaultdict(list)
-        self.wanted: dict[str, int] = {}
-        """How many bands have some."""
-        self.collects = False
-        self.rehearses = False
-        """Whether only sizes count: then the first part stands for all."""
-
-    def gather(self, tensor: Tensor, node: str, back: bool = False) -> Tensor:
-        """Returns what all bands had, stacked; _UnfinishedError: some have not come."""
-        parts = self.parts[node]
-        if len(parts) < self.wanted[node]:
-            parts += [tensor.clone()] * (self.wanted[node] if self.rehearses else 1)
-        if self.collects or len(parts) < self.wanted[node]:
-            raise _UnfinishedError
-        return torch.stack(parts)
-
-
-@dataclass
-class BandContext(Context):
-    """A slot whose tile is what a node computes now."""
-
-    rects: dict[str, Rect] = field(default_factory=dict)
-    """What is held of each map that the node reads, and what it makes."""
-    source: str = ""
-    """The first map that it reads."""
-    bands: Mapping[str, list[Rect]] = field(default_factory=dict)
-    """What each band holds of a map."""
-
-    def own(self, size: list[int]) -> Rect:
-        """Returns what the band has of the map that the node reads."""
-        return self.rects[self.source]
-
-    def own_of(self, value: str) -> Rect:
-        """Returns the rectangle that the band has of a map."""
-        return self.rects[value]
-
-    def extent(self, value: str) -> Rect:
-        """Returns the same."""
-        return self.rects[value]
-
-    def boxes(self, value: str, edge: int = -1) -> list[Box]:
-        """Returns what each band holds of a map."""
-        return [Box(0, self.plan.graph.input_shape[0], rect) for rect in self.bands[value]]
-
-    @property
-    def tile_order(self) -> list[int]:
-        """All bands that hold some."""
-        return [*range(len(self.bands[self.source]))]
 
 
 class BandModule(StageModule):
@@ -137,9 +78,10 @@ class BandModule(StageModule):
         """Takes behind each band the share of the work that is done."""
         self.most_bands: int | None = None
         """Of each pass, where only sizes count; None: all."""
-        self._numbers = _Numbers()
-        place = context.rank, context.groups, self._numbers
-        self._context = BandContext(plan, *place, device=context.device, seed=context.seed)  # type: ignore[arg-type]
+        self._numbers = BandNumbers()
+        self._slot, numbers = context, cast(Any, self._numbers)
+        place = context.rank, context.groups, numbers
+        self._context = BandContext(plan, *place, device=context.device, slot=context)
         self._kept: dict[str, dict[Any, Operator]] = defaultdict(dict)
         nodes = [node for one in self.bands.passes for node in one.before]
         self._whole = {
@@ -167,7 +109,8 @@ class BandModule(StageModule):
         ``inputs`` has an object for the images, which :class:`hires.engine.band_images.BandImages`
         is: rows of them on demand.
         """
-        self._images = inputs.get(INPUT)
+        self._images, slot, own = inputs.get(INPUT), self._slot, self._context
+        own.seed, own.step, own.microbatch = slot.seed, slot.step, slot.microbatch
         self._values: dict[str, Any] = {}
         self._maps: dict[str, tuple[Interval, Any]] = {}
         self._stored: dict[str, StoredMap] = {}
@@ -281,7 +224,7 @@ class BandModule(StageModule):
         self._numbers.collects = step.how == COLLECT
         try:
             return run(values)
-        except _UnfinishedError:
+        except UnfinishedError:
             return None
 
     def _compiled(self, step: BandStep, overwrites: bool) -> Operator:

@@ -35,6 +35,8 @@ from hires.plan.plan import CommOp, Plan, Stage, derived
 from hires.plan.rules import TILED, WHOLE, Rule, dims_of, rule_in, window_of
 from hires.plan.tiling import CIRCULAR, TURNING, Axis, Interval
 
+LEAST_ROWS = 16
+"""Of a band, where ``parallel.band_rows=auto`` chooses them."""
 BAND_BYTES = 2**28
 """What the maps of one band may take, where ``parallel.band_rows=auto`` chooses its rows."""
 _SIZES = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2}
@@ -178,7 +180,7 @@ def bands_of(plan: Plan) -> Bands:
 
 
 def usual_band_rows(plan: Plan) -> int:
-    """Returns the rows of a band whose maps take about BAND_BYTES: a multiple of 16, or 16."""
+    """Returns the rows of a band whose maps take about BAND_BYTES, LEAST_ROWS or a multiple."""
     [stage] = plan.stages
     graph, height = plan.graph, plan.graph.input_shape[2]
     alive: dict[str, float] = {INPUT: _bytes(graph.input_shape, plan.dtype) / height}
@@ -190,7 +192,7 @@ def usual_band_rows(plan: Plan) -> int:
         for name in node.inputs:
             if last[name] == node.name:
                 alive.pop(name, None)
-    return min(height, max(16, int(BAND_BYTES / max(most, 1)) // 16 * 16))
+    return min(height, max(1, int(BAND_BYTES / max(most, 1)) // LEAST_ROWS) * LEAST_ROWS)
 
 
 def rows_of(graph: Graph, stage: Stage, value: str) -> int:

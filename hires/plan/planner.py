@@ -102,6 +102,16 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     return plan.with_results(findings=findings, verdict=verdict.text, totals=sums)
 
 
+def in_bands(plan: Plan, rows: int) -> Plan:
+    """Returns a plan of bands with bands of so many rows, and the note that says so."""
+    plan = replace(plan, band_rows=rows)
+    notes = [
+        one for one in plan.findings if (one.key, one.severity) == ("parallel.band_rows", "note")
+    ]
+    others = [finding for finding in plan.findings if finding not in notes]
+    return replace(plan, findings=[*others, checks.note_on_bands(bands_of(plan))])
+
+
 def uncut_plan(config: RunConfig, graph: Graph) -> Plan:
     """Returns what the keys decide, with the network in one stage."""
     parallel, training = config.parallel, config.task.name == "train"

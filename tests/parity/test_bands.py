@@ -73,6 +73,15 @@ def test_bands_of_other_networks_equal_the_whole_image(tmp_path: Path):
     )
 
 
+def test_replicas_compute_images_of_their_own_in_bands(tmp_path: Path):
+    net = {"name": "unet", "levels": 2, "width": 4, "classes": 4}
+    keys = {"model": net, "image": [24, 12], "batch": 4}
+    parallel = {"band_rows": 5, "replicas": 2, "microbatches": 2}
+    row = replace(PLAIN, name="stream and dp", keys=keys)
+    layouts = [row.given(tmp_path, task={"name": "infer"}, parallel=parallel)]
+    require_exact(POOL.run(verify_each, 2, layouts)[0], layouts)
+
+
 def test_int8_bands_have_the_bits_of_the_whole_image(tmp_path: Path):
     some = of_networks("int8")
     layouts = [quantised(row, tmp_path) for row in some.values()]

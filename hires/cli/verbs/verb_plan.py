@@ -100,8 +100,10 @@ def _show_plan(args: Namespace, config: RunConfig, planner: Planner) -> int:
 def _orders(config: RunConfig, plan: Plan) -> dict[str, Any]:
     """Returns the predicted seconds of a step in each order of gradient sums, and their source.
 
-    Nothing where the user names none, the plan has one message alone, or the machine no numbers.
+    Nothing where the user names none, the plan has no sums or one alone, or the machine no numbers.
     """
+    if plan.world == 1 or not plan.training:
+        return {}
     if not plan.ok or config.comm.gradient_order == ANY_ORDER or plan.gradients not in ORDERS:
         return {}
     try:

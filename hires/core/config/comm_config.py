@@ -69,10 +69,10 @@ class CommConfig(Section, key="comm", choices=BACKENDS, choice_keys=lambda name:
     shows them. ``none``: values and their gradients travel in the type of the
     precision, and gradients of weights are summed in fp32 (fp64 with ``precision=fp64``), as
     statistics and losses always are."""
-    gradient_order: str = value(AUTO, choices=CHOICES)
+    gradient_order: str = value(AUTO, choices=CHOICES, tasks=("train",))
     """When the sums of large gradients over the copies of a stage begin, and how many are under way
     at once. Results are equal in all orders."""
-    outstanding: int | None = value(2, 1, 64, check=_check_outstanding)
+    outstanding: int | None = value(2, 1, 64, check=_check_outstanding, tasks=("train",))
     """Sums of gradients that ``gradient_order=concurrent`` has under way at once; a rank waits for
     all of them before it begins the next as many. Without a bound (null) ranks whose gradients are
     ready in different orders wait for each other, so a plan with several such sums is refused."""
