@@ -21,7 +21,7 @@ from hires.cli.planning import Planner, require_feasible
 from hires.cli.screen import plural
 from hires.cli.start_run import ENDS, print_failure, wait_for
 from hires.core.config.comm_config import CommConfig
-from hires.core.config.data_config import DataConfig
+from hires.core.config.data_config import DataConfig, PredictConfig
 from hires.core.config.fields import build, keys_of, keys_with, names_of
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import INT8, MIN_MAX, PrecisionConfig, QuantConfig
@@ -183,11 +183,14 @@ def calibration_of(config: RunConfig, words: Iterable[str] = ()) -> RunConfig:
     """
     quant, data = config.quant, _data_of(config, words)
     steps = -(-quant.images // config.batch)
+    whole = dataclasses.replace(config.parallel, band_rows=None)  # ranges are those of whole maps
     calibration = dataclasses.replace(
         config,
         campaign=CAMPAIGN,
         task=TaskConfig(name="calibrate"),
+        predict=PredictConfig(),
         data=data,
+        parallel=dataclasses.replace(whole, name=whole.label),
         precision=PrecisionConfig() if config.precision.name == INT8 else config.precision,
         steps=steps,
         # The memory of a step of the warm-up is measured to the page.

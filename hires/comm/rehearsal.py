@@ -11,18 +11,27 @@ from __future__ import annotations
 import contextlib
 import datetime
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hires.comm.backends import rings, rounds
 from hires.comm.backends.backend import SUM, Backend, Inputs, Members
+from hires.comm.backends.counters import LINE
 from hires.comm.backends.rendezvous import WorldMeeting
 from hires.comm.comm_world import CommWorld, set_default
 from hires.comm.staging import Staged, Staging
 from hires.core.message_backends import BACKEND_FACTS
+from hires.plan.event import POSTS
+from hires.plan.groups import groups
+from hires.plan.plan import Plan
+from hires.plan.program import events
+from hires.plan.routes import DIRECT, MEMORY
 
+PAGE_BYTES = 4096
 SEGMENT_BYTES = 2**20
 """Largest piece in which gloo's ring all-reduce passes a tensor on; it keeps two of them."""
 
@@ -179,3 +188,40 @@ def rehearsal(
         yield null
     finally:
         set_default(before)
+
+
+def backend_bytes(plan: Plan, rank: int) -> int:
+    """Returns the bytes of ``shm`` that a rank touches in a step, rounded up to pages.
+
+    Of each group there are two sets of slots, one slot a rank, and two sets of shares of a sum; for
+    messages there are cells from each rank to each, which they use in turn.
+    """
+    members = [*groups(plan), [*range(plan.world)]]  # the last one is the world, -1
+    joint: dict[int, int] = defaultdict(int)  # largest of each group
+    messages: dict[tuple[str, int], int] = defaultdict(int)  # and to or from each rank
+    for event in events(plan, rank):
+        route = event.route
+        if route is None or not event.counts or route.backend not in MEMORY:
+            continue
+        num_bytes = min(event.num_bytes, route.segment_bytes or event.num_bytes)
+        if event.kind in POSTS:
+            ways = [(event.kind, event.peer)]
+        elif route.algorithm != DIRECT:
+            joint[event.peer] = max(joint[event.peer], num_bytes)
+            continue
+        else:
+            ways = [(kind, r) for kind in POSTS for r in members[event.peer] if r != rank]
+        for way in ways:
+            messages[way] = max(messages[way], num_bytes)
+    total = 0
+    for group, num_bytes in joint.items():
+        # At the most: of a large sum a rank reads its share of the slots of the others.
+        size = len(members[group])
+        slot = _pages(min(num_bytes, rounds.slot_bytes(size)))
+        total += 2 * (size * slot + (slot if num_bytes > rounds.WHOLE_BYTES else 0))
+    cell = _pages(rings.cell_bytes(plan.world))
+    return total + sum(rings.CELLS * min(_pages(n + LINE), cell) for n in messages.values())
+
+
+def _pages(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES

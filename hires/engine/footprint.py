@@ -18,7 +18,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -28,9 +28,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from hires.comm import rehearsal
-from hires.comm.backends import rings, rounds
-from hires.comm.backends.counters import LINE
-from hires.comm.rehearsal import NullStaging
+from hires.comm.rehearsal import NullStaging, backend_bytes
 from hires.core.config.fields import build
 from hires.core.config.model_config import ModelConfig
 from hires.core.config.run_config import RunConfig, to_dict
@@ -57,9 +55,8 @@ from hires.parallel.context import Context
 from hires.parallel.slot_pass import Batch
 from hires.parallel.spill import MOST_AHEAD, MOST_WAITING, BlankSpill
 from hires.parallel.torch_faults import on_gpus
-from hires.plan.event import OF_WORLD, POSTS
+from hires.plan.event import OF_WORLD
 from hires.plan.graph import Parameter, Rect
-from hires.plan.groups import groups
 from hires.plan.hardware import CUDA, MPI
 from hires.plan.memory import (
     CONTEXT_BYTES,
@@ -75,9 +72,8 @@ from hires.plan.memory import (
 from hires.plan.operators.operator_facts import facts_of
 from hires.plan.plan import Plan
 from hires.plan.planner import kind_of
-from hires.plan.program import events
 from hires.plan.rank_kinds import rehearsed_ranks
-from hires.plan.routes import DIRECT, MEMORY, STREAMED
+from hires.plan.routes import STREAMED
 from hires.plan.rules import TILED
 from hires.plan.tiling import Interval
 from hires.plan.traffic import backends_of_plan
@@ -92,7 +88,6 @@ and (without :func:`kernel_bytes`) in int8."""
 KERNEL_BYTES = 64 * 2**10
 """Of one 8-bit kernel: on AVX2 a process grew by 40 to 60 KiB in the first call of a convolution,
 of a product with a sum as much again, and by 12 to 48 KiB when its weight was packed."""
-PAGE_BYTES = 4096
 ALLOCATOR = 1 / 8
 """What torch's allocator of GPU memory needs beyond the tensors, as a share of them: it keeps
 unused parts of segments, and returns whole ones when memory is short. A simulation of torch 2.13's
@@ -373,40 +368,3 @@ def kernel_bytes(contexts: Iterable[Context]) -> int:
                 adds = node.args.get("other") is not None
                 kernels.add((node.kind, adds, *map(tuple, shapes)))
     return KERNEL_BYTES * len(kernels)
-
-
-def backend_bytes(plan: Plan, rank: int) -> int:
-    """Returns the bytes of ``shm`` that a rank touches in a step, rounded up to pages.
-
-    Of each group there are two sets of slots, one slot a rank, and two sets of shares of a sum; for
-    messages there are cells from each rank to each, which they use in turn.
-    """
-    members = [*groups(plan), [*range(plan.world)]]  # the last one is the world, -1
-    joint: dict[int, int] = defaultdict(int)  # largest of each group
-    messages: dict[tuple[str, int], int] = defaultdict(int)  # and to or from each rank
-    for event in events(plan, rank):
-        route = event.route
-        if route is None or not event.counts or route.backend not in MEMORY:
-            continue
-        num_bytes = min(event.num_bytes, route.segment_bytes or event.num_bytes)
-        if event.kind in POSTS:
-            ways = [(event.kind, event.peer)]
-        elif route.algorithm != DIRECT:
-            joint[event.peer] = max(joint[event.peer], num_bytes)
-            continue
-        else:
-            ways = [(kind, r) for kind in POSTS for r in members[event.peer] if r != rank]
-        for way in ways:
-            messages[way] = max(messages[way], num_bytes)
-    total = 0
-    for group, num_bytes in joint.items():
-        # At the most: of a large sum a rank reads its share of the slots of the others.
-        size = len(members[group])
-        slot = _pages(min(num_bytes, rounds.slot_bytes(size)))
-        total += 2 * (size * slot + (slot if num_bytes > rounds.WHOLE_BYTES else 0))
-    cell = _pages(rings.cell_bytes(plan.world))
-    return total + sum(rings.CELLS * min(_pages(n + LINE), cell) for n in messages.values())
-
-
-def _pages(num_bytes: int) -> int:
-    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES

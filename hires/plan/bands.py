@@ -25,18 +25,23 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from hires.core.config.run_config import RunConfig
+from hires.core.config.training_config import INFERENCE
+from hires.core.units import listed, size
 from hires.plan.conversions import convert
 from hires.plan.factors import map_shape
-from hires.plan.graph import INPUT, Graph, Node, Rect
-from hires.plan.plan import CommOp, Plan, Stage, derived
+from hires.plan.graph import INPUT, Graph, Node, Rect, describe
+from hires.plan.plan import CommOp, Finding, Plan, Stage, derived
 from hires.plan.rules import TILED, WHOLE, Rule, dims_of, rule_in, window_of
 from hires.plan.tiling import CIRCULAR, TURNING, Axis, Interval
 
 LEAST_ROWS = 16
 """Of a band, where ``parallel.band_rows=auto`` chooses them."""
+SHOWN = 8
+"""Names in a note."""
 BAND_BYTES = 2**28
 """What the maps of one band may take, where ``parallel.band_rows=auto`` chooses its rows."""
 _SIZES = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2}
@@ -313,3 +318,41 @@ def _turning(axis: Axis) -> tuple[list[int], list[int]]:
 def rect_of(graph: Graph, stage: Stage, value: str, rows: Interval) -> Rect:
     """Returns some rows of the map of a value in bands, with all their columns."""
     return *rows, 0, map_shape(dims_of(graph, stage, value))[3]
+
+
+def check_bands(config: RunConfig, graph: Graph) -> Iterator[Finding]:
+    """Yields what forbids to compute images in bands of rows."""
+    parallel, task = config.parallel, config.task.name
+    given = f"parallel.band_rows={parallel.band_rows}"
+    why = remedy = ""
+    if parallel.band_rows is None:
+        return
+    if task not in INFERENCE:
+        why, remedy = f"is for inference, and task={task} is none", "leave it out"
+    elif parallel.num_ranks != parallel.replicas or parallel.directions > 1:
+        why = "has all layers of an image on one rank"
+        remedy = "use parallel=stream, or parallel=stream+dp for several images at once"
+    elif config.engine.compile != "off":
+        why, remedy = f"compiles nothing: engine.compile={config.engine.compile}", "leave that out"
+    elif task == "evaluate" and len(graph.shape(graph.output)) == 4:
+        why = "makes maps row by row, and an evaluation of them needs them whole"
+        remedy = "use task=predict, or tiles (parallel=sp)"
+    if why:
+        yield Finding("error", "parallel.band_rows", f"{given} {why}; {remedy}")
+
+
+def note_on_bands(bands: Bands) -> Finding:
+    """Returns what an inference in bands keeps, and which layers need the whole image first."""
+    rows, count = bands.plan.band_rows, bands.num_bands
+    text = (
+        f"images are computed in {count} band{'s' * (count > 1)} of {rows} rows; "
+        f"{size(bands.kept_bytes)} of rows wait for the next band"
+    )
+    if bands.reasons:
+        text += (
+            f", and {len(bands.walks)} passes go over the image, since "
+            f"{listed([describe(node) for node in bands.reasons], SHOWN)} need"
+            f"{'s' * (len(bands.reasons) == 1)} all of it: {size(bands.stored_bytes)} of maps are "
+            f"stored between them"
+        )
+    return Finding("note", "parallel.band_rows", text)

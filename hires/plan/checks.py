@@ -14,14 +14,13 @@ from hires.core.config.fields import changed_keys
 from hires.core.config.parallel_config import ParallelConfig
 from hires.core.config.precision_config import CPU_FLAGS, INT8
 from hires.core.config.run_config import RunConfig
-from hires.core.config.training_config import INFERENCE, ONE_PASS
+from hires.core.config.training_config import ONE_PASS
 from hires.core.evaluation_summary import ROW_KINDS, num_classes
 from hires.core.gradient_orders import is_beside
 from hires.core.losses import CLASSES
 from hires.core.schedules import SCHEDULES
 from hires.core.store.provenance import cpu_flags
-from hires.core.units import listed, size
-from hires.plan.bands import Bands
+from hires.core.units import listed
 from hires.plan.graph import Graph, describe
 from hires.plan.hardware import CPU, CUDA, device_of
 from hires.plan.partition import layer_starts, starts_between_ties, tied_uses
@@ -160,44 +159,6 @@ def check_together(config: RunConfig) -> Iterator[Finding]:
             f"{freed}, or parallel.local_dp=1"
         )
         yield Finding("error", "parallel.local_dp", text)
-
-
-def check_bands(config: RunConfig, graph: Graph) -> Iterator[Finding]:
-    """Yields what forbids to compute images in bands of rows."""
-    parallel, task = config.parallel, config.task.name
-    given = f"parallel.band_rows={parallel.band_rows}"
-    why = remedy = ""
-    if parallel.band_rows is None:
-        return
-    if task not in INFERENCE:
-        why, remedy = f"is for inference, and task={task} is none", "leave it out"
-    elif parallel.num_ranks != parallel.replicas or parallel.directions > 1:
-        why = "has all layers of an image on one rank"
-        remedy = "use parallel=stream, or parallel=stream+dp for several images at once"
-    elif config.engine.compile != "off":
-        why, remedy = f"compiles nothing: engine.compile={config.engine.compile}", "leave that out"
-    elif task == "evaluate" and len(graph.shape(graph.output)) == 4:
-        why = "makes maps row by row, and an evaluation of them needs them whole"
-        remedy = "use task=predict, or tiles (parallel=sp)"
-    if why:
-        yield Finding("error", "parallel.band_rows", f"{given} {why}; {remedy}")
-
-
-def note_on_bands(bands: Bands) -> Finding:
-    """Returns what an inference in bands keeps, and which layers need the whole image first."""
-    rows, count = bands.plan.band_rows, bands.num_bands
-    text = (
-        f"images are computed in {count} band{'s' * (count > 1)} of {rows} rows; "
-        f"{size(bands.kept_bytes)} of rows wait for the next band"
-    )
-    if bands.reasons:
-        text += (
-            f", and {len(bands.walks)} passes go over the image, since "
-            f"{listed([describe(node) for node in bands.reasons], SHOWN)} need"
-            f"{'s' * (len(bands.reasons) == 1)} all of it: {size(bands.stored_bytes)} of maps are "
-            f"stored between them"
-        )
-    return Finding("note", "parallel.band_rows", text)
 
 
 def indivisible(config: RunConfig) -> str | None:

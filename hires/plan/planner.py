@@ -35,7 +35,7 @@ from hires.core.evaluation_summary import (
 from hires.core.losses import LABELS, LOSSES, NUMBERS
 from hires.core.schedules import SCHEDULES, forward_only
 from hires.plan import checks, regions
-from hires.plan.bands import bands_of, usual_band_rows
+from hires.plan.bands import bands_of, check_bands, note_on_bands, usual_band_rows
 from hires.plan.conversions import convert
 from hires.plan.graph import Graph
 from hires.plan.hardware import backend_of, check_hardware, device_of
@@ -91,7 +91,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
     if (rows := config.parallel.band_rows) is not None:
         rows = usual_band_rows(plan) if rows == parallel_config.AUTO else rows
         plan = replace(plan, band_rows=min(rows, graph.input_shape[2]))
-        findings.append(checks.note_on_bands(bands_of(plan)))
+        findings.append(note_on_bands(bands_of(plan)))
     verdict, sums = judged(plan), totals(plan)
     of_update = (one for one in sums["by_route"] if one["kind"] in ("gradient", "parameter"))
     notes = division_notes(plan, sum(one["bytes"] for one in of_update))
@@ -109,7 +109,7 @@ def in_bands(plan: Plan, rows: int) -> Plan:
         one for one in plan.findings if (one.key, one.severity) == ("parallel.band_rows", "note")
     ]
     others = [finding for finding in plan.findings if finding not in notes]
-    return replace(plan, findings=[*others, checks.note_on_bands(bands_of(plan))])
+    return replace(plan, findings=[*others, note_on_bands(bands_of(plan))])
 
 
 def uncut_plan(config: RunConfig, graph: Graph) -> Plan:
@@ -151,7 +151,7 @@ def _of_keys(config: RunConfig, graph: Graph) -> Iterator[Finding]:
     yield from checks.check_output(config, graph)
     yield from checks.check_prediction(config, graph)
     yield from checks.check_kept(graph)
-    yield from checks.check_bands(config, graph)
+    yield from check_bands(config, graph)
     yield from checks.check_types(config, graph)
     yield from checks.check_precision(config, graph)
     yield from checks.check_weights(config)

@@ -25,7 +25,7 @@ from hires.core.store.message_files import (
 from hires.core.store.reading import Note
 from hires.core.units import MIB
 from hires.report.columns import POINT, RANKS, Column, Row, Table, counts, table, table_of, texts
-from hires.report.record import RecordedMessages
+from hires.report.recorded_messages import RecordedMessages
 from hires.report.runs import Found, Run
 
 _NOT_PLANNED = {"seed", *keys_without(RunConfig, "plan")}

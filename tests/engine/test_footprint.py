@@ -15,10 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
+from hires.comm.rehearsal import backend_bytes
 from hires.core.config.run_config import RunConfig, from_dict
 from hires.core.store.records import read_record
 from hires.data.sources.arrays import CIFAR10_RECORD
-from hires.engine.footprint import backend_bytes, footprint, named_tensors, network_of, rehearse
+from hires.engine.footprint import footprint, named_tensors, network_of, rehearse
 from hires.engine.live_bytes import LiveBytes
 from hires.launcher.launch_attempt import launch
 from hires.nets.build_network import build_model, materialise

@@ -89,3 +89,12 @@ def test_another_choice_of_a_group_leaves_out_the_keys_of_the_points_own():
     words = ("model=preact_resnet", "model.depth=11", "batch=4")
     _, before, _ = pairs(*words, first=(*SAVED, "model=unet"))
     assert [point.words for point in before.listed] == [["batch=4", *SAVED, "model=unet"]]
+
+
+def test_calibration_has_no_keys_of_the_task_and_the_bands_of_its_run():
+    words = ("task=predict", "predict.reduce=probability", "precision=int8", "parallel=stream")
+    axes = axes_of([*words, "data=digits", "quant.images=2"], [], groups())
+    points = compose_all(axes, Composer(None), None)
+    own = calibration_of(points.listed[0].config, points.listed[0].words)
+    assert (own.parallel.band_rows, own.parallel.name) == (None, "single")
+    assert own.predict.reduce == "argmax"
