@@ -32,6 +32,7 @@ from hires.core.config.run_config import RunConfig
 from hires.core.config.training_config import INFERENCE
 from hires.core.units import listed, size
 from hires.plan.conversions import convert
+from hires.plan.event import BYTES
 from hires.plan.factors import map_shape
 from hires.plan.graph import INPUT, Graph, Node, Rect, describe
 from hires.plan.plan import CommOp, Finding, Plan, Stage, derived
@@ -44,9 +45,6 @@ SHOWN = 8
 """Names in a note."""
 BAND_BYTES = 2**28
 """What the maps of one band may take, where ``parallel.band_rows=auto`` chooses its rows."""
-_SIZES = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2}
-_SIZES |= {"int16": 2, "uint8": 1, "int8": 1, "bool": 1}
-
 ROWS, COLLECT, SUM, STORE = "rows", "collect", "sum", "store"
 """What a step makes of a band: rows of its map; numbers for the statistics of a norm, whose rows
 come in the next pass; numbers of which the last band makes a whole value; rows of a whole map."""
@@ -150,7 +148,15 @@ class Bands:
     @property
     def reasons(self) -> list[Node]:
         """The nodes because of which there are several walks, in order."""
-        return [step.node for one in self.walks[:-1] for step in one.steps if step.how != ROWS]
+        steps = (step for one in self.walks[:-1] for step in one.steps if step.how != ROWS)
+        nodes, readers = self.graph.nodes, self.graph.consumers
+        every = (
+            [nodes[index] for index in readers.get(step.node.name, [])]
+            if step.how == STORE
+            else [step.node]
+            for step in steps
+        )
+        return [*{node.name: node for some in every for node in some}.values()]
 
     @property
     def steady(self) -> int:
@@ -206,7 +212,7 @@ def rows_of(graph: Graph, stage: Stage, value: str) -> int:
 
 
 def _bytes(shape: Iterable[int], dtype: str) -> int:
-    return math.prod(shape) * _SIZES.get(dtype, 4)
+    return math.prod(shape) * BYTES[dtype]
 
 
 def _passes(graph: Graph, stage: Stage) -> tuple[list[BandPass], set[str]]:
@@ -323,31 +329,34 @@ def rect_of(graph: Graph, stage: Stage, value: str, rows: Interval) -> Rect:
 def check_bands(config: RunConfig, graph: Graph) -> Iterator[Finding]:
     """Yields what forbids to compute images in bands of rows."""
     parallel, task = config.parallel, config.task.name
-    given = f"parallel.band_rows={parallel.band_rows}"
-    why = remedy = ""
+    keys = {"tiles": [1, 1], "stages": 1, "local_dp": 1, "directions": 1}
+    others = [
+        f"parallel.{k}={getattr(parallel, k)}" for k in keys if getattr(parallel, k) != keys[k]
+    ]
+    why = ""
     if parallel.band_rows is None:
         return
     if task not in INFERENCE:
-        why, remedy = f"is for inference, and task={task} is none", "leave it out"
-    elif parallel.num_ranks != parallel.replicas or parallel.directions > 1:
-        why = "has all layers of an image on one rank"
-        remedy = "use parallel=stream, or parallel=stream+dp for several images at once"
+        why = f"are for inference, and task={task} is none; leave them out, or use parallel=sp"
+    elif others:
+        why = f"are computed on one rank, all layers, not with {others[0]}; leave that out, or use "
+        why += "parallel=stream+dp for several images at once"
     elif config.engine.compile != "off":
-        why, remedy = f"compiles nothing: engine.compile={config.engine.compile}", "leave that out"
+        why = f"are not compiled; leave engine.compile={config.engine.compile} out"
     elif task == "evaluate" and len(graph.shape(graph.output)) == 4:
-        why = "makes maps row by row, and an evaluation of them needs them whole"
-        remedy = "use task=predict, or tiles (parallel=sp)"
+        why = "make maps row by row, and an evaluation needs them whole; use task=predict, or tiles"
     if why:
-        yield Finding("error", "parallel.band_rows", f"{given} {why}; {remedy}")
+        head = f"bands of rows (parallel.band_rows={parallel.band_rows})"
+        yield Finding("error", "parallel.band_rows", f"{head} {why}")
 
 
 def note_on_bands(bands: Bands) -> Finding:
     """Returns what an inference in bands keeps, and which layers need the whole image first."""
     rows, count = bands.plan.band_rows, bands.num_bands
-    text = (
-        f"images are computed in {count} band{'s' * (count > 1)} of {rows} rows; "
-        f"{size(bands.kept_bytes)} of rows wait for the next band"
-    )
+    what = f"{count} bands of {rows} row{'s' * (rows > 1)}; {size(bands.kept_bytes)} of rows wait"
+    text = f"images are computed in {what} for the next band"
+    if count < 2:
+        text = f"all {rows} rows of an image are one band"
     if bands.reasons:
         text += (
             f", and {len(bands.walks)} passes go over the image, since "

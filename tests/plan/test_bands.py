@@ -122,14 +122,10 @@ def test_automatic_bands_are_lower_for_wider_maps(monkeypatch):
 @pytest.mark.parametrize(
     ("task", "keys", "text"),
     [
-        (
-            "train",
-            {},
-            "parallel.band_rows=4 is for inference, and task=train is none; leave it out",
-        ),
-        ("infer", {"tiles": [2, 1]}, "parallel.band_rows=4 has all layers of an image on one rank"),
-        ("infer", {"stages": 2}, "parallel.band_rows=4 has all layers of an image on one rank"),
-        ("evaluate", {}, "parallel.band_rows=4 makes maps row by row, and an evaluation of them"),
+        ("train", {}, "are for inference, and task=train is none; leave them out"),
+        ("infer", {"tiles": [2, 1]}, "one rank, all layers, not with parallel.tiles=[2, 1]"),
+        ("infer", {"stages": 2}, "not with parallel.stages=2; leave that out"),
+        ("evaluate", {}, "make maps row by row, and an evaluation needs them whole"),
     ],
 )
 def test_what_cannot_be_computed_in_bands_is_said(task: str, keys: dict[str, Any], text: str):

@@ -128,7 +128,7 @@ class ParallelConfig(Section, key="parallel", choices=_layouts(), choice_keys=la
         rows = self.band_rows
         if rows is not None and rows != AUTO and (type(rows) is not int or rows < 1):
             yield (
-                f"parallel.band_rows={rows} must be at least 1, as parallel.band_rows=64, or auto; "
+                f"parallel.band_rows={rows} must be a whole number above 0, as 64, or auto; "
                 f"parallel.band_rows=null computes all rows at once"
             )
         if self.balance is not None and len(self.balance) != self.stages and self.name != AUTO:
