@@ -61,7 +61,7 @@ TENSORRT = {"engine.compile": "tensorrt"}
 GRIDS = [[2, 2], [1, 2]]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     # Names that there are not.
-    ({"parallel.tile": 1}, "unknown key parallel.tile; choose one of balance, directions"),
+    ({"parallel.tile": 1}, "unknown key parallel.tile; choose one of balance, band_rows"),
     ({"output": "boxes"}, "unknown key output; did you mean model.output?"),
     ({"precision.name": "fp8"}, "precision='fp8' is unknown; choose one of fp64, fp32, tf32"),
     ({"parallel.schedule": "dapple"}, "='dapple' is unknown; choose one of gpipe, 1f1b, gems"),

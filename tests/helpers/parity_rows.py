@@ -32,6 +32,11 @@ class Row:
     cpu_only: bool
     """Whether plain torch needs something that the simulated device has not."""
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether one process executes several ranks, which it does on CPUs alone."""
+        return "resident" in self.keys.get("parallel", {})
+
     def config(self, **more: Any) -> RunConfig:
         """Returns its config with some keys replaced or, of sections, extended."""
         return config_of(**_joined(self.keys, more))
@@ -70,8 +75,8 @@ def on_each(values: dict[str, Any]) -> list[Any]:
     """Returns parameters by name, those for the CPU and those for ``pytest -m gpu``."""
     cpu = [pytest.param(value, id=name) for name, value in values.items()]
     gpu = pytest.mark.gpu
-    others = {n: v for n, v in values.items() if not n.startswith("residents")}  # CPUs alone
-    return cpu + [pytest.param(v, id=f"{name} on GPUs", marks=gpu) for name, v in others.items()]
+    others = ((n, v) for n, v in values.items() if not getattr(v, "takes_turns", False))
+    return cpu + [pytest.param(v, id=f"{name} on GPUs", marks=gpu) for name, v in others]
 
 
 def on_simulated() -> dict[str, Row]:
@@ -84,7 +89,7 @@ def on_simulated() -> dict[str, Row]:
     by_tiles = sorted(rows().values(), key=lambda row: "tiles" not in row.keys.get("parallel", {}))
     for row in by_tiles:
         is_new = row.net not in networks and "target" in row.keys.get("model", {})
-        if not row.cpu_only and (is_new or {"mpi", "simulated"} & {*row.suites}):
+        if not (row.cpu_only or row.takes_turns) and (is_new or {"mpi", "simulated"} & {*row.suites}):
             chosen[row.name] = row
             networks.add(row.net)
     return chosen
