@@ -89,7 +89,8 @@ def on_simulated() -> dict[str, Row]:
     by_tiles = sorted(rows().values(), key=lambda row: "tiles" not in row.keys.get("parallel", {}))
     for row in by_tiles:
         is_new = row.net not in networks and "target" in row.keys.get("model", {})
-        if not (row.cpu_only or row.takes_turns) and (is_new or {"mpi", "simulated"} & {*row.suites}):
+        alone = row.cpu_only or row.takes_turns
+        if not alone and (is_new or {"mpi", "simulated"} & {*row.suites}):
             chosen[row.name] = row
             networks.add(row.net)
     return chosen
