@@ -49,3 +49,16 @@ def test_scales_are_those_of_the_weights_that_a_checkpoint_gives(hires, run):
     assert "calibrating on 8 images" in first.err, first.err
     second = hires("run", *int8, f"weights={run}", "--dry-run")
     assert "reusing an earlier calibration" in second.err, second.err
+
+
+def test_prediction_that_does_not_fit_is_computed_in_bands_that_fit(hires):
+    net = ("model=unet", "model.levels=1", "model.width=8", "model.classes=10", "data=synthetic")
+    words = ("plan", "task=predict", *net, "image=[1200,96]", "batch=1", "data.length=1", "--json")
+    whole, bands = hires(*words), hires(*words, "memory.limit=14MB")
+    plans = [json.loads(answer.out) for answer in (whole, bands)]
+    # By the size of its maps alone a band would have all 1200 rows.
+    assert plans[0]["band_rows"] == 0 < plans[1]["band_rows"] < 1200
+    needs = [plan["memory"][0]["device_bytes"] for plan in plans]
+    assert needs[1] < 14e6 < needs[0]
+    [text] = [f["text"] for f in plans[1]["findings"] if "so it is computed" in f["text"]]
+    assert "more than memory.limit=14MB" in text
