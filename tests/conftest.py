@@ -91,7 +91,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         # torch sets it to this at the first trace, which would change the environment of a test.
         folder = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR", folder))
-        patch.setattr(os, "fsync", lambda file: None)  # thousands, of files that nobody keeps
+        patch.setattr(
+            os, "fsync", lambda file: None
+        )  # tests write thousands of files for themselves
         yield
 
 

@@ -28,6 +28,8 @@ from hires.core.store.checkpoints import Checkpoint
 from hires.core.store.files import write_atomically
 from hires.core.store.frozen import Frozen, RunInputs
 from hires.core.store.records import done_attempt
+from hires.core.units import size
+from hires.plan.memory import needed_bytes
 from hires.plan.plan import Finding, Plan
 from hires.plan.search.choice import Choice
 
@@ -184,8 +186,9 @@ def _in_bands(config: RunConfig, planner: Planner) -> tuple[RunConfig, Finding |
     other = replace(config, parallel=replace(in_bands, name=in_bands.label))
     if {one.key for one in errors} != {"memory.limit"} or not planner.plan(other).ok:
         return config, None
-    shortage = errors[0].text.partition(";")[0]
-    text = f"{shortage}, so it is computed in bands of rows, as by parallel={other.parallel.name}"
+    needed = size(max(map(needed_bytes, plan.memory)))
+    text = f"whole images need {needed}, predicted, more than there is, so they are computed in "
+    text += f"bands of rows, as by parallel={other.parallel.name}"
     return other, Finding("note", "parallel.band_rows", text)
 
 

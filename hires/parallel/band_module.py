@@ -15,21 +15,19 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hires.nets.build_network import constant_tensor
 from hires.parallel.band_context import BandContext, BandNumbers, UnfinishedError
-from hires.parallel.buffer_states import BufferStates
 from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
 from hires.parallel.conversion_kernels import from_map, tile_of, to_map
 from hires.parallel.halo import new_map, part
 from hires.parallel.image_kernels import Operator
-from hires.parallel.stage import StageModule, overwriting, overwriting_nodes
+from hires.parallel.stage import Segment, StageModule, overwriting, overwriting_nodes
 from hires.parallel.stored_maps import StoredMap
 from hires.plan.bands import (
     COLLECT,
@@ -45,6 +43,7 @@ from hires.plan.bands import (
 from hires.plan.factors import map_shape
 from hires.plan.graph import INPUT, Rect
 from hires.plan.operators.operator_facts import facts_of, is_random
+from hires.plan.regions import Region
 from hires.plan.rules import CROP, dims_of, rule_in
 from hires.plan.tiling import Interval
 
@@ -60,18 +59,8 @@ class BandModule(StageModule):
     """The nodes of a stage on a rank that computes them in bands; ``tensors`` as of StageModule."""
 
     def __init__(self, context: Context, tensors: dict[str, Tensor]) -> None:
+        super().__init__(context, tensors)
         self.bands: Bands = bands_of(context.plan)
-        plan = self.bands.plan
-        self.nodes = plan.nodes(0)
-        facts = {name: plan.graph.params[name] for node in self.nodes for name in node.params}
-        self.tensors = {
-            name: constant_tensor(fact).to(context.device) if fact.is_constant else tensors[name]
-            for name, fact in facts.items()
-        }
-        self.parameters = {n: t for n, t in self.tensors.items() if isinstance(t, nn.Parameter)}
-        self.buffers = BufferStates(context, context.plan.nodes(0), self.tensors)
-        self.outputs = [plan.graph.output]
-        self.segments, self.regions, self.partial, self.recomputes = [], [], set(), False
         self.emit: Emit | None = None
         """Takes the output, where it is a map."""
         self.progress: Callable[[float], None] | None = None
@@ -81,7 +70,7 @@ class BandModule(StageModule):
         self._numbers = BandNumbers()
         self._slot, numbers = context, cast(Any, self._numbers)
         place = context.rank, context.groups, numbers
-        self._context = BandContext(plan, *place, device=context.device, slot=context)
+        self._context = BandContext(self.bands.plan, *place, device=context.device, slot=context)
         self._kept: dict[str, dict[Any, Operator]] = defaultdict(dict)
         nodes = [node for one in self.bands.passes for node in one.before]
         self._whole = {
@@ -102,6 +91,9 @@ class BandModule(StageModule):
             for (name, how), ends in one.ends.items():
                 if how in (COLLECT, SUM):
                     self._numbers.wanted[name] = len(_intervals(ends))
+
+    def _segments(self, context: Context, regions: Sequence[Region]) -> list[Segment]:
+        return []  # nodes are compiled for each band
 
     def forward(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Returns the output, if it is no map; else ``emit`` gets its rows.

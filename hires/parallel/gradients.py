@@ -199,7 +199,7 @@ class GradientSync:
         return (event.peer, event.tag) in self._under_way
 
     def carry_on(self, event: Event) -> None:
-        """Begins a sum, or waits for it, where the pass goes on behind the event."""
+        """Begins a sum, or waits for it; the pass continues afterwards."""
         (self.start if event.kind == "issue" else self.finish)(event)
 
     @torch.no_grad()

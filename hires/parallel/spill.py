@@ -17,8 +17,6 @@ Source:
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 import threading
 import weakref
 from collections.abc import Iterator
@@ -31,6 +29,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from hires.core.errors import RunError
+from hires.parallel.nameless_file import NamelessFile
 
 SMALLEST_BYTES = 2**16
 """Smaller tensors stay: those of channels, not of maps."""
@@ -95,14 +94,12 @@ class Spill(Keeper):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._fd, name = tempfile.mkstemp(prefix="hires-", dir=folder)
-            Path(name).unlink()
+            self._file = NamelessFile(folder)
         except OSError as error:
             raise _failed(folder, error) from error
         # One thread each: a disk that does one thing at a time is the fastest.
         self._writer, self._reader = (ThreadPoolExecutor(1, name) for name in ("spill", "unspill"))
-        self._stop = weakref.finalize(self, _close, self._writer, self._reader, self._fd)
+        self._stop = weakref.finalize(self, _close, self._writer, self._reader, self._file)
         self._free: dict[int, list[int]] = {}  # places in the file by size
         self._waiting = self.ahead_bytes = 0
         self.room = threading.Condition()
@@ -149,7 +146,7 @@ class Spill(Keeper):
     def _write(self, saved: weakref.ref[_OnDisk], data: Tensor) -> None:
         try:
             if (one := saved()) is not None:  # else its gradient is there already
-                _transfer(os.pwrite, self._fd, _bytes_of(data), one.place)
+                self._file.write(data, one.place)
                 self.written_bytes += data.nbytes
                 one.data = None
         except OSError as error:
@@ -162,7 +159,7 @@ class Spill(Keeper):
     def _read(self, place: int, like: Tensor) -> Tensor:
         made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
         try:
-            _transfer(_read_into, self._fd, _bytes_of(made), place)
+            self._file.read(made, place)
         except OSError as error:
             raise _failed(self.folder, error) from error
         return made
@@ -240,24 +237,6 @@ class _Blank(Saved):
         self.spill.now -= self.num_bytes
 
 
-def _bytes_of(data: Tensor) -> Any:
-    numbers: Any = data.as_strided((data.numel(),), (1,)).view(torch.uint8).numpy()
-    return memoryview(numbers)
-
-
-def _read_into(fd: int, part: memoryview, place: int) -> int:
-    return os.preadv(fd, [part], place)
-
-
-def _transfer(call: Any, fd: int, data: memoryview, place: int) -> None:
-    done = 0
-    while done < len(data):
-        moved = call(fd, data[done:], place + done)
-        if not moved:
-            raise OSError(f"the file ends at {place + done}")
-        done += moved
-
-
 def _failed(folder: Path, error: OSError) -> RunError:
     why = error.strerror or str(error)
     return RunError(
@@ -266,7 +245,7 @@ def _failed(folder: Path, error: OSError) -> RunError:
     )
 
 
-def _close(writer: ThreadPoolExecutor, reader: ThreadPoolExecutor, fd: int) -> None:
+def _close(writer: ThreadPoolExecutor, reader: ThreadPoolExecutor, file: NamelessFile) -> None:
     for pool in (writer, reader):
         pool.shutdown(wait=True, cancel_futures=True)
-    os.close(fd)
+    file.close()

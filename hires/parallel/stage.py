@@ -53,13 +53,24 @@ class StageModule:
         sent = [edge.value for edge in plan.edges if edge.source == stage.index]
         last = [plan.graph.output] if stage.index == len(plan.stages) - 1 else []
         self.outputs = list(dict.fromkeys(sent + last))
+        self.buffers = BufferStates(context, self.nodes, self.tensors)
+        self.segments = self._segments(context, regions)
+        self.regions = [region for segment in self.segments for region in segment.regions]
+        self.recomputes = bool(stage.segments)
+        self._see: See | None = None
+        # Parameters of tiled values have a part of their gradient on each tile. Behind the global
+        # pool every tile has all of it. A shard has its samples' part of every gradient.
+        partial = [n for n in self.nodes if stage.shards > 1 or stage.layout[n.name] == TILED]
+        self.partial = self.parameters.keys() & {name for n in partial for name in n.params}
+
+    def _segments(self, context: Context, regions: Sequence[Region]) -> list[Segment]:
+        plan, stage = context.plan, context.stage
         bounds = stage.segments or [stage.first, stage.last]
         pairs = [*itertools.pairwise(bounds)]
         parts = [plan.graph.nodes[a:b] for a, b in pairs]
         within = [[r for r in regions if a <= r.first < b] for a, b in pairs]
         reads = [{name for node in nodes for name in node.inputs} for nodes in parts]
-        self.buffers = BufferStates(context, self.nodes, self.tensors)
-        self.segments = [
+        return [
             Segment(
                 context,
                 nodes,
@@ -70,13 +81,6 @@ class StageModule:
             )
             for i, nodes in enumerate(parts)
         ]
-        self.regions = [region for segment in self.segments for region in segment.regions]
-        self.recomputes = bool(stage.segments)
-        self._see: See | None = None
-        # Parameters of tiled values have a part of their gradient on each tile. Behind the global
-        # pool every tile has all of it. A shard has its samples' part of every gradient.
-        partial = [n for n in self.nodes if stage.shards > 1 or stage.layout[n.name] == TILED]
-        self.partial = self.parameters.keys() & {name for n in partial for name in n.params}
 
     def watch(self, see: See | None) -> None:
         """Lets ``see`` get every value that the stage reads as images or makes; None: no more.

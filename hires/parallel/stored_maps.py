@@ -1,14 +1,11 @@
 """Stores maps between two walks over an image: in memory, or row by row in temporary files.
 
-A file has no name, so nothing is left of it whatever becomes of the process. Its folder is that of
-``TMPDIR``, else ``/tmp``.
+The folder of the files is that of ``TMPDIR``, else ``/tmp``.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
-import weakref
 from pathlib import Path
 
 import torch
@@ -18,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hires.core.errors import RunError
 from hires.core.units import size
 from hires.parallel.halo import new_map
+from hires.parallel.nameless_file import NamelessFile
 from hires.plan.tiling import Interval
 
 
@@ -30,20 +28,18 @@ class StoredMap:
     def __init__(self, like: Tensor, shape: tuple[int, ...], on_disk: bool) -> None:
         self.shape, self._like = shape, like.new_empty(0)
         self._whole = None if on_disk else new_map(like, shape)
-        self._file: int | None = None
-        if on_disk and not isinstance(like, FakeTensor):
+        self._file: NamelessFile | None = None
+        if on_disk and not isinstance(like, FakeTensor):  # of which only sizes count
             samples, channels, rows, cols = shape
             self._row = channels * cols * like.element_size()
-            self._file, name = tempfile.mkstemp(prefix="hires-")
-            Path(name).unlink()
-            weakref.finalize(self, os.close, self._file)
+            folder, num_bytes = Path(tempfile.gettempdir()), samples * rows * self._row
             try:
-                os.posix_fallocate(self._file, 0, samples * rows * self._row)
+                self._file = NamelessFile(folder)
+                self._file.reserve(num_bytes)
             except OSError as error:
-                wanted = size(samples * rows * self._row)
                 raise RunError(
-                    f"cannot store a map of {wanted} in {tempfile.gettempdir()}: {error.strerror}; "
-                    f"set TMPDIR to a folder that has room"
+                    f"cannot store a map of {size(num_bytes)} in {folder}: {error.strerror}; set "
+                    f"TMPDIR to a folder that has room"
                 ) from None
 
     def write(self, rows: Interval, values: Tensor) -> None:
@@ -52,7 +48,7 @@ class StoredMap:
             self._whole[:, :, rows[0] : rows[1]] = values
         elif self._file is not None:
             for sample, pixels in enumerate(values.permute(0, 2, 3, 1).contiguous().cpu()):
-                os.pwrite(self._file, _bytes_of(pixels), self._place(sample, rows))
+                self._file.write(pixels, self._place(sample, rows))
 
     def read(self, rows: Interval) -> Tensor:
         """Returns some rows, channels-last."""
@@ -61,14 +57,9 @@ class StoredMap:
         samples, channels, _, cols = self.shape
         pixels = torch.empty(samples, rows[1] - rows[0], cols, channels, dtype=self._like.dtype)
         for sample in range(samples):
-            if self._file is None:  # only sizes count
-                break
-            os.preadv(self._file, [_bytes_of(pixels[sample])], self._place(sample, rows))
+            if self._file is not None:
+                self._file.read(pixels[sample], self._place(sample, rows))
         return pixels.to(self._like.device).permute(0, 3, 1, 2)
 
     def _place(self, sample: int, rows: Interval) -> int:
         return (sample * self.shape[2] + rows[0]) * self._row
-
-
-def _bytes_of(pixels: Tensor) -> memoryview:
-    return memoryview(pixels.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

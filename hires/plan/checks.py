@@ -67,8 +67,13 @@ def check_residents(config: RunConfig) -> Iterator[Finding]:
     parallel, resident = config.parallel, config.parallel.resident
     if resident == 1:
         return
-    sizes = [rows * cols * shards for (rows, cols), shards in parallel.places]
-    every, given = sum(sizes), f"parallel.resident={resident}"
+    every, given = parallel.ranks_per_replica, f"parallel.resident={resident}"
+    if config.task.name != "train":
+        text = (
+            f"{given} is for task=train: task={config.task.name} keeps nothing for a backward pass"
+        )
+        yield Finding("error", _RESIDENT, f"{text}; leave it out")
+        return
     fitting = [n for n in range(2, every + 1) if every % n == 0 and _has_whole_stages(parallel, n)]
     use = f"use parallel.resident={' or '.join(map(str, [1, *fitting]))}"
     if every % resident:
@@ -85,7 +90,6 @@ def check_residents(config: RunConfig) -> Iterator[Finding]:
         yield Finding("error", _RESIDENT, f"{text}; use a number of machines that divides them")
     order = config.comm.gradient_order
     refused = {
-        f"task={config.task.name} keeps nothing for a backward pass": config.task.name != "train",
         f"device={device_of(config)} has one rank for each GPU": device_of(config) != CPU,
         "optimizer.shard=true divides the update among ranks": config.optimizer.shard,
         f"comm.gradient_order={order} begins sums before all ranks have their part": is_beside(
@@ -94,13 +98,13 @@ def check_residents(config: RunConfig) -> Iterator[Finding]:
         f"engine.compile={config.engine.compile} compiles for one": config.engine.compile != "off",
     }
     for reason in (text for text, holds in refused.items() if holds):
-        text = f"{given} is for training on CPUs: {reason}; change that, or use {_RESIDENT}=1"
+        text = f"{given} cannot run: {reason}; change that, or use {_RESIDENT}=1"
         yield Finding("error", _RESIDENT, text)
 
 
 def _has_whole_stages(parallel: ParallelConfig, resident: int) -> bool:
     # Whether a process has ranks of one stage alone, or all ranks of each of its stages.
-    ends, first = [0], 0
+    ends = [0]
     for (rows, cols), shards in parallel.places:
         ends.append(ends[-1] + rows * cols * shards)
     if parallel.directions > 1:

@@ -103,7 +103,7 @@ def make_plan(config: RunConfig, graph: Graph, known: Sequence[Finding] = ()) ->
 
 
 def in_bands(plan: Plan, rows: int) -> Plan:
-    """Returns a plan of bands with bands of so many rows, and the note that says so."""
+    """Returns a plan in bands whose bands have another height, and the note about them."""
     plan = replace(plan, band_rows=rows)
     notes = [
         one for one in plan.findings if (one.key, one.severity) == ("parallel.band_rows", "note")

@@ -60,5 +60,5 @@ def test_prediction_that_does_not_fit_is_computed_in_bands_that_fit(hires):
     assert plans[0]["band_rows"] == 0 < plans[1]["band_rows"] < 1200
     needs = [plan["memory"][0]["device_bytes"] for plan in plans]
     assert needs[1] < 14e6 < needs[0]
-    [text] = [f["text"] for f in plans[1]["findings"] if "so it is computed" in f["text"]]
-    assert "more than memory.limit=14MB" in text
+    texts = [finding["text"] for finding in plans[1]["findings"]]
+    assert any(text.startswith("whole images need ") for text in texts)

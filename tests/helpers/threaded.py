@@ -129,7 +129,7 @@ class Execution(Threads):
         self.sends: list[list[Post]] = [[] for _ in programs]
         self.receives: dict[Hashable, deque[Post]] = defaultdict(deque)
         self.meetings: dict[Hashable, dict[int, Event]] = defaultdict(dict)
-        # A library knows no names: the nth sum that each rank begins on a group is one sum.
+        # As a library does: the nth sums that the ranks begin on a group are one sum.
         self.sums: dict[Hashable, dict[int, Event]] = defaultdict(dict)
         self.begun: dict[Hashable, list[int]] = defaultdict(list)  # tags by rank and group
         self.queues: dict[Hashable, deque[list[Post]]] = {}

@@ -30,7 +30,7 @@ def test_one_runs_at_a_time_and_goes_on_when_it_can():
             assert rank or "20" in done
 
     turns.run({rank: (lambda rank=rank: job(rank)) for rank in range(3)})
-    # Nobody hands on a turn in which it can go on.
+    # A rank keeps its turn until it has to wait.
     assert done == ["00", "10", "11", "20", "21", "01"]
 
 

@@ -85,7 +85,7 @@ def test_disk_that_fails_ends_the_step_with_its_cause(
     def fails(*_: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(spill.os, call, fails)
+    monkeypatch.setattr(os, call, fails)
     with pytest.raises(RunError, match=r"memory.spill=.*: No space left on device; name a folder"):
         trained(LAYOUTS["tiles"], folder=tmp_path)
 

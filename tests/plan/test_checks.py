@@ -94,10 +94,8 @@ def test_ranks_that_one_process_cannot_hold(parallel, expected):
 def test_what_several_ranks_of_a_process_cannot_do(keys, reason):
     config = layouts.config_of(parallel={"tiles": [2, 1], "resident": 2}, **keys)
     [text] = [one.text for one in check_residents(config)]
-    assert text == (
-        f"parallel.resident=2 is for training on CPUs: {reason}; change that, or use "
-        "parallel.resident=1"
-    )
+    assert text.startswith("parallel.resident=2 ")
+    assert f": {reason}; " in text
 
 
 def test_more_stages_than_layers_and_a_balance_of_others():

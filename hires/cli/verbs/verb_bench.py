@@ -191,8 +191,12 @@ def main(args: Namespace) -> int:
         if "sizes" not in args:
             raise ConfigError(f"{args.rows} has options of its own; write it first")
         kind = "broadcast" if args.broadcast else "comm"
-        if args.broadcast and (args.table or args.dtypes != ["float32"]):
-            raise ConfigError("--broadcast measures float32; leave --dtypes and --table out")
+        others = args.table or args.dtypes != ["float32"] or [*args.only] != [*OPERATIONS]
+        if args.broadcast and others:
+            text = (
+                "--broadcast measures broadcasts of float32; leave --only, --dtypes and --table out"
+            )
+            raise ConfigError(text)
         if args.link and args.hosts:
             raise ConfigError("--link makes hosts of its own; leave --hosts out")
         return exec_benchmark(message_task(args, kind, kind))

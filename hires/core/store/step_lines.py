@@ -110,8 +110,12 @@ def _of_kind(lines: Sequence[Values], kind: str) -> list[Values]:
 
 def line_text(line: Mapping[str, Any]) -> str | None:
     """Returns what a line of the ranks says of an epoch, evaluation or end; or None."""
-    texts = {EPOCH_LINE: epoch_text, VALIDATED_LINE: evaluation_text, ENDED_LINE: _once}
-    texts[BANDS_LINE] = bands_text
+    texts = {
+        EPOCH_LINE: epoch_text,
+        VALIDATED_LINE: evaluation_text,
+        BANDS_LINE: bands_text,
+        ENDED_LINE: _once,
+    }
     text = texts.get(str(line.get("kind")))
     return None if text is None else text(line)
 
