@@ -6,6 +6,10 @@
     python results/figures/figures.py table2.2 results/table2.2      accuracies beside Table 2.2
     python results/figures/figures.py edsr                           EDSR on 1 to 512 V100
     python results/figures/figures.py dag                            orders of gradient sums
+    python results/figures/figures.py 4.1                            libraries; 4.2 to 4.4, poster
+    python results/figures/figures.py broadcast                      chains of codes
+    python results/figures/figures.py lr                             a larger batch and rate
+    python results/figures/figures.py dag results/dag --record       keeps runs in measured.csv
     python results/figures/figures.py all --out build/figures        all of them
 
 Every point of chapters 2 and 3 is planned on one A100 of 40 GB for each rank, and simulated on
@@ -26,7 +30,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
-import yaml
+from measured_here import PUBLISHED, chains, draw_measured, keep, kept, libraries, mixing, recorded
 
 from hires.cli.axes import axes_of, stored_sweep
 from hires.cli.choices import groups
@@ -46,7 +50,6 @@ from hires.plan.simulation.machine_model import LAUNCH_S, machine_of
 from hires.plan.simulation.simulate import Link, Network, simulate
 from hires.report import load
 
-PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
 MACHINE = PUBLISHED["machine"]
 A100 = Device(0.0, MACHINE["memory"], MACHINE["launch_s"])
 NETWORK = Network(Link(**MACHINE["near"]), Link(**MACHINE["far"]))
@@ -249,54 +252,85 @@ def tables_of(name: str, runs: Sequence[str], words: Sequence[str]) -> dict[str,
         names = [str(data).partition(",")[0] for data in rows["data"]]
         values = [table.get(n, {}).get(p) for n, p in zip(names, rows["precision"], strict=True)]
         return {"": rows[["data", "precision", "top1"]].assign(published=values)}
+    here = {"-measured": kept(name)} if name in PUBLISHED["measured"] else {}
     if name in ("edsr", "dag"):
-        return {"": pd.DataFrame((scaling if name == "edsr" else orders)(words))}
+        return {"": pd.DataFrame((scaling if name == "edsr" else orders)(words)), **here}
+    if name in PUBLISHED["libraries"]:
+        return {"": mixing() if name == "poster" else libraries(name)}
+    if name in ("broadcast", "lr"):
+        return {"": chains(), **here} if name == "broadcast" else {"": here["-measured"]}
     figure = PUBLISHED["figures"][name]
     rows = [*predicted(figure["sweep"], words), *(measured(runs) if runs else [])]
-    kept = pd.DataFrame(rows).query(figure.get("keep", "ranks > 0"))
-    points = with_ratios(kept, figure.get("base", ""))
-    return {"": points, "-published": compared(name, points)}
+    shown = pd.DataFrame(rows).query(figure.get("keep", "ranks > 0"))
+    points = with_ratios(shown, figure.get("base", ""))
+    return {"": points, "-published": compared(name, points), **here}
 
 
 def draw(name: str, points: pd.DataFrame, path: Path) -> None:
-    """Draws the points of a figure: bars, of EDSR the efficiency of each library over GPUs."""
+    """Draws a figure: predicted, measured here, and below them what is published."""
+    here = kept(name) if name in PUBLISHED["measured"] and name != "lr" else None
+    panels = 3 if name == "edsr" else int(name != "lr")
+    panels += here is not None or name == "lr"
+    figure, axes = plt.subplots(
+        1, panels, figsize=(5 * panels, 4), squeeze=False, layout="constrained"
+    )
+    axis, bars = axes[0][0], {"ylabel": "", "ax": axes[0][0]}
     if name == "dag":
-        some = points[points["GPUs"] == max(points["GPUs"])]
-        bars = some.set_index(["sums", "GB/s"])[[*ORDERS]]
-        title = f"Inception-BN on {max(points['GPUs'])} GPUs"
-        figure = bars.plot.barh(ylabel="", xlabel="predicted step [ms]", title=title).figure
+        some = points[points["GPUs"] == max(points["GPUs"])].set_index(["sums", "GB/s"])
+        title = f"predicted: Inception-BN on {max(points['GPUs'])} GPUs"
+        some[[*ORDERS]].plot.barh(xlabel="step [ms]", title=title, **bars)
     elif name == "edsr":
         lines = {"published": "published", "at the end": "sums at the end", "beside": "sums beside"}
         single = PUBLISHED["edsr"]["one_gpu"] * points["GPUs"]
         shares = points[["library", "GPUs"]].join(100 * points[[*lines]].div(single, axis=0))
-        figure, panels = plt.subplots(1, 3, figsize=(10, 3), sharey=True)
-        for panel, (library, part) in zip(panels, shares.groupby("library"), strict=True):
+        for panel, (library, part) in zip(axes[0], shares.groupby("library"), strict=False):
             part.rename(columns=lines).plot("GPUs", [*lines.values()], ax=panel, style=".-")
             panel.set_xscale("log", base=2)
-            panel.set(title=f"EDSR, {library}", ylabel="speed of a GPU, of a single one [%]")
-            panel.set(ylim=(0, 105))
-    else:
+            panel.set(title=f"EDSR, {library}: published, predicted", ylim=(0, 105))
+            panel.set(ylabel="speed of a GPU, of a single one [%]")
+    elif name == "poster":
+        title = "measured here: communication alone, mean of all cells"
+        points.set_index("table")[["gain"]].plot.barh(xlabel="gain", title=title, **bars)
+    elif name in PUBLISHED["libraries"]:
+        title = f"measured here: {PUBLISHED['libraries'][name]['operation']}"
+        points.plot("bytes", ["gloo", "mpi", "shm"], loglog=True, style=".-", ax=axis)
+        axis.set(ylabel="us", title=title)
+    elif name == "broadcast":
+        title = "measured here, and published: 64 MiB"
+        points.set_index(["on", "codec"]).plot.barh(xlabel="saved [%]", title=title, **bars)
+    elif name != "lr":
         text, names = PUBLISHED["figures"][name], ["source", "image", "layout", "tiles"]
-        bars = points.pivot_table(text["shows"], names, "precision", sort=False)
-        bars.index = [", ".join(map(str, place)) for place in bars.index]
+        table = points.pivot_table(text["shows"], names, "precision", sort=False)
+        table.index = [", ".join(map(str, place)) for place in table.index]
         unit = {"img_per_s": "img/s", "gb": "GB, all GPUs"}[text["shows"]]
-        figure = bars.plot.barh(ylabel="", xlabel=unit, title=text["title"]).figure
+        table.plot.barh(xlabel=unit, title=text["title"], **bars)
+    if name in PUBLISHED["measured"]:
+        draw_measured(name, points if here is None else here, axes[0][-1])
+    numbers = [one for one in PUBLISHED["numbers"] if one["figure"] == name]
+    words = [f"{one['precision']} {one['what']}, {one['how']}: {one['value']}" for one in numbers]
+    said = "; ".join(words) or PUBLISHED["said"].get(name, "no number")
+    figure.text(0.5, -0.05, f"published: {said}", ha="center")
     figure.savefig(path, bbox_inches="tight")
+    plt.close(figure)
 
 
 def main() -> None:
     """Prints the tables of a figure; with ``--out`` writes them as CSV, and a plot."""
-    every = [*PUBLISHED["figures"], "edsr", "dag"]
+    every = [*PUBLISHED["figures"], *PUBLISHED["libraries"], "broadcast", "edsr", "dag", "lr"]
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("figure", choices=[*every, "table2.2", "all"])
     parser.add_argument("runs", nargs="*", help="run folders, campaigns or patterns of them")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--set", nargs="*", default=[], help="overrides of the predicted points")
+    parser.add_argument("--record", action="store_true", help="keep the runs in measured.csv")
     args = parser.parse_args()
+    if args.record:
+        keep(args.figure, [*recorded(args.figure, args.runs)])
+        return
     for name in every if args.figure == "all" else [args.figure]:
         print(f"{name}: {PUBLISHED['figures'].get(name, {}).get('title', '')}\n")
         for end, table in (tables := tables_of(name, args.runs, args.set)).items():
-            print(table.round(2).to_string(index=False), end="\n\n", flush=True)
+            print(table.round(3).to_string(index=False), end="\n\n", flush=True)
             if args.out:
                 args.out.mkdir(parents=True, exist_ok=True)
                 table.to_csv(args.out / f"figure{name}{end}.csv", index=False)

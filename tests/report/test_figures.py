@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +16,7 @@ from hires.engine.torch_server import reply_to
 FILE = Path(__file__).resolve().parents[2] / "results/figures/figures.py"
 SPEC = importlib.util.spec_from_file_location("figures", FILE)
 figures = importlib.util.module_from_spec(SPEC)
+sys.path.insert(0, str(FILE.parent))  # what is beside the script
 SPEC.loader.exec_module(figures)
 
 
@@ -64,3 +66,36 @@ def test_edsr_scales_as_its_profile_of_all_reduces_says(monkeypatch, tmp_path):
     assert slow < fast < 8 * 11.34
     figures.draw("edsr", rows.reset_index(), tmp_path / "edsr.svg")
     assert all(f"EDSR, {name}" in (tmp_path / "edsr.svg").read_text() for name in ("MPI", "NCCL"))
+
+
+def test_benchmarks_of_libraries_and_chains_stand_beside_the_text():
+    saved = figures.tables_of("broadcast", [], [])[""].set_index(["on", "codec"])
+    page = (FILE.parents[1] / "comm/broadcast/README.md").read_text()
+    ranks = saved.loc[("4 ranks, 10Gbit", "bf16")]
+    assert "mpi:segmented:1MiB+bf16 beside mpi 2.50 times (1.90 to 2.55), -60.0 %" in page
+    assert ranks["over library"] == pytest.approx(60.0, abs=4)  # the page: the median of ratios
+    assert saved.loc[("published", "theirs"), "over hops"] == 55.1
+    sums = figures.tables_of("4.1", [], [])[""].set_index("bytes")
+    for size, text in ((2**20, "pure NCCL"), (2**24, "torch's NCCL")):
+        assert sums.loc[size, "text"] == text
+        fastest = sums.loc[size, sums.loc[size, "fastest"]]
+        assert fastest == min(sums.loc[size, ["gloo", "mpi", "shm"]])
+    coarse, fine = figures.tables_of("poster", [], [])[""]["gain"]
+    assert 1 <= coarse <= fine
+
+
+def test_recorded_runs_replace_those_of_their_figure_and_are_drawn(monkeypatch, tmp_path):
+    monkeypatch.setitem(figures.keep.__globals__, "MEASURED", tmp_path / "measured.csv")
+    (tmp_path / "measured.csv").write_text(
+        "figure,row,column,median,p10,p90,n\nother,a,b,1,1,1,1\n"
+    )
+    for median in (0.5, 0.25):
+        rows = [
+            {"row": row, "column": "rate 0.1", "median": median, "p10": 0.1, "p90": 0.6, "n": 9}
+            for row in (64, 8)
+        ]
+        figures.keep("lr", rows)
+    assert figures.kept("lr")["median"].tolist() == [0.25, 0.25]
+    assert len(figures.kept("other")) == 1
+    figures.draw("lr", figures.kept("lr"), tmp_path / "lr.svg")
+    assert "rate 0.1" in (tmp_path / "lr.svg").read_text()
