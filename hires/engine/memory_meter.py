@@ -11,7 +11,8 @@ what is allocated and not what it has reserved.
 
 Kept memory has gaps: a process grew by 2 to 27 % more than the peak that was measured. Blocks above
 32 MiB, whose pages cost the most to clear again, are kept only where the ranks of the node have
-room for half as much again.
+room for half as much again. Maps of bands have so many sizes that gaps may double the memory: of
+these nothing is kept unless there is room for that.
 """
 
 from __future__ import annotations
@@ -65,7 +66,6 @@ class PeakMeter:
         enough = 2 if config.task.name == "train" else 1
         measures = config.measure.warmup >= enough and not self._device.memory()
         self._in_bands = config.parallel.band_rows is not None
-        """Then no memory is kept: maps of bands have so many sizes that gaps would double it."""
         exact = measures or self._in_bands
         exact = exact and _set_allocator(EXACT_BYTES, 2 * EXACT_BYTES)
         if not exact:
@@ -93,11 +93,12 @@ class PeakMeter:
         yield
         self._own_peak = _status("VmHWM") - _status("RssFile")
         # All ranks of the node come here at the same time, with what they keep for good.
-        if self._in_bands:
-            return
-        rank_bytes, free = round(1.5 * (self._own_peak - self._own_import)), free_bytes()
+        room, free = 2.0 if self._in_bands else 1.5, free_bytes()
+        rank_bytes = round(room * (self._own_peak - self._own_import))
         fits = self._limit is None or rank_bytes <= self._limit
-        keep_memory(large=fits and free is not None and self._ranks * rank_bytes < free)
+        fits = fits and free is not None and self._ranks * rank_bytes < free
+        if fits or not self._in_bands:
+            keep_memory(large=fits)
 
     def end_start(self) -> int:
         """Returns the peak of the rank before its first step; the steps have one of their own."""

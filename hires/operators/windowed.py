@@ -32,6 +32,7 @@ def convolution(w: Window, x: Tensor, args: dict[str, Any]) -> Tensor:
     """Returns a convolution, with what follows it where it is fused."""
     from hires.parallel.fused_products import convolve_fused
 
+    args = {**args, "weight": w.kept.get("weight", args["weight"])}
     return convolve_fused(x, args, w.padding, w.overwrites)
 
 
@@ -68,6 +69,7 @@ declare(
     "fused_conv2d",  # of networks that hires.plan.passes rewrites
     windowed(
         WindowFacts(windows.convolution, convolution, ring=0.0, pads=True, strips=True),
+        packs="hires.parallel.fused_products:packed_convolution",
         multiplies="output",
         residual_arg="other",
         overwritable=True,

@@ -13,6 +13,7 @@ the last one they are stacked in the place of what a message would have brought.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +23,10 @@ import torch
 from torch import Tensor
 
 from hires.parallel.band_context import BandContext, BandNumbers, UnfinishedError
-from hires.parallel.compile_node import compile_node
-from hires.parallel.context import Context
+from hires.parallel.compile_node import compile_node, fixed_arguments
+from hires.parallel.context import Context, Packer
 from hires.parallel.conversion_kernels import from_map, tile_of, to_map
+from hires.parallel.fused_products import pack_weight
 from hires.parallel.halo import new_map, part
 from hires.parallel.image_kernels import Operator
 from hires.parallel.stage import Segment, StageModule, overwriting, overwriting_nodes
@@ -41,7 +43,7 @@ from hires.plan.bands import (
     wanted_rows,
 )
 from hires.plan.factors import map_shape
-from hires.plan.graph import INPUT, Rect
+from hires.plan.graph import INPUT, Node, Rect
 from hires.plan.operators.operator_facts import facts_of, is_random
 from hires.plan.regions import Region
 from hires.plan.rules import CROP, dims_of, rule_in
@@ -79,6 +81,12 @@ class BandModule(StageModule):
         }
         context.packers += self._context.packers
         self._context.packers.clear()
+        self._packed: dict[str, Tensor] = {}
+        for node in (step.node for one in self.bands.passes for step in one.steps):
+            facts, weight = facts_of(node.kind), node.args.get("weight") or {}
+            if facts.packs and not facts.quantized and "param" in weight:
+                pack = functools.partial(self._pack, node)
+                context.packers.append(Packer(weight["param"], pack))
         later = {*self.outputs, *self.bands.stored}
         self._over = {
             name
@@ -94,6 +102,20 @@ class BandModule(StageModule):
 
     def _segments(self, context: Context, regions: Sequence[Region]) -> list[Segment]:
         return []  # nodes are compiled for each band
+
+    def _pack(self, node: Node) -> Tensor | None:
+        # A weight for all bands; the order that oneDNN prefers hardly depends on their rows.
+        name, [source, *_] = node.args["weight"]["param"], node.inputs
+        if name not in self._packed:
+            n, channels, rows, cols = map_shape(dims_of(self.bands.graph, self.bands.stage, source))
+            rows = -(-rows * self.bands.plan.band_rows // self.bands.plan.graph.input_shape[2])
+            like = self.tensors[name].new_empty(1, dtype=self._context.dtype)
+            args = fixed_arguments(node, self.tensors)
+            packed = pack_weight(like.expand(n, channels, rows, cols), args)
+            if packed is None:
+                return None
+            self._packed[name] = packed
+        return self._packed[name]
 
     def forward(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Returns the output, if it is no map; else ``emit`` gets its rows.
@@ -229,9 +251,10 @@ class BandModule(StageModule):
             context.exchanges.clear()
         if overwrites and facts_of(node.kind).in_place:
             return overwriting(node)
-        run = compile_node(node, context, self.tensors, overwrites)
+        run = compile_node(node, context, {**self.tensors, **self._packed}, overwrites)
         for packer in context.packers:
-            packer.pack()
+            if packer.weight not in self._packed:
+                packer.pack()
         context.packers.clear()
         return run
 

@@ -9,7 +9,7 @@ torch's two operators on one thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,9 @@ from hires.plan.graph import Node
 from hires.plan.operators.formulas import POST_OPERATIONS
 from hires.quant.int8_kernels import Geometry
 
+if TYPE_CHECKING:
+    from hires.parallel.window import Window
+
 
 def convolve_fused(
     x: Tensor,
@@ -39,7 +42,7 @@ def convolve_fused(
     """Returns ``activation(conv2d(x, weight, bias) + other)`` of a node's arguments by name.
 
     ``other`` has the shape of the result, (n, K, rows, cols), or is None; with ``overwrites`` it
-    may be written over. ``padding`` replaces theirs.
+    may be written over. ``padding`` replaces theirs. The weight may be one of :func:`pack_weight`.
     """
     weight, bias, other = args["weight"], args["bias"], args.get("other")
     activation = args.get("activation")
@@ -48,9 +51,34 @@ def convolve_fused(
     # Where nothing follows, torch's own kernel: a training's passes without gradients, as those
     # that are computed again, have the bits of the others.
     fuses = "activation" in args and by_fused_kernel(operands, activation)
-    if fuses and is_safe(x, weight, how):
+    if weight.is_mkldnn or (fuses and is_safe(x, weight, how)):
         return _by_onednn(x, weight, bias, how, other, activation, overwrites)
     return with_sum_and_activation(convolve(x, weight, bias, how), other, activation)
+
+
+def packed_convolution(w: Window, like: Tensor, args: dict[str, Any]) -> Tensor | None:
+    """Returns the weight of a fused convolution as oneDNN reads it."""
+    packed = pack_weight(like, args, w.padding)
+    if packed is not None:
+        w.kept["weight"] = packed
+    return packed
+
+
+def pack_weight(
+    like: Tensor, args: dict[str, Any], padding: Sequence[int] | None = None
+) -> Tensor | None:
+    """Returns a weight in the order that oneDNN prefers for inputs like one; None: it has none.
+
+    Else it is brought to that order in every call: a quarter of the time of ResNet-101 at 224
+    pixels, an eighth in bands of 64 rows, 2 % at 2048.
+    """
+    weight, bias = args["weight"], args["bias"]
+    like, how = in_numbers(like, weight, geometry_of(args, padding))
+    operands = [tensor for tensor in (like, weight, bias) if tensor is not None]
+    if not by_fused_kernel(operands, args["activation"]) or not is_safe(like, weight, how):
+        return None
+    place = how.padding, how.stride, how.dilation, how.groups, [*like.shape]
+    return torch.ops.mkldnn._reorder_convolution_weight(weight, *place)  # type: ignore[no-any-return]
 
 
 def fused_linear(node: Node, context: Context) -> Callable[[dict[str, Any]], Tensor]:
@@ -132,7 +160,7 @@ def _by_onednn(
     x = x.contiguous(memory_format=torch.channels_last)
     kernel = torch.ops.mkldnn._convolution_pointwise
     place = how.padding, how.stride, how.dilation, how.groups
-    if other is not None and how.groups == 1:
+    if other is not None and how.groups == 1 and other.dtype == x.dtype:
         # Behind a sum it has no other activation than ReLU.
         relu = "relu" if activation == ["relu"] else None
         rest: tuple[Any, ...] = (*place, "add", 1.0, relu, [], None)

@@ -15,7 +15,7 @@ from hires.nets.trace import trace
 from hires.parallel import torch_faults
 from hires.parallel.compile_node import compile_node
 from hires.parallel.context import Context
-from hires.parallel.fused_products import convolve_fused, fused_linear
+from hires.parallel.fused_products import convolve_fused, fused_linear, pack_weight
 from hires.parallel.torch_faults import convolve
 from hires.plan.graph import INPUT
 from hires.plan.operators.formulas import unfused
@@ -31,6 +31,10 @@ ACTIVATIONS = (
 # In units in the last place of the largest number: the sum of 33 products rounds at most as often.
 # In bf16 it is made in fp32; it is rounded, and its activation is rounded again, by half a unit.
 ULPS = {torch.float64: 33, torch.float32: 33, torch.bfloat16: 2}
+
+
+def _double(value):
+    return value.double() if isinstance(value, torch.Tensor) else value
 
 
 def expected(x, weight, bias, activation):
@@ -73,6 +77,34 @@ def test_convolution_of_a_whole_map_pads_it_once(kernel):
     run = compile_node(graph.nodes[0], context, dict(net.named_parameters()))
     with torch.no_grad():
         torch.testing.assert_close(run({INPUT: x}), net(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("groups", [1, 8])
+@pytest.mark.parametrize("other", ["", "float32", "bfloat16"])
+@torch.no_grad()
+def test_a_packed_weight_computes_what_its_own_order_does(dtype, groups, other):
+    x, weight = torch.randn(2, 16, 9, 7).to(dtype), torch.randn(32, 16 // groups, 3, 3) / 8
+    args = {"weight": weight.to(dtype), "bias": torch.randn(32).to(dtype), "groups": groups}
+    args |= {"stride": [2, 1], "padding": [1, 0], "dilation": [1, 1], "activation": ["relu"]}
+    args["other"] = torch.randn(2, 32, 5, 5).to(getattr(torch, other)) if other else None
+    packed = pack_weight(x, args)
+    if dtype == torch.bfloat16 and not torch_faults.onednn_has_bf16():
+        assert packed is None
+        return
+    assert packed.is_mkldnn
+    for part in (x, x[:, :, :5]):  # it serves inputs of other sizes, too
+        own = (
+            args
+            if not other
+            else {**args, "other": args["other"][:, :, : (len(part[0, 0]) + 1) // 2]}
+        )
+        exact = convolve_fused(part.double(), {k: _double(v) for k, v in own.items()})
+        made = convolve_fused(part, {**own, "weight": packed})
+        rounding = torch.finfo(torch.bfloat16 if other == "bfloat16" else dtype).eps
+        torch.testing.assert_close(
+            made.double(), exact, rtol=0, atol=4 * rounding * exact.max().item()
+        )
 
 
 @pytest.mark.parametrize("groups", [1, 8])
