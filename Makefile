@@ -59,7 +59,7 @@ docs: $(INSTALLED)  ## build the documentation into build/site
 results: $(INSTALLED)  ## measure the table of results/README.md again: hours, nothing beside it
 	sh scripts/results.sh $(BIN)/hires
 
-figures: $(INSTALLED)  ## predict the published figures again, into build/figures: five minutes
+figures: $(INSTALLED)  ## predict the published figures again, into build/figures: ten minutes
 	$(BIN)/python results/figures/figures.py all --out build/figures
 
 bench: $(INSTALLED)  ## measure layouts beside torch's own
