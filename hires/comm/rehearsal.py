@@ -39,11 +39,12 @@ SEGMENT_BYTES = 2**20
 class NullWork:
     """An operation that is complete; it keeps its tensors alive as long as a real one would."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: Sequence[Tensor], on_wait: Callable[[], None]) -> None:
+        self._tensors, self._on_wait = tensors, on_wait
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Returns at once."""
+        self._on_wait()
         return True
 
     def is_completed(self) -> bool:
@@ -61,6 +62,8 @@ class NullBackend(Backend):
         self.rank = rank
         self.on_receive: Callable[[Tensor], None] | None = None
         """Called with every tensor that a receive would fill."""
+        self.on_wait: Callable[[], None] = lambda: None
+        """Called wherever the rank would wait for others."""
 
     def join(self, meeting: WorldMeeting, timeout_s: float) -> None:
         """Needs no other rank."""
@@ -76,13 +79,13 @@ class NullBackend(Backend):
 
     def isend(self, tensor: Tensor, dst: int, group: Any = None, tag: int = 0) -> Any:
         """Sends nothing."""
-        return NullWork([tensor])
+        return NullWork([tensor], self.on_wait)
 
     def irecv(self, tensor: Tensor, src: int, group: Any = None, tag: int = 0) -> Any:
         """Leaves the tensor as it is."""
         if self.on_receive is not None:
             self.on_receive(tensor)
-        return NullWork([tensor])
+        return NullWork([tensor], self.on_wait)
 
     def all_reduce(
         self, tensor: Tensor, op: Any = SUM, group: Any = None, async_op: bool = False
@@ -132,7 +135,10 @@ class NullBackend(Backend):
     ) -> NullWork | None:
         if scratch_bytes:
             tensors[0].new_empty(scratch_bytes, dtype=torch.uint8)
-        return NullWork(tensors) if async_op else None
+        if async_op:
+            return NullWork(tensors, self.on_wait)
+        self.on_wait()
+        return None
 
 
 class NullStaging(Staging):

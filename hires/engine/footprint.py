@@ -122,8 +122,8 @@ def footprint(config: RunConfig, plan: Plan, model: nn.Module | None = None) -> 
     memory = {rank: rehearse(config, plan, rank, real) for rank in sorted(set(chosen))}
     ranks = [memory[rank] for rank in chosen]
     firsts = range(0, len(ranks), plan.resident)
-    facts = PROCESS_BYTES["train"], MOST_WAITING + MOST_AHEAD
-    return [together(plan, i, ranks[i : i + plan.resident], *facts) for i in firsts]
+    queued = MOST_WAITING + MOST_AHEAD
+    return [together(plan, i, ranks[i : i + plan.resident], queued) for i in firsts]
 
 
 def rehearse(
@@ -149,6 +149,7 @@ def rehearse(
     device = on_gpus() if on_gpu else contextlib.nullcontext()
     with device, null as wire, FakeTensorMode(allow_non_fake_inputs=True), live:
         wire.on_receive = lambda tensor: live.assign([tensor], "buffers")
+        wire.on_wait = live.note_wait
         contexts = contexts_of(plan, rank)
         names = names_of(contexts, real)
         # A user's network is there as a whole until the rank's own tensors are placed.
@@ -193,7 +194,7 @@ def rehearse(
         engine.executor.step(feed, see=_keep_outputs(config, plan))
         rehearse_choice(config, engine, lambda: engine.executor.step(feed))
     parts = {f"{part}_bytes": size for part, size in live.at_peak.items()}
-    parts["spill_bytes"] = spill.most
+    parts |= {"spill_bytes": spill.most, "waiting_bytes": live.waiting}
     mpi_bytes, shm_bytes = MPI_BYTES if MPI in backends else 0, backend_bytes(plan, rank)
     if not on_gpu:
         parts["buffers_bytes"] += PROCESS_BYTES[config.task.name] + kernel_bytes(contexts)

@@ -40,6 +40,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now = dict.fromkeys(PARTS, 0)  # bytes that are alive, by part
         self.at_peak = dict(self.now)  # the same when their sum was largest
         self._peak = 0
+        self.waiting = 0
+        """Most that was alive of activations and buffers when the rank waited for others."""
         self._part: dict[int, tuple[str, int]] = {}
 
     def __torch_dispatch__(
@@ -78,9 +80,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._on_gpu and any(f.multiplies and not f.window for f in facts):
             self.now["workspace"] = sum(sizes)
 
+    def note_wait(self) -> None:
+        """Notes what is alive while the rank waits for others."""
+        self.waiting = max(self.waiting, self.now["activations"] + self.now["buffers"])
+
     def forget_peak(self) -> None:
         """Begins a new search for the largest sum."""
-        self._peak = 0
+        self._peak = self.waiting = 0
+        self.note_wait()
         self._update_peak(0)
 
     def _count(self, tensor: Tensor) -> None:

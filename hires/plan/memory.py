@@ -64,6 +64,8 @@ class RankMemory:
     """On a CPU: memory of the backend shm, which other ranks of the machine share."""
     host_bytes: int = 0
     """Beside a GPU: memory of the host, pinned or shared, and the part of CUDA that lies there."""
+    waiting_bytes: int = 0
+    """Most of activations and buffers while it waits for other ranks."""
     spill_bytes: int = 0
     """Of the disk of ``memory.spill``, which each step writes and reads once."""
     start_bytes: int = 0
@@ -93,25 +95,28 @@ def needed_bytes(entry: dict[str, int]) -> int:
     return max(entry["device_bytes"], entry["start_bytes"])
 
 
-def together(
-    plan: Plan, first: int, ranks: list[RankMemory], again: int, queued: int
-) -> RankMemory:
+def together(plan: Plan, first: int, ranks: list[RankMemory], queued: int) -> RankMemory:
     """Returns the memory of a process that executes some ranks, from the ``first`` on.
 
-    Parameters are there once, and so is all of a process that ``again`` is counted with each rank.
+    Parameters are there once. One rank computes at a time, and the others wait:
+
+        process    | rank 0 waits | rank 1 waits | rank 2 waits | what one of them needs above that
+
     At the most ``queued`` of what is spilled is on its way to the disk or back.
     """
     stages = [held_stages(plan, first + place) for place in range(len(ranks))]
     once = [one for place, one in enumerate(ranks) if stages[place] not in stages[:place]]
-    added = {"activations_bytes", "buffers_bytes", "spill_bytes"}
+    added = {"waiting_bytes", "spill_bytes"}
     if plan.resident < plan.ranks_per_replica:  # each rank has gradients of its own
         added.add("grads_bytes")
     sums = {}
     for name in (field.name for field in dataclasses.fields(RankMemory)):
-        largest = name in ("workspace_bytes", "mpi_bytes", "shm_bytes")
+        largest = name in ("buffers_bytes", "workspace_bytes", "mpi_bytes", "shm_bytes")
         sizes = [getattr(one, name) for one in (ranks if largest or name in added else once)]
         sums[name] = max(sizes) if largest else sum(sizes)
-    sums["buffers_bytes"] = max(0, sums["buffers_bytes"] - (len(ranks) - 1) * again)
+    above = (one.activations_bytes + one.buffers_bytes - one.waiting_bytes for one in ranks)
+    alive = sums["waiting_bytes"] + max(above)
+    sums["activations_bytes"] = max(0, alive - sums["buffers_bytes"])
     sums["buffers_bytes"] += min(sums["spill_bytes"], queued)
     return RankMemory(**sums)
 

@@ -24,6 +24,7 @@ from hires.engine.live_bytes import LiveBytes
 from hires.launcher.launch_attempt import launch
 from hires.nets.build_network import build_model, materialise
 from hires.parallel import torch_faults
+from hires.parallel.spill import MOST_AHEAD, MOST_WAITING
 from hires.plan.memory import RankMemory, Room, needed_bytes
 from hires.plan.plan import Plan
 from tests.helpers import traces
@@ -150,7 +151,11 @@ RESNET = {"depth": 18, "classes": 10}
 
 @pytest.mark.dist
 @pytest.mark.parametrize(
-    "name", on_each({n: n for n in ("pipeline", "int8 tiles", "codes", "bands", "inference")})
+    "name",
+    [
+        *on_each({n: n for n in ("pipeline", "int8 tiles", "codes", "bands", "inference")}),
+        *("tiles in turn", "spilled tiles in turn"),
+    ],
 )
 def test_prediction_is_what_ranks_measure(name, device, tmp_path):
     # 10 % is the aim for networks of any size. These take 20 to 250 MiB, of which kernels, caches
@@ -161,6 +166,10 @@ def test_prediction_is_what_ranks_measure(name, device, tmp_path):
     elif name == "bands":  # more than a whole image would leave
         keys = {**INFER, "model": RESNET, "batch": 1, "image": [1600, 400]}
         keys["parallel"] = {"band_rows": 96}
+    elif name.endswith("in turn"):
+        keys = {"model": RESNET, "batch": 1, "image": 384}
+        keys["parallel"] = {"tiles": [4, 1], "resident": 4}
+        keys["memory"] = {"spill": str(tmp_path / "spill") if "spilled" in name else None}
     elif name == "inference":
         keys = {**INFER, "model": RESNET}
     elif name == "codes":  # what topk leaves is as large as the gradients
@@ -179,7 +188,9 @@ def test_prediction_is_what_ranks_measure(name, device, tmp_path):
     assert record is not None
     for entry, memory in zip(record["memory"], memories, strict=True):
         assert entry["source"] == ("step" if device == "cpu" else "device")
-        assert_near(entry["predicted_bytes"], entry["peak_bytes"])
+        # A fast disk takes at once what may have to wait for a slow one.
+        waits = min(memory.spill_bytes, MOST_WAITING + MOST_AHEAD)
+        assert_near(entry["predicted_bytes"], entry["peak_bytes"], waits)
         assert_near(memory.start_bytes, entry["start_bytes"])
         # Weights are held once, in whichever order.
         assert abs(memory.params_bytes - entry["params_bytes"]) < 0.01 * entry["params_bytes"]
@@ -189,8 +200,9 @@ def test_prediction_is_what_ranks_measure(name, device, tmp_path):
             assert entry["params_bytes"] <= 4.01 * numbers
 
 
-def assert_near(predicted: int, measured: int) -> None:
-    assert abs(predicted - measured) <= 0.1 * measured + 4 * 2**20, (predicted, measured)
+def assert_near(predicted: int, measured: int, above: int = 0) -> None:
+    room = 0.1 * measured + 4 * 2**20
+    assert -room <= predicted - measured <= room + above, (predicted, measured)
 
 
 def test_start_of_a_quantised_network_holds_its_float_weights(tmp_path):

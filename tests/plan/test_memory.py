@@ -25,6 +25,7 @@ from hires.plan.memory import (
     nccl_bytes,
     room_of,
     rooms_of,
+    together,
 )
 from hires.plan.plan import Plan
 from hires.plan.rank_kinds import rehearsed_ranks
@@ -141,6 +142,18 @@ def test_spill_folder_on_a_small_disk_or_in_memory(tmp_path, monkeypatch):
     )
     severity, text = found(2**32, "ext4")
     assert (severity, text.partition(":")[0]) == ("error", "its disk has 4.0 GiB free")
+
+
+def test_one_rank_of_a_process_computes_while_the_others_wait():
+    plan = plan_of(tiles=[3, 1]).with_results(resident=3)
+    ranks = [
+        RankMemory(100, 50, 50, activations, 10, waiting_bytes=waiting, spill_bytes=20)
+        for activations, waiting in ((30, 25), (60, 20), (30, 15))
+    ]
+    one = together(plan, 0, ranks, 7)
+    assert (one.params_bytes, one.grads_bytes, one.optimizer_bytes) == (100, 50, 50)
+    assert one.activations_bytes + one.buffers_bytes == (25 + 20 + 15) + (70 - 20) + 7
+    assert one.spill_bytes == 60
 
 
 def test_buffers_of_nccl_follow_from_the_communicators_of_a_rank():
