@@ -81,7 +81,6 @@ class BandModule(StageModule):
         }
         context.packers += self._context.packers
         self._context.packers.clear()
-        self._packed: dict[str, Tensor] = {}
         for node in (step.node for one in self.bands.passes for step in one.steps):
             facts, weight = facts_of(node.kind), node.args.get("weight") or {}
             if facts.packs and not facts.quantized and "param" in weight:
@@ -104,18 +103,12 @@ class BandModule(StageModule):
         return []  # nodes are compiled for each band
 
     def _pack(self, node: Node) -> Tensor | None:
-        # A weight for all bands; the order that oneDNN prefers hardly depends on their rows.
-        name, [source, *_] = node.args["weight"]["param"], node.inputs
-        if name not in self._packed:
-            n, channels, rows, cols = map_shape(dims_of(self.bands.graph, self.bands.stage, source))
-            rows = -(-rows * self.bands.plan.band_rows // self.bands.plan.graph.input_shape[2])
-            like = self.tensors[name].new_empty(1, dtype=self._context.dtype)
-            args = fixed_arguments(node, self.tensors)
-            packed = pack_weight(like.expand(n, channels, rows, cols), args)
-            if packed is None:
-                return None
-            self._packed[name] = packed
-        return self._packed[name]
+        # A weight for all bands: the order that oneDNN prefers hardly depends on their rows.
+        bands, args = self.bands, fixed_arguments(node, self.tensors)
+        n, channels, rows, cols = map_shape(dims_of(bands.graph, bands.stage, node.inputs[0]))
+        rows = -(-rows * bands.plan.band_rows // bands.graph.input_shape[2])
+        like = args["weight"].new_empty(1, dtype=self._context.dtype)
+        return pack_weight(like.expand(n, channels, rows, cols), args)
 
     def forward(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Returns the output, if it is no map; else ``emit`` gets its rows.
@@ -251,10 +244,9 @@ class BandModule(StageModule):
             context.exchanges.clear()
         if overwrites and facts_of(node.kind).in_place:
             return overwriting(node)
-        run = compile_node(node, context, {**self.tensors, **self._packed}, overwrites)
+        run = compile_node(node, context, self.tensors, overwrites)
         for packer in context.packers:
-            if packer.weight not in self._packed:
-                packer.pack()
+            packer.pack()
         context.packers.clear()
         return run
 

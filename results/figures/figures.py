@@ -268,9 +268,8 @@ def tables_of(name: str, runs: Sequence[str], words: Sequence[str]) -> dict[str,
 
 def draw(name: str, points: pd.DataFrame, path: Path) -> None:
     """Draws a figure: predicted, measured here, and below them what is published."""
-    here = kept(name) if name in PUBLISHED["measured"] and name != "lr" else None
-    panels = 3 if name == "edsr" else int(name != "lr")
-    panels += here is not None or name == "lr"
+    has_runs = name in PUBLISHED["measured"]
+    panels = {"edsr": 3, "lr": 0}.get(name, 1) + has_runs
     figure, axes = plt.subplots(
         1, panels, figsize=(5 * panels, 4), squeeze=False, layout="constrained"
     )
@@ -304,8 +303,8 @@ def draw(name: str, points: pd.DataFrame, path: Path) -> None:
         table.index = [", ".join(map(str, place)) for place in table.index]
         unit = {"img_per_s": "img/s", "gb": "GB, all GPUs"}[text["shows"]]
         table.plot.barh(xlabel=unit, title=text["title"], **bars)
-    if name in PUBLISHED["measured"]:
-        draw_measured(name, points if here is None else here, axes[0][-1])
+    if has_runs:
+        draw_measured(name, kept(name), axes[0][-1])
     numbers = [one for one in PUBLISHED["numbers"] if one["figure"] == name]
     words = [f"{one['precision']} {one['what']}, {one['how']}: {one['value']}" for one in numbers]
     said = "; ".join(words) or PUBLISHED["said"].get(name, "no number")

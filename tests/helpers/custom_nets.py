@@ -364,3 +364,19 @@ class Odd(nn.Module):
         y = F.max_pool2d(y, 3, 2, ceil_mode=True)
         y = F.avg_pool2d(F.pad(y, (2, 0, 1, 2), mode="reflect"), 3, 2, 1, count_include_pad=False)
         return self.head(y.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class SharedConvolution(nn.Module):
+    """Applies one convolution three times, with and without an activation behind it."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv2d(3, 16, 3, padding=1), nn.Linear(16, classes)
+        self.conv = nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the scores (n, classes)."""
+        x = torch.relu(self.conv(torch.relu(self.first(x))))
+        x = torch.relu(self.conv(x))
+        scores: Tensor = self.head(torch.tanh(self.conv(x)).mean((2, 3)))
+        return scores

@@ -27,6 +27,15 @@ OTHERS = {
         "image": [96, 40],
         "batch": 1,
     },
+    "shared weight, fp32": {
+        "model": {
+            "name": "custom",
+            "target": "tests.helpers.custom_nets:SharedConvolution",
+            "args": {"classes": 5},
+        },
+        "image": [47, 20],
+        "data": {"classes": 5},
+    },
     **{
         f"random {seed}": {"model": {**RANDOM, "args": {"seed": seed}}, "image": [31, 14]}
         for seed in range(6)

@@ -193,10 +193,8 @@ def main(args: Namespace) -> int:
         kind = "broadcast" if args.broadcast else "comm"
         others = args.table or args.dtypes != ["float32"] or [*args.only] != [*OPERATIONS]
         if args.broadcast and others:
-            text = (
-                "--broadcast measures broadcasts of float32; leave --only, --dtypes and --table out"
-            )
-            raise ConfigError(text)
+            text = "--broadcast measures broadcasts of float32"
+            raise ConfigError(f"{text}; leave --only, --dtypes and --table out")
         if args.link and args.hosts:
             raise ConfigError("--link makes hosts of its own; leave --hosts out")
         return exec_benchmark(message_task(args, kind, kind))
