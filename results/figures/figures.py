@@ -39,6 +39,7 @@ from hires.cli.planning import Planner
 from hires.cli.prepare import prepare
 from hires.cli.sweep_points import Where, compose_all
 from hires.core.config.run_config import RunConfig, from_dict
+from hires.core.errors import HiresError
 from hires.core.gradient_orders import ORDERS
 from hires.core.store.naming import model_label
 from hires.core.units import GIB
@@ -292,7 +293,9 @@ def draw(name: str, points: pd.DataFrame, path: Path) -> None:
         points.set_index("table")[["gain"]].plot.barh(xlabel="gain", title=title, **bars)
     elif name in PUBLISHED["libraries"]:
         title = f"measured here: {PUBLISHED['libraries'][name]['operation']}"
-        points.plot("bytes", ["gloo", "mpi", "shm"], loglog=True, style=".-", ax=axis)
+        points.rename_axis(columns=None).plot(
+            "bytes", ["gloo", "mpi", "shm"], loglog=True, style=".-", ax=axis
+        )
         axis.set(ylabel="us", title=title)
     elif name == "broadcast":
         title = "measured here, and published: 64 MiB"
@@ -324,6 +327,8 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="keep the runs in measured.csv")
     args = parser.parse_args()
     if args.record:
+        if args.figure not in PUBLISHED["measured"]:
+            parser.error(f"--record keeps runs of {', '.join(PUBLISHED['measured'])}")
         keep(args.figure, [*recorded(args.figure, args.runs)])
         return
     for name in every if args.figure == "all" else [args.figure]:
@@ -338,4 +343,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except HiresError as error:
+        raise SystemExit(str(error)) from None

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from hires.core.gradient_orders import ORDERS
 from hires.report import load
 
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
@@ -155,7 +156,7 @@ def draw_measured(name: str, rows: pd.DataFrame, axis: Any) -> None:
         return
     wide = rows.pivot_table(["median", "p10", "p90"], "row", "column", sort=False, dropna=False)
     middle, errors = wide["median"], None
-    middle = middle[["end", "funnel", "concurrent", "chain"]] if name == "dag" else middle
+    middle = middle[[*ORDERS]] if name == "dag" else middle
     if "p10" in wide and not wide["p10"].isna().all(axis=None):
         errors = [[(middle[c] - wide["p10"][c]), (wide["p90"][c] - middle[c])] for c in middle]
     if name == "edsr":
@@ -164,5 +165,5 @@ def draw_measured(name: str, rows: pd.DataFrame, axis: Any) -> None:
         middle = middle.reindex(CLASSES.values()).join(
             pd.DataFrame(text_of, index=[*CLASSES.values()])
         )
-    middle.plot.barh(xerr=errors, ylabel="", xlabel=text["unit"], ax=axis)
+    middle.rename_axis(columns=None).plot.barh(xerr=errors, ylabel="", xlabel=text["unit"], ax=axis)
     axis.set(title=text["title"])
